@@ -22,7 +22,7 @@ import (
 // A slow or stopped client costs the relay a bounded amount, and further clients nothing; and the
 // report shows the current waits with their causes. The table is in docs/relay.md.
 
-// report waits until a report says something.
+// told waits until a report says something.
 func told(t *testing.T, r *relay.Relay, what string, says func(*launch.Report) bool) *launch.Report {
 	t.Helper()
 	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
@@ -36,8 +36,8 @@ func told(t *testing.T, r *relay.Relay, what string, says func(*launch.Report) b
 	}
 }
 
-// waiting is how many operations wait for a cause now, and whether one has for long
-// enough to be told.
+// waiting returns the number of operations that wait for a cause, and whether a wait is long enough
+// for the report.
 func waiting(f launch.Figures, cause string) (n int) {
 	for _, s := range f.Stalls {
 		if s.Cause == cause && s.Longest > 0 {
@@ -130,8 +130,8 @@ func (w *slowWorld) passes(messages int, from *client.Connection, source *client
 	}
 }
 
-// A relay that is stopped holds slots of another container's lane that it was granted and does not
-// fill. The stopped relay does not hold every slot: further senders continue.
+// A stopped relay holds granted slots of a further container's lane, and does not fill them. The
+// stopped relay does not hold every slot: further senders continue.
 func TestStoppedPeerLeavesSlotsToOtherSenders(t *testing.T) {
 	w := newSlowWorld(t)
 	slowSends, slowReceives, _ := join(t, w.clientA, 0, w.clientB, 3)
@@ -191,8 +191,8 @@ func TestStoppedPeerBacklogIsBoundedByRing(t *testing.T) {
 	for end := testutil.Begin(); ; {
 		op, err := slowSends.Send(w.memoryB, 0, length)
 		if errors.Is(err, ring.ErrFull) {
-			// As many as the ring holds are under way, and as many wait in it; the relay
-			// takes them in its time.
+			// The capacity of the ring is in flight, and the same number waits in the ring; the
+			// relay takes them later.
 			if len(posted) == 2*wire.RingEntries {
 				break
 			}

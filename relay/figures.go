@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// figures count the operations of a connection, or of a lane in one direction.
-// Counting is done by the loop, with its clock: no system call, no allocation.
+// figures count the operations of a connection, or of a lane per direction. The loop counts, with
+// the loop's clock: no system call, no allocation.
 type figures struct {
 	operations, bytes, failed uint64 // that have ended
 	inPlace                   uint64 // of the bytes, read or written where clients have them on a GPU
@@ -48,8 +48,8 @@ const (
 
 var causeNames = [causes]string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull}
 
-// A histogram has four buckets for each power of two of nanoseconds, and ends at about a minute.
-// The first and the last bucket have shorter and longer durations.
+// A histogram has four buckets per power of two of nanoseconds, and ends at about a minute. The
+// first and the last bucket have shorter and longer durations.
 type histogram [buckets]uint64
 
 const (
@@ -75,7 +75,7 @@ func bound(bucket int) time.Duration {
 // begun counts an operation that the connection has taken.
 func (c *connection) begun() { c.figures.inFlight++ }
 
-// finish counts an operation that ends.
+// over counts an ended operation.
 func (c *connection) over(op *operation, status wire.Status) {
 	f := &c.figures
 	f.inFlight--
@@ -138,7 +138,7 @@ func (f *figures) add(other *figures) {
 	}
 }
 
-// leave leaves a connection's figures to its lane.
+// leave adds a connection's figures to the lane.
 func (c *connection) leave() { c.lane.ended[c.sends].add(&c.figures) }
 
 // directions are a lane's figures, of senders (true) and of receivers.
@@ -162,7 +162,7 @@ func (f *figures) report() launch.Figures {
 	return t
 }
 
-// maxReportedConnections bounds the connections that a report shows, those with the most bytes
+// maxReportedConnections limits the connections in a report, the connections with the most bytes
 // first: the list must fit into a datagram beside the rest of the report.
 const maxReportedConnections = 24
 

@@ -117,7 +117,7 @@ func TestSlotStallsAreCountedAndTimed(t *testing.T) {
 	}
 }
 
-// A report fits into its datagram, with as many connections as there may be.
+// A report fits into a datagram, with the maximum number of connections.
 func TestFiguresOfManyConnectionsFitDatagram(t *testing.T) {
 	h := newHost(t)
 	socketA, a := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))

@@ -21,7 +21,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// lane is one of the container's GPUs. A lane allocates nothing before a client needs it.
+// lane is a GPU of the container. A lane allocates nothing before a client needs it.
 type lane struct {
 	relay *Relay
 	spec  launch.Lane
@@ -47,20 +47,19 @@ type lane struct {
 		// eagerBuffers are for short messages, out and in; nil where there was no room.
 		quotas [2]*eagerBuffers
 	}
-	// registered are the slots on server GPUs for other hosts' NICs: out and in, or others.
+	// registered has the slots on server GPUs for NICs of remote hosts: out and in, or others.
 	registered gpuSlots
-	// placed says where staging is, and where it is not for want of room.
+	// placed lists the places of staging, and the places without room.
 	placed []placed
-	// inPlace is how much clients have lent NICs, bytes; of the loop.
+	// inPlaceBytes is the size of client memory in place, bytes; of the loop.
 	inPlaceBytes uint64
-	// mixed deals grants to the client's memory in place and to slots, in each direction of a
-	// lane that has both; nil for others. It is of the loop.
+	// mixed divides grants between client memory in place and slots, per direction of a lane with
+	// both; nil for others. It is of the loop.
 	mixed struct{ out, in *stripe.Scheduler }
 
 	// copies: clients may copy to the server GPUs themselves; of the loop.
 	copies bool
-	// serverUsage are the server GPUs as they are clients' that copy themselves; of the
-	// loop.
+	// serverUsage has the memory of server GPUs for clients that copy; of the loop.
 	serverUsage []*serverUsage
 
 	// ended are the figures of the connections that have; of the loop.
@@ -102,8 +101,8 @@ func (l *lane) identity() (wire.UUID, error) {
 	return id, nil
 }
 
-// open makes the context on the client's GPU, the only one that a relay has.
-// It blocks for as long as CUDA takes.
+// open makes the context on the client's GPU, the relay's only context. The call blocks during
+// CUDA's work.
 func (l *lane) open() error {
 	l.opening.Lock()
 	defer l.opening.Unlock()
@@ -168,8 +167,7 @@ func (t *turns) take() *device.Queue {
 	return q
 }
 
-// streams makes more queues, until there are so many in each direction. The lane's
-// lock is held.
+// streams makes more queues, up to a number per direction. The lane's lock is held.
 func (l *lane) streams(n int) error {
 	for len(l.push.queues) < n {
 		push, err := l.device.NewQueue()
@@ -190,8 +188,8 @@ func (l *lane) streams(n int) error {
 	return nil
 }
 
-// fullPause is how long nothing is tried again where there was no room, however
-// often clients connect: each try asks driver and supervisor many times.
+// fullPause is how long nothing is tried again where there was no room, however often clients
+// connect: a try makes many calls of driver and supervisor.
 const fullPause = time.Second
 
 // isStaged reports whether openStaging has nothing more to do.
@@ -289,7 +287,7 @@ func (l *lane) openStaging() error {
 	return nil
 }
 
-// openRemote makes the slots for other hosts, in the host's memory: TCP traffic uses these slots.
+// openRemote makes the slots for remote hosts, in host memory: TCP traffic uses these slots.
 func (l *lane) openRemote(n *launch.Network) error {
 	if err := l.open(); err != nil {
 		return err
@@ -322,7 +320,7 @@ func (l *lane) openRemote(n *launch.Network) error {
 	return nil
 }
 
-// reserve takes the staging before a client needs it. After a failure the next connection tries
+// reserve allocates staging before a client needs it. After a failure the next connection tries
 // again.
 func (l *lane) reserve() {
 	if !l.spec.Relay {
@@ -389,7 +387,7 @@ const (
 	minSlotBytes = 4 << 20
 )
 
-// smaller is the next smaller size, if there is one.
+// smaller returns the next smaller size, if any.
 func (z size) smaller() (size, bool) {
 	const granule = 64 << 10 // of slots, as in config.toml
 	half := z.slotBytes / 2 / granule * granule
@@ -402,8 +400,8 @@ func (z size) smaller() (size, bool) {
 	return z, false
 }
 
-// place makes a region in each direction on a server GPU: of the size that is
-// wanted, or the largest smaller one that there is room for.
+// place makes a region per direction on a server GPU: of the size that is wanted, or the largest
+// smaller one that there is room for.
 func (l *lane) place(server launch.GPU, want size, admission bool, create maker, out, in *staging) placed {
 	p := placed{gpu: server, wanted: 2 * uint64(want.slots) * want.slotBytes}
 	for z, more := want, true; more; z, more = z.smaller() {
@@ -428,9 +426,8 @@ func (l *lane) place(server launch.GPU, want size, admission bool, create maker,
 	return p
 }
 
-// bounce makes a region in each direction in the host's memory, of which this
-// relay's lanes together may have so much: of the size that is wanted, or the
-// largest smaller one that there is room for.
+// bounce makes a region per direction in host memory, within a common limit of the relay's lanes:
+// of the size that is wanted, or the largest smaller one that there is room for.
 func (l *lane) bounce(want size, limit uint64, create hostMaker, out, in *staging) placed {
 	p := placed{host: true, wanted: 2 * uint64(want.slots) * want.slotBytes}
 	for z, more := want, true; more; z, more = z.smaller() {
@@ -454,7 +451,7 @@ func (l *lane) bounce(want size, limit uint64, create hostMaker, out, in *stagin
 // hostMaker is device.CreateHost or device.CreateHuge.
 type hostMaker func(name string, bytes uint64) (*device.Memory, error)
 
-// inHost makes a region in each direction in the host's memory.
+// inHost makes a region per direction in host memory.
 func (l *lane) inHost(z size, limit uint64, create hostMaker) (out, in *region, err error) {
 	r, bytes := l.relay, 2*uint64(z.slots)*z.slotBytes
 	if have := r.bounced.Add(bytes); have > limit {
@@ -506,7 +503,7 @@ func (l *lane) inHost(z size, limit uint64, create hostMaker) (out, in *region, 
 	return out, in, nil
 }
 
-// serve makes a region in each direction on a server GPU.
+// serve makes a region per direction on a server GPU.
 func (l *lane) serve(server launch.GPU, z size, admission bool, create maker) (out, in *region, err error) {
 	ordinal, id, err := l.server(server)
 	if err != nil {
@@ -601,8 +598,7 @@ func (l *lane) create(on cuda.Device, bytes uint64) (m *device.Memory, fd int, e
 	return m, fd, nil
 }
 
-// region is the staging memory on one server GPU, or in the host's memory, as
-// slots.
+// region is the staging memory on a server GPU, or in host memory, as slots.
 type region struct {
 	number    uint32
 	kind      uint32 // wire.Memory*

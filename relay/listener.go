@@ -25,7 +25,7 @@ const maxUnaccepted = 64
 // handleMagic begins a handle: "LANEHNDL".
 const handleMagic = 0x4c444e48454e414c
 
-// listener waits for senders that have its handle.
+// listener waits for senders with its handle.
 type listener struct {
 	session *session
 	number  uint32
@@ -73,7 +73,7 @@ func (s *session) listen(m *wire.Listen, sequence uint32) {
 	})
 }
 
-// generation is this relay's own, as the handle carries it.
+// generation is this relay's generation, as in the handle.
 func (r *Relay) generation() (wire.UUID, error) {
 	var text string
 	if !r.loop.Call(func() { text = r.config.Generation }) {
@@ -104,7 +104,7 @@ func (l *listener) close() {
 	l.ready, l.accepts = nil, nil
 }
 
-// closed is why a connection ends that nobody accepted.
+// closed is the reason for the end of an unaccepted connection.
 func (l *listener) closed() *wire.Error {
 	return wire.Errorf(wire.StatusPeerClosed, "%s closed the listener", l.session.relay.name())
 }
@@ -122,8 +122,8 @@ func (s *session) accept(m *wire.Accept, sequence uint32) {
 	}
 }
 
-// left reports whether the sender went by itself before it was accepted. Another may come. After a
-// failure the sender may count as connected, and an accept would wait for ever.
+// left reports whether the sender left before the accept. Another may come. After a failure the
+// sender may count as connected, and an accept would wait for ever.
 func (r *receiver) left() bool {
 	if r.down == nil {
 		return false
@@ -331,7 +331,7 @@ func (l *listener) take(r *receiver) {
 	switch {
 	case s.ended != nil:
 		c.shutdown(s.ended)
-		if s.relay.sessions[s.id] != s { // nobody settles for it any more
+		if s.relay.sessions[s.id] != s { // settling it has no effect
 			c.port.Leave()
 			c.side.free()
 			if c.counted {
@@ -412,7 +412,7 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 		}
 		s.connections[c.number] = c
 		if s.ended != nil {
-			c.shutdown(s.ended) // so that the other side hears of the cause
+			c.shutdown(s.ended) // so that the remote side gets the cause
 		} else {
 			s.reply(c.connected(), sequence)
 		}
@@ -420,10 +420,10 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 	})
 }
 
-// attachment is the result of a handshake with the listener's relay. Its methods belong to the
+// attachment is the result of a handshake with the listener's relay. The methods belong to the
 // loop.
 type attachment interface {
-	// attach makes the connection its sender's; where it fails nothing is left of the way.
+	// attach binds the link to the connection's sender; after an error no resource remains.
 	attach(c *connection) error
 	// begin is called when the client knows of the connection.
 	begin(c *connection)
@@ -489,8 +489,8 @@ var errStagedByNICs = errors.New("the route between the containers is staged: NI
 // localDialTimeout is how long a relay waits for room in the queue of another relay of the host.
 const localDialTimeout = 15 * time.Second
 
-// greetNeighbour connects to the relay of another container, says hello and returns the
-// answer. While that relay is busy it tries again, until localDialTimeout is over.
+// greetNeighbour connects to the relay of another container, says hello and returns the answer.
+// While that relay is busy, dial tries again, until localDialTimeout.
 func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Message, []int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), localDialTimeout)
 	defer cancel()
@@ -523,7 +523,7 @@ func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Mes
 	}
 }
 
-// dialNeighbour is dial where the listener is on this host. The route is what is asked for.
+// dialNeighbour is dial where the listener is on this host. The route is the requested route.
 func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, route uint32) (attachment, error) {
 	if err := c.lane.open(); err != nil {
 		return nil, err

@@ -29,14 +29,14 @@ type memory struct {
 	length  uint64
 	access  uint32
 	users   int
-	served  int   // of these, what the relay does for others (offering)
+	served  int   // of these, operations of remote programs on regions
 	takes   quota // of the relay's limits
 	retired bool
-	// empty is host memory whose client has not said that it allocated the pages: the relay
-	// has not pinned it, and no operation uses it.
+	// empty is host memory before the client has allocated the pages: the relay has not pinned the
+	// memory, and no operation uses it.
 	empty bool
 	// gone is called when the memory has been freed, or is used only by operations of its client;
-	// nil where nobody waits for that.
+	// nil without a waiter.
 	gone func()
 	// registrars are the receivers that announced this memory.
 	registrars map[*receiver]bool
@@ -48,13 +48,13 @@ type memory struct {
 	// is the reason for its absence.
 	inPlace    *device.Memory
 	notInPlace string
-	// kept is the reason that freed memory is not given back: NICs still know it.
+	// kept is the reason that freed memory is not given back: NICs still have it registered.
 	kept error
 }
 
 func (m *memory) place(offset uint64) device.Place { return m.mapped.At(m.offset + offset) }
 
-// forgetSession is an allocation of an export that is still to come.
+// part is an allocation of a later export.
 type part struct {
 	device.Part
 	offset uint64
@@ -101,7 +101,7 @@ func (s *session) closeParts(parts []part) {
 	s.port.CloseAll(fds)
 }
 
-// sideBySide says why allocations are not one range of so many bytes.
+// sideBySide returns an error unless the allocations are a single range of so many bytes.
 func sideBySide(parts []part, bytes uint64) error {
 	var sum uint64
 	for i, p := range parts {
@@ -256,9 +256,8 @@ func notExported(cause error, remedy string) error {
 	return wire.Errorf(wire.StatusBadDescriptor, "%w", &fault.Error{Code: fault.NotExported, Operation: "import the exported descriptor", Cause: cause, Remedy: remedy})
 }
 
-// checkForeign looks at a descriptor that a stranger sent before anything else
-// is done with it: calls on a file of a FUSE file system, say, can hang for as
-// long as the stranger likes.
+// checkForeign checks a client's descriptor before any other call: a client can make calls on a
+// file hang, for instance in a FUSE file system.
 func checkForeign(fd int, simulated bool) error {
 	var s unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &s); err != nil {
@@ -280,8 +279,8 @@ func checkForeign(fd int, simulated bool) error {
 }
 
 // exportIPC takes memory of cudaMalloc. The handle does not prove that the memory is the client's,
-// and copies after the client's free are undefined: hence only where the configuration says so, and
-// never for another relay.
+// and copies after the client's free are undefined: so the configuration must permit it, and a
+// remote relay never gets the memory.
 func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 	const instead = "allocate it by cuMemCreate (in PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or use host memory"
 	if !s.relay.config.CUDAIPC {
@@ -340,7 +339,7 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 	})
 }
 
-// another counts a memory more, or says why there can be none.
+// another counts a further memory, or returns an error at the limit.
 func (s *session) another(access uint32, takes quota) error {
 	const all = wire.AccessSend | wire.AccessReceive
 	switch {
@@ -352,8 +351,8 @@ func (s *session) another(access uint32, takes quota) error {
 	return s.relay.reserve(takes)
 }
 
-// hostMemory makes host memory for the client. The relay makes it, because pages of
-// a stranger's can be taken away or made to hang.
+// hostMemory makes host memory for the client. The relay makes the memory, because a client can
+// remove pages of its file, or make accesses hang.
 func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 	if limit := s.relay.limits.ClientHostMemory; m.Bytes > limit || s.host > limit-m.Bytes {
 		s.answer(sequence, limitMet("relay.limits.client_host_memory", "%s of host memory are asked for, and this process has %s, whose limit is %s",
@@ -380,8 +379,7 @@ func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 	})
 }
 
-// provide makes memory for the client, which has been counted, and answers with its
-// descriptor.
+// provide makes the counted memory for the client, and answers with the descriptor.
 func (s *session) provide(m *memory, sequence uint32, work func() error, made func() wire.Message) {
 	s.host += m.takes.host
 	s.staging += m.takes.staging
@@ -403,7 +401,7 @@ func (s *session) provide(m *memory, sequence uint32, work func() error, made fu
 	})
 }
 
-// make makes host memory, with a context on the lane's GPU.
+// make allocates host memory, with a context on the lane's GPU.
 func (m *memory) make(gpu wire.UUID) error {
 	lane, err := m.session.relay.laneOf(gpu)
 	if err != nil {
@@ -436,7 +434,7 @@ func (m *memory) make(gpu wire.UUID) error {
 	return nil
 }
 
-// pin allocates the pages of host memory that are missing, and registers it with CUDA.
+// pin allocates missing pages of host memory, and registers the memory with CUDA.
 func (m *memory) pin() error {
 	if err := m.mapped.Populate(); err != nil {
 		return err
@@ -447,7 +445,7 @@ func (m *memory) pin() error {
 	return nil
 }
 
-// populated pins host memory whose pages its client has allocated. If pinning fails, the memory
+// populated pins host memory after the client has allocated the pages. If pinning fails, the memory
 // stays unchanged until the client unexports it.
 func (s *session) populated(number, sequence uint32) {
 	m := s.memories[number]
@@ -479,7 +477,7 @@ func (s *session) unexport(number, sequence uint32) {
 	m.retire()
 }
 
-// retire lets no new operation use the memory.
+// retire prevents new operations on the memory.
 func (m *memory) retire() {
 	m.retired = true
 	for o := range m.regions {
@@ -519,8 +517,8 @@ func (m *memory) answer() {
 	}
 }
 
-// takingBackAtOnce bounds the threads that wait until NICs have forgotten lent memory, whose
-// number clients say.
+// takingBackAtOnce limits the threads that wait for the deregistration of memory from NICs: clients
+// control the number of memories.
 const takingBackAtOnce = 16
 
 func (m *memory) free() {
@@ -568,8 +566,8 @@ func (m *memory) free() {
 		after(free())
 		return
 	}
-	// To free a GiB of pages takes a tenth of a second, and they count until then; NICs take
-	// their time to forget memory, too. Of staging memory the supervisor is told.
+	// Freeing a GiB of pages takes a tenth of a second, and the pages count until then;
+	// deregistration from NICs is slow, too. The supervisor gets the end of staging memory.
 	if m.inPlace != nil { // the client owns the memory, and waits until no NIC can write it
 		s.bringing++
 	}

@@ -72,7 +72,7 @@ func (w *world) partner(t *rapid.T, o *post) {
 	}
 }
 
-// pendingSession are the operations of a tag that take part in matching, in their order.
+// meeting returns the operations of a tag that take part in matching, in order.
 func (p *link) meeting(tag uint64) (sends, receives []*post) {
 	for _, o := range p.posts {
 		switch {
@@ -224,7 +224,7 @@ func (w *world) leave(t *rapid.T) {
 			t.Errorf("closing %s: %v", s.name, err)
 		}
 	}
-	if w.abrupt { // then memory may be written until the other relay has let go
+	if w.abrupt { // then memory may be written until the remote relay has released it
 		for _, c := range w.containers {
 			if err := c.quiet(); err != nil {
 				t.Error(err)

@@ -51,7 +51,7 @@ type world struct {
 	posted map[uint64]*operation
 }
 
-// fuzzWindows are those that both relays have mapped.
+// fuzzWindows are the windows mapped by both relays.
 type fuzzWindows [packet.Windows][packet.WindowBytes]byte
 
 func (f *fuzzWindows) Window(number uint64) []byte {
@@ -129,7 +129,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// memory is one more of the client's.
+// memory makes a further memory of the client.
 func (w *world) memory(bytes uint64) *memory {
 	m := &memory{
 		session: w.session, number: uint32(len(w.session.memories)) + 1, kind: wire.MemoryHost, lane: w.lane, mapped: w.host(bytes), length: bytes,
@@ -184,7 +184,7 @@ func (w *world) connection(route uint32) *connection {
 	return c
 }
 
-// leave ends a connection as the other relay's death does.
+// leave ends a connection as the remote relay's death does.
 func (w *world) leave(c *connection) {
 	if w.tcp {
 		c.lost(io.EOF)
@@ -241,7 +241,7 @@ func (w *world) copied() {
 	}
 }
 
-// finish is how all must be when a connection is gone.
+// over checks the state after the end of a connection.
 func (w *world) over() {
 	w.t.Helper()
 	w.read()
@@ -360,7 +360,7 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 	l.writes = append(l.writes, &fuzzWrite{to, op, n, from, done})
 }
 
-// writeEager is a write into a window that no other message is in.
+// writeEager writes into a free window.
 func (l *fuzzLink) writeEager(to transport.Target, from transport.Source, n uint64, window int, done func(error)) {
 	var of *operation
 	for _, op := range l.s.active {
@@ -473,7 +473,7 @@ func (s *script) near(right uint64) uint64 {
 	}
 }
 
-// length is one that the boundaries of slots are near.
+// length returns a length near the boundaries of slots.
 func (s *script) length(most uint64) uint64 {
 	n := uint64(s.next()) * fuzzSlot / 32
 	if b := s.next(); b < 100 {
@@ -487,13 +487,13 @@ func (s *script) length(most uint64) uint64 {
 // what was granted, of slots that are the sender's, of operations that are not
 // over; and when the connection is gone nothing is left, and another can send.
 func FuzzPeerOfASender(f *testing.F) {
-	// Two messages, a region, grants larger than a slot, and all that then ends.
+	// Two messages, a region, grants larger than a slot, and then their ends.
 	f.Add([]byte{250, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{240, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{1, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{0, 0, 100, 0, 2, 0, 0, 3, 0, 0, 0, 64, 0, 0, 0, 5, 6, 7, 0, 4, 0, 0})
-	// Direct: ten short messages, of which eight find a window; one is delivered, one refused,
-	// one granted room, and one more sent.
+	// Direct: ten short messages, of which eight find a window; the steps deliver, refuse, grant,
+	// and send a message.
 	ten := []byte{1}
 	for range 10 {
 		ten = append(ten, 0, 3, 0, 0)

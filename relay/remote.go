@@ -15,29 +15,26 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Connections between relays of two hosts: channels of the connections that both relays
-// share.
+// Connections between relays of two hosts are channels of the Peer that both relays share.
 
 const (
-	// maxWelcoming bounds the hellos on channels that are being answered at a time: each
-	// has a goroutine.
+	// maxWelcoming limits concurrent answers to hellos on channels: an answer has a goroutine.
 	maxWelcoming = 256
-	// maxUnanswered is how many more may wait for that, as when all of a large job begin
-	// at once.
+	// maxUnanswered limits the hellos that wait for an answer, for instance at the start of a large job.
 	maxUnanswered = 4096
-	// welcomeTimeout is how long the answer may take: a driver's, that makes staging.
+	// welcomeTimeout limits an answer, during which a driver can allocate staging.
 	welcomeTimeout = 2*handshakeTimeout + selfTestTimeout
-	// maxKept limits the messages of a channel after the welcome and before the client has the
-	// connection. openTries is how often connections are made anew that have ended just when a
-	// channel was to be opened.
+	// openTries is the number of attempts to open a channel if the Peer ends meanwhile.
 	openTries = 2
-	maxKept   = wire.RingEntries + wire.MaxMemories
+	// maxKept limits the messages of a channel after the welcome and before the client has the
+	// connection.
+	maxKept = wire.RingEntries + wire.MaxMemories
 )
 
 // atHost is the relay's name for remote hosts.
 func (r *Relay) atHost() string { return fmt.Sprintf("%s on host %s", r.name(), hostname()) }
 
-// openRemoteFor makes the lane ready for a connection with another host.
+// openRemoteFor prepares the lane for a connection with a remote host.
 func (l *lane) openRemoteFor(c *connection, config launch.Config, asked uint32) error {
 	if config.Network == nil {
 		return wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork, Operation: "this relay is on no network", Cause: errors.New(config.NoNetwork)})
@@ -55,11 +52,11 @@ func (l *lane) openRemoteFor(c *connection, config launch.Config, asked uint32) 
 
 // --- the sender's side ------------------------------------------------------------
 
-// opening is a channel from the hello until the connection takes it over. All but answer is of the
-// loop.
+// opening is a channel from the hello until the connection takes it over. The fields except answer
+// belong to the loop.
 type opening struct {
 	channel  *tcp.Channel
-	link     *verbs.Link // nil where the data goes over tcp
+	link     *verbs.Link // nil if the data uses TCP
 	answer   chan error  // has one value
 	finished bool
 	welcome  *wire.PeerWelcome
@@ -108,7 +105,7 @@ func (o *opening) lost(err error) {
 	o.finish(err)
 }
 
-// attach makes the connection the channel's.
+// attach binds the channel to the connection.
 func (o *opening) attach(c *connection) error {
 	if s := newSender(c, o.channel.Link()); o.link != nil {
 		s.link = o.link
@@ -129,7 +126,7 @@ func (o *opening) begin(c *connection) {
 	}
 }
 
-// dialHost is dial where the listener is reached over the network.
+// dialHost is dial for a listener of a remote host.
 func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config) (attachment, error) {
 	var h *peerManager
 	var why string
@@ -151,8 +148,8 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	return r.openChannel(c, m, handle, config, func(ctx context.Context) (*tcp.Peer, error) { return h.reach(ctx, handle, c.lane) })
 }
 
-// openChannel is dialHost once the lane is ready: the sender's half of the handshake, with
-// the relay that reach finds.
+// openChannel does the sender's half of the handshake with the relay that reach returns; the lane
+// is ready.
 func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, reach func(context.Context) (*tcp.Peer, error)) (attachment, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
 	defer cancel()
@@ -181,7 +178,8 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 		}) {
 			return nil, errEnding
 		}
-		// It can have ended just now, for want of use, say; then there is another.
+		// The Peer may have ended at this moment, for instance because it was idle; then open a new
+		// one.
 		if err != nil && try == openTries {
 			return nil, wire.Errorf(wire.StatusUnreachable, "%w", err)
 		}
@@ -208,7 +206,7 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 
 // --- the receiver's side ------------------------------------------------------------
 
-// arriving is a sender of another host, until its hello is answered. It is of the loop.
+// arriving is a sender of a remote host before the answer to its hello. It belongs to the loop.
 type arriving struct {
 	channel *tcp.Channel
 	hello   *wire.PeerHello
@@ -216,15 +214,15 @@ type arriving struct {
 	left    bool
 }
 
-// refuseChannel answers a sender of another host with why it is not heard.
+// refuseChannel sends the reason of a refusal to a sender of a remote host.
 func (r *Relay) refuseChannel(ch *tcp.Channel, err error) {
 	r.warnings.warn(logrus.WithField("from", ch.Peer().Name()), err, "a sender of another host was refused")
 	ch.Send(wire.NewFailure(err), 0)
 	ch.Leave()
 }
 
-// welcomeChannel answers the first message on a channel that another host's relay has
-// opened, or has it wait. It is called on the loop.
+// welcomeChannel answers the first message on a channel of a remote relay, or queues the answer.
+// Call it on the loop.
 func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 	hello, ok := first.(*wire.PeerHello)
 	by, err := r.receiverBy(ch.Peer()) // first: messages of this channel do not concern the next
@@ -243,7 +241,7 @@ func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 		return
 	}
 	a := &arriving{channel: ch, hello: hello, by: by}
-	// The sender has nothing to say before it is answered.
+	// The sender must not send a message before the answer.
 	ch.Handle(func(wire.Message, uint32, []int) { a.left = true; ch.Leave() }, func(error) { a.left = true })
 	r.unanswered = append(r.unanswered, a)
 	r.welcomeNext()
@@ -287,7 +285,7 @@ func (r *Relay) welcome(a *arriving) {
 	}()
 }
 
-// connectChannel makes the receiver of a sender of another host.
+// connectChannel makes the receiver for a sender of a remote host.
 func (l *listener) connectChannel(c *connection, a *arriving, welcome *wire.PeerWelcome) {
 	receiver, ch := newReceiver(c), a.channel
 	c.number, c.port = l.session.number(), ch

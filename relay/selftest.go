@@ -16,8 +16,8 @@ import (
 // The supervisor sends the results of pairs of GPUs: no process trusts a relay's tests, because the
 // relay may be compromised.
 
-// selfTestTimeout is how long staging waits for a self-test that is under way. Two relays that
-// connect may wait one after the other, and libpeerlane waits a minute for them. After the timeout
+// selfTestTimeout limits the wait of staging for a running self-test. Two connecting relays may wait
+// in sequence, and libpeerlane waits a minute for them. After the timeout
 // a pair counts as untested, and a late verdict that the pair is wrong ends the relay.
 const selfTestTimeout = 20 * time.Second
 
@@ -25,7 +25,7 @@ const selfTestTimeout = 20 * time.Second
 func (r *Relay) Orphaned() { r.loop.Do(func() { r.config.Testing = false }) }
 
 // endIfWrong ends the relay if it has staged on a pair with a wrong verdict: messages to its
-// clients may be wrong. The next relay has the verdict before it stages. It is called on the loop.
+// clients may be wrong. The next relay has the verdict before it stages. Call it on the loop.
 func (r *Relay) endIfWrong() {
 	if r.config.SelfTest == "" || r.config.SelfTest == launch.SelfTestOff {
 		return
@@ -41,8 +41,8 @@ func (r *Relay) endIfWrong() {
 	}
 }
 
-// stagedOn are the server GPUs that have the lane's slots or its clients' memory; of
-// the loop.
+// stagedOn returns the server GPUs with slots of the lane or memory of its clients. Call it on the
+// loop.
 func (l *lane) stagedOn() (list []launch.GPU) {
 	for _, p := range slices.Concat(l.placed, l.registered.placed) {
 		if p.bytes > 0 && !p.host {
@@ -87,7 +87,7 @@ func (l *lane) enough(config launch.Config) bool {
 	return usable || len(l.spec.Servers) == 0
 }
 
-// unfit says why a lane does not stage on a server GPU; empty where it does.
+// unfit returns the reason that a lane does not stage on a server GPU; empty if it does.
 func (l *lane) unfit(server launch.GPU, config launch.Config) string {
 	p := launch.FindPair(config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server})
 	off := config.SelfTest == "" || config.SelfTest == launch.SelfTestOff
@@ -105,8 +105,8 @@ func (l *lane) unfit(server launch.GPU, config launch.Config) string {
 	return "the pair failed its self-test: " + p.Reason
 }
 
-// route is that of a sender's connection: the route of both configurations, and staged instead of
-// direct if a self-test has a bad verdict on copies between the two GPUs.
+// route returns the route of a sender's connection: the route of both configurations, but staged
+// instead of direct if a self-test has a bad verdict on copies between the two GPUs.
 func (l *lane) route(config launch.Config, hello *wire.PeerHello) (uint32, error) {
 	ours := routeNumber(config.Route)
 	route, err := agree(ours, hello.Route)
@@ -128,8 +128,8 @@ func (l *lane) route(config launch.Config, hello *wire.PeerHello) (uint32, error
 	return route, nil
 }
 
-// calibration is how copies to and from a server GPU are cut and issued; 0 stands for the
-// configuration's slots and one stream.
+// calibration has size, depth and streams of copies to and from a server GPU; 0 means the
+// configuration's slots and a single stream.
 type calibration struct {
 	chunk          uint64
 	depth, streams int
@@ -153,9 +153,8 @@ func (l *lane) calibrated(server launch.GPU, config launch.Config) calibration {
 	return t
 }
 
-// of is the size of a region that has room for so many slots as they are configured: slots of a
-// chunk, as many as fit into the memory, but at most twice the depth of copies, and not fewer than
-// configured.
+// of returns the slots of a region with the configured memory: slots of a chunk, as many as fit
+// into the memory, but at most twice the depth of copies, and not fewer than configured.
 func (t calibration) of(z size) size {
 	if t.chunk == 0 || t.chunk >= z.slotBytes {
 		return z
@@ -167,7 +166,7 @@ func (t calibration) of(z size) size {
 	return size{min(room, maxSlots), t.chunk}
 }
 
-// maxSlots is as many as can be configured.
+// maxSlots is the largest configurable number.
 const maxSlots = 1024
 
 // stageOn makes a region per direction on a server GPU, if the pair is fit.

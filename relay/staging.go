@@ -21,8 +21,7 @@ import (
 // on a stream of its own, and hands it over by a timeline. On route staged no relay
 // copies such memory: NICs read and write it as they do slots.
 
-// serverUsage is what a server GPU of a lane has for clients that copy themselves; of the
-// loop.
+// serverUsage has the memory of a lane's server GPU for clients that copy; of the loop.
 type serverUsage struct {
 	gpu     launch.GPU
 	id      wire.UUID
@@ -42,8 +41,7 @@ const memoryRegion = 1 << 30
 // region is the number by which NICs know the memory.
 func (m *memory) region() uint32 { return m.number | memoryRegion }
 
-// stagingGranule is what staging memory is counted in: drivers make no smaller
-// allocations.
+// stagingGranule is the unit of staging memory: drivers make no smaller allocations.
 const stagingGranule = 2 << 20
 
 // stagingMemory makes memory on a server GPU for the client.
@@ -66,7 +64,7 @@ func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 	s.provide(memory, sequence, func() error { return memory.stage(m.GPU) }, func() wire.Message {
 		on := memory.staged.on
 		on.bytes += memory.mapped.Bytes
-		s.relay.endIfWrong() // of what came meanwhile
+		s.relay.endIfWrong() // of later changes
 		return &wire.StagingMade{Memory: memory.number, Bytes: memory.mapped.Bytes, Server: on.id, Index: uint32(on.gpu.Index)}
 	})
 }
@@ -151,7 +149,7 @@ func (m *memory) makeOn(l *lane, on *serverUsage, admission bool) (err error) {
 	if err != nil {
 		return err
 	}
-	// The server's identity is the same whoever writes it down.
+	// The server's identity is unambiguous.
 	if !l.relay.loop.Call(func() { on.id = id }) {
 		return errors.Join(errEnding, mapped.Close(), unix.Close(fd))
 	}

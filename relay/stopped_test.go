@@ -64,8 +64,8 @@ func playReceiver() error {
 	return err
 }
 
-// Nothing healthy is killed: who sleeps inside an operation, a client or its relay, is
-// waited for, longer than it takes to notice a death. A death is noticed.
+// Nothing healthy is killed: a client or relay stopped during an operation is not taken for dead,
+// for longer than the detection of a death takes. A death is noticed.
 //
 // PEERLANE_PATIENCE says how long each sleeps; else it is 6 s, of the 5 s after which a
 // relay that says nothing would be dead.
@@ -135,7 +135,7 @@ func TestStoppedProcessIsNotTakenForDead(t *testing.T) {
 	for _, who := range []struct {
 		name string
 		pid  int
-		// The first message meets the receive that is posted, whatever a client does.
+		// The first message matches the posted receive in any case.
 		free int
 	}{{"the client", sleeper.Process.Pid, 1}, {"the relay", relay.cmd.Process.Pid, 0}} {
 		if err := unix.Kill(who.pid, unix.SIGSTOP); err != nil {

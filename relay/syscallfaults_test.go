@@ -18,8 +18,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// errnos are what a system call can fail with. What nothing can make fail has none: a
-// munmap of all that was mapped at once, epoll_ctl to remove, F_GET_SEALS of a memfd.
+// errnos are the possible errors of a system call. Calls that cannot fail have no errors: a munmap
+// of all that was mapped at once, epoll_ctl to remove, F_GET_SEALS of a memfd.
 var errnos = map[string][]unix.Errno{
 	"memfd_create":    {unix.EMFILE, unix.ENFILE, unix.ENOMEM},
 	"ftruncate":       {unix.ENOMEM, unix.ENOSPC},
@@ -58,7 +58,7 @@ func (f *callFault) word() string {
 	return word
 }
 
-// isNamed reports whether a text says what has happened.
+// isNamed reports whether a text names the fault.
 func (f *callFault) isNamed(text string) bool {
 	if f.errno == unix.ECONNREFUSED { // of a socket that nobody serves
 		return strings.Contains(text, "has ended") || strings.Contains(text, "connection refused")
@@ -135,8 +135,8 @@ func (s *stage) beginWatched(log string, faults ...*callFault) (*subject, error)
 	return p, nil
 }
 
-// watchedFrom has this process watched by whoever has the other end of a descriptor,
-// where the environment says so.
+// watchedFrom makes the process at the remote end of a descriptor watch this process, if the
+// environment requests it.
 func watchedFrom(control int) error {
 	if os.Getenv("PEERLANE_TEST_WATCHED") == "" {
 		return nil
@@ -221,7 +221,7 @@ func (k *sitting) pass(f *callFault) (struck bool, err error) {
 	}
 }
 
-// look looks at what is left behind.
+// look checks for leftovers.
 func (k *sitting) look(p *subject, f *callFault, told error) error {
 	if told != nil && !f.isNamed(told.Error()) && !f.mayEnd(k.cold) {
 		if !f.atTheDoor() {
@@ -238,10 +238,10 @@ func (k *sitting) look(p *subject, f *callFault, told error) error {
 	return err
 }
 
-// Each system call of a relay that can fail fails once, in each
-// way it can: the program ends, who asked is told the cause, the next program works and
-// has the right bytes, and nothing is left behind: descriptors, mappings, goroutines,
-// streams. The calls are those that the kernel has been seen to be asked for.
+// Each system call of a relay that can fail fails once, in each way it can: the program ends, the
+// caller gets the cause, the next program works with the right bytes, and nothing is left behind:
+// descriptors, mappings, goroutines, streams. The calls are those that the kernel has been seen to
+// be asked for.
 //
 // PEERLANE_FAULTS=all tries all faults; else there is one of each call.
 func TestRelaySystemCallFaultsEndOperationsWithErrors(t *testing.T) {
@@ -259,7 +259,7 @@ func TestRelaySystemCallFaultsEndOperationsWithErrors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// What happens once, at the first program, and what each program does.
+			// One-time calls of the first program, and calls of every program.
 			var once, each map[string]int
 			if err = s.exercise(); err == nil {
 				once = k.now.watcher.seen()

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel asks the tests about system calls of a process that they have started, and
-// does what they answer (seccomp_unotify(2)): the call, or an error in its place. The
-// process runs the code that ships, on all of its threads.
+// The kernel notifies the tests of system calls of a child process, and follows their answers
+// (seccomp_unotify(2)): the call, or an error in its place. The process runs the code that ships,
+// on all of its threads.
 
 // argument is where a filter finds the lower half of an argument: both architectures
 // are little-endian.
@@ -62,9 +62,9 @@ func asked() []bpf.Instruction {
 
 const soPeerPIDFD = 77 // of Linux 6.5, on amd64 and arm64
 
-// beWatched has the kernel ask whoever is at the other end of a socket about the calls
-// of this process, all threads, from now on. After that the other end is told how many
-// goroutines there are, whenever it asks. Where the kernel cannot, it is told why.
+// beWatched makes the kernel notify the process at the remote end of a socket of this process's
+// calls, in every thread, from now on. After that the other end is told how many goroutines there
+// are, whenever it asks. Where the kernel cannot, it is told why.
 func beWatched(control int) error {
 	listener, err := filterCalls()
 	if err != nil {
@@ -230,7 +230,7 @@ func (w *watcher) answer() {
 		}
 		var q question
 		if w.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&q)) != nil {
-			continue // whoever called was killed
+			continue // the calling process was killed
 		}
 		f := w.due(w.name(&q))
 		switch {
@@ -251,7 +251,7 @@ func (w *watcher) ioctl(request uint, p unsafe.Pointer) error {
 	return nil
 }
 
-// reply lets a call happen, or has it fail. Whoever was killed meanwhile needs no reply.
+// reply lets a call happen, or has it fail. A killed process needs no reply.
 func (w *watcher) reply(id uint64, errno unix.Errno) {
 	r := reply{id: id, err: -int32(errno)}
 	if errno == 0 {
@@ -260,7 +260,7 @@ func (w *watcher) reply(id uint64, errno unix.Errno) {
 	_ = w.ioctl(unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
 }
 
-// due counts a call, and is what it meets.
+// due counts a call, and returns its fault.
 func (w *watcher) due(name string) *callFault {
 	if name == "" {
 		return nil
@@ -322,8 +322,8 @@ var callsOfFiles = map[int32]string{
 
 var commands = map[uint64]string{unix.F_DUPFD_CLOEXEC: "F_DUPFD_CLOEXEC", unix.F_ADD_SEALS: "F_ADD_SEALS", unix.F_GET_SEALS: "F_GET_SEALS"}
 
-// name is what a call is called, with the memory that it is about; empty for those of
-// libraries, the simulator's, whose faults are CUDA's, and for those of the runtime.
+// name is the name of a call, with its memory; empty for those of libraries, the simulator's, whose
+// faults are CUDA's, and for those of the runtime.
 func (w *watcher) name(q *question) string {
 	switch q.call {
 	case unix.SYS_CLONE, unix.SYS_CLONE3, unix.SYS_OPENAT: // cgo's threads, and the loader
@@ -386,13 +386,13 @@ func (w *watcher) text(at uint64) string {
 	return string(text)
 }
 
-// file is what a descriptor of the process is.
+// file describes a descriptor of the process.
 func (w *watcher) file(fd uint64) string {
 	to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", w.pid, int32(fd)))
 	return to
 }
 
-// mapped is what is mapped at an address.
+// mapped returns the mapping at an address.
 func (w *watcher) mapped(at uint64) string {
 	maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", w.pid))
 	_, line, _ := bytes.Cut(maps, fmt.Appendf(nil, "\n%x-", at))

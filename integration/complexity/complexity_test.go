@@ -1,10 +1,13 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
-	"strings"
+	"strconv"
 	"testing"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 const source = `package p
@@ -81,18 +84,18 @@ func TestCompareFindsEachDifference(t *testing.T) {
 	for _, c := range []struct {
 		name             string
 		measured, limits map[string]int
-		want             string
+		want             error
 	}{
-		{"equal", map[string]int{"p f": 30}, map[string]int{"p f": 30}, ""},
-		{"unlisted", map[string]int{"p f": 26}, nil, "p f has the cyclomatic complexity 26, the limit is 25"},
-		{"higher", map[string]int{"p f": 31}, map[string]int{"p f": 30}, "complexity 31, the limit is 30"},
-		{"lower", map[string]int{"p f": 29}, map[string]int{"p f": 30}, "p f is below its limit of 30"},
-		{"gone", nil, map[string]int{"p f": 30}, "p f is below its limit of 30"},
+		{"equal", map[string]int{"p f": 30}, map[string]int{"p f": 30}, nil},
+		{"unlisted", map[string]int{"p f": 26}, nil, &limitError{"p f", 26, 25}},
+		{"higher", map[string]int{"p f": 31}, map[string]int{"p f": 30}, &limitError{"p f", 31, 30}},
+		{"lower", map[string]int{"p f": 29}, map[string]int{"p f": 30}, &limitError{"p f", 29, 30}},
+		{"gone", nil, map[string]int{"p f": 30}, &limitError{"p f", 0, 30}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := compare(c.measured, c.limits)
-			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-				t.Errorf("%v in place of %q", err, c.want)
+			if !testutil.HasError(err, c.want) {
+				t.Errorf("%v in place of %v", err, c.want)
 			}
 		})
 	}
@@ -106,13 +109,17 @@ func TestLowerNeverRaises(t *testing.T) {
 }
 
 func TestParseLimitsRefusesBadLines(t *testing.T) {
-	for text, want := range map[string]string{
-		"p f":            "line 1 has 2 words",
-		"# c\np f x":     `line 2: "x" is no number`,
-		"p f 30\np f 31": "line 2 lists p f a second time",
+	for text, want := range map[string]struct {
+		line  int
+		cause error
+	}{
+		"p f":            {1, errWords},
+		"# c\np f x":     {2, strconv.ErrSyntax},
+		"p f 30\np f 31": {2, errTwice},
 	} {
-		if _, err := parseLimits(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v in place of %q", text, err, want)
+		_, err := parseLimits(text)
+		if at, ok := errors.AsType[*lineError](err); !ok || at.line != want.line || !errors.Is(err, want.cause) {
+			t.Errorf("%q: %v in place of %v in line %d", text, err, want.cause, want.line)
 		}
 	}
 }

@@ -97,15 +97,15 @@ func parseLimits(text string) (map[string]int, error) {
 			continue
 		}
 		if len(fields) != 3 {
-			return nil, fmt.Errorf("line %d has %d words in place of directory, function and value", n, len(fields))
+			return nil, &lineError{n, fmt.Errorf("%w, not %d", errWords, len(fields))}
 		}
 		value, err := strconv.Atoi(fields[2])
 		if err != nil {
-			return nil, fmt.Errorf("line %d: %q is no number", n, fields[2])
+			return nil, &lineError{n, err}
 		}
 		name := fields[0] + " " + fields[1]
 		if _, ok := limits[name]; ok {
-			return nil, fmt.Errorf("line %d lists %s a second time", n, name)
+			return nil, &lineError{n, fmt.Errorf("%s %w", name, errTwice)}
 		}
 		limits[name] = value
 	}
@@ -117,13 +117,12 @@ func compare(measured, limits map[string]int) error {
 	var problems []error
 	for name, value := range measured {
 		if limit := max(limits[name], maximum); value > limit {
-			problems = append(problems, fmt.Errorf("%s has the cyclomatic complexity %d, the limit is %d: divide it",
-				name, value, limit))
+			problems = append(problems, &limitError{name, value, limit})
 		}
 	}
 	for name, limit := range limits {
 		if value := measured[name]; value < limit {
-			problems = append(problems, fmt.Errorf("%s is below its limit of %d: run `make complexity-update`", name, limit))
+			problems = append(problems, &limitError{name, value, limit})
 		}
 	}
 	slices.SortFunc(problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })

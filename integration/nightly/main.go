@@ -123,7 +123,7 @@ func nightly(file, pattern, document string, check bool, out io.Writer) error {
 		}
 	}
 	if len(failed) > 0 {
-		return fmt.Errorf("failed: %s", strings.Join(failed, ", "))
+		return &failedError{failed}
 	}
 	return nil
 }
@@ -132,6 +132,19 @@ func nightly(file, pattern, document string, check bool, out io.Writer) error {
 func set(results []result, r result) []result {
 	results = slices.DeleteFunc(results, func(old result) bool { return old.Name == r.Name })
 	return append(results, r)
+}
+
+// failedError is the error of a run with failed cases.
+type failedError struct{ cases []string } // names
+
+func (e *failedError) Error() string { return "failed: " + strings.Join(e.cases, ", ") }
+
+// missingError is the error of results that do not permit a release.
+type missingError struct{ results []string } // "NAME never ran" and similar
+
+func (e *missingError) Error() string {
+	return fmt.Sprintf("a release needs passed results of the last seven days: %s; run make nightly",
+		strings.Join(e.results, ", "))
 }
 
 // verify returns an error with every case that has not passed in the last seven days.
@@ -149,8 +162,7 @@ func verify(results []result, now time.Time) error {
 		}
 	}
 	if len(wrong) > 0 {
-		return fmt.Errorf("a release needs passed results of the last seven days: %s; run make nightly",
-			strings.Join(wrong, ", "))
+		return &missingError{wrong}
 	}
 	return nil
 }

@@ -6,6 +6,17 @@ import (
 	"strings"
 )
 
+// flakyLineError is the error of a line that lacks a test or a cause.
+type flakyLineError struct {
+	path string
+	line int // from 1
+	text string
+}
+
+func (e *flakyLineError) Error() string {
+	return fmt.Sprintf("reading the flaky tests: %s:%d: want FOLDER.TEST CAUSE, not %q", e.path, e.line, e.text)
+}
+
 // readFlaky reads the list of flaky tests with causes: a line for each test, with its name in the
 // matrix and then the cause. '#' begins a comment. An empty path gives an empty list.
 func readFlaky(path string) (map[string]string, error) {
@@ -27,7 +38,7 @@ func readFlaky(path string) (map[string]string, error) {
 		name, cause, _ := strings.Cut(line, " ")
 		cause = strings.TrimSpace(cause)
 		if !strings.Contains(name, ".Test") || cause == "" {
-			return nil, fmt.Errorf("reading the flaky tests: %s:%d: want FOLDER.TEST CAUSE, not %q", path, number, line)
+			return nil, &flakyLineError{path, number, line}
 		}
 		causes[name] = cause
 	}

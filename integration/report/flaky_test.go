@@ -6,17 +6,19 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 func TestReadFlakyNamesALineWithoutACause(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "flaky.txt")
-	for text, want := range map[string]string{"hook.TestA\n": "flaky.txt:1",
-		"# a comment\n\nhook cause\n": "flaky.txt:3"} {
+	for text, want := range map[string]error{"hook.TestA\n": &flakyLineError{path, 1, "hook.TestA"},
+		"# a comment\n\nhook cause\n": &flakyLineError{path, 3, "hook cause"}} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readFlaky(path); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: error %v, want %q", text, err, want)
+		if _, err := readFlaky(path); !testutil.HasError(err, want) {
+			t.Errorf("%q: error %v, want %v", text, err, want)
 		}
 	}
 }

@@ -78,6 +78,17 @@ func readMatrix(path string) ([]cell, error) {
 	return cells, nil
 }
 
+// countError is the error of a folder whose cells differ from the count in number.
+type countError struct {
+	at           test // place and folder
+	cells, count int
+}
+
+func (e *countError) Error() string {
+	return fmt.Sprintf("%s has %d cells of %s, and the count is %d: update the count", e.at.place, e.cells,
+		e.at.name, e.count)
+}
+
 // checkCounts compares the number of cells of each package in a guest with the count in the matrix.
 // A guest runs only tests with a cell, so a lost cell would go unnoticed.
 func checkCounts(cells []cell) error {
@@ -99,8 +110,7 @@ func checkCounts(cells []cell) error {
 	}
 	for at, n := range said {
 		if have[at] != n {
-			wrong = append(wrong, fmt.Errorf("%s has %d cells of %s, and the count is %d: update the count with the cells",
-				at.place, have[at], at.name, n))
+			wrong = append(wrong, &countError{at, have[at], n})
 		}
 	}
 	slices.SortFunc(wrong, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })

@@ -27,7 +27,7 @@ type Image struct {
 
 // Builder builds and caches images.
 type Builder struct {
-	// Dir is the cache; empty for peerlane/vm in the user's cache directory.
+	// dir is the cache; empty for peerlane/vm in the user's cache directory.
 	dir string
 	// Progress is called for each step.
 	Progress func(format string, arguments ...any)

@@ -1,6 +1,6 @@
 // Package client connects a process in a container to the container's relay: export GPU memory
-// once, or have host memory made, connect, then send and receive without a system call or a CUDA
-// call for each operation.
+// once, or have the relay make host memory, connect, then send and receive without a system call or
+// a CUDA call per operation.
 //
 //	session, err := client.Dial(ctx, client.DefaultSocket)
 //	memory, err := session.Export(ctx, client.Allocation{FD: fd, Bytes: n, GPU: uuid})
@@ -35,14 +35,14 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// DefaultSocket is where a container finds its relay.
+// DefaultSocket is the path of the relay's socket in a container.
 const DefaultSocket = paths.ContainerDir + "/" + paths.SocketName
 
-// replyTimeout bounds the answer to a request that no other client can delay: it
-// includes the creation of a CUDA context and of staging memory.
+// replyTimeout bounds the answer to a request that no other client can delay: the time includes the
+// creation of a CUDA context and of staging memory.
 const replyTimeout = 60 * time.Second
 
-// Session is a client's tie to its relay.
+// Session connects a client to the relay.
 type Session struct {
 	conn    packet.Conn
 	version uint32
@@ -65,7 +65,7 @@ type Session struct {
 	ring        *ring.Client // nil once closed
 	lists       lists
 
-	exports  sync.Mutex // held while the allocations of one range are sent
+	exports  sync.Mutex // held while the allocations of a range are sent
 	spinners atomic.Int32
 	readers  sync.WaitGroup
 }
@@ -121,7 +121,7 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 			socket, welcome.Version, oldest, newest)
 	}
 	wake := os.NewFile(uintptr(fds[3]), "peerlane-wake")
-	// It does not say where Go cannot wait for it; each read would fail.
+	// SetDeadline fails if Go cannot wait for the descriptor; each read would fail.
 	if err := wake.SetReadDeadline(time.Time{}); err != nil {
 		packet.CloseAll(fds[:3])
 		wake.Close()
@@ -162,9 +162,9 @@ const closeTimeout = 30 * time.Second
 
 // Close ends the session and returns when the relay no longer reads or writes the exported memory:
 // then the program may free the memory. Operations that have not ended fail, and host memory and
-// staging memory are unmapped: no stream may use them any more. Where the relay does not let go
-// within 30 seconds, the error says so, and copies may still be under way; as they may of a session
-// that ended by itself.
+// staging memory are unmapped: streams must not use the timelines afterwards. Where the relay does
+// not let go within 30 seconds, the error says so, and copies may still be under way; as they may
+// of a session that ended by itself.
 func (s *Session) Close() (err error) {
 	s.closing.Do(func() { err = s.close() })
 	return err
@@ -218,7 +218,7 @@ func (s *Session) leave(why error) error {
 	}
 }
 
-// Err is nil while the session works, then why it does not.
+// Err is nil while the session works, and afterwards the cause of its end.
 func (s *Session) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,8 +254,8 @@ func (s *Session) fail(why error) {
 	for _, c := range s.connections {
 		c.takeDown(why)
 	}
-	// A read of the pipe returns at once from now on. Where it cannot be told to,
-	// it does at the relay's end of the session.
+	// A read of the pipe returns at once from now on. Without contact to the relay, operations end
+	// with the session.
 	_ = s.wakeClient.SetReadDeadline(time.Unix(1, 0))
 }
 
@@ -311,7 +311,7 @@ func unexpected(err error) string {
 	return fmt.Sprintf(" (%v)", err)
 }
 
-// request sends a message and waits for its answer.
+// request sends a message and waits for the answer.
 func (s *Session) request(ctx context.Context, m wire.Message, fds ...int) (wire.Message, error) {
 	answer, received, err := s.exchange(ctx, m, fds...)
 	packet.CloseAll(received)
@@ -398,7 +398,7 @@ func (s *Session) giveBack(m wire.Message) {
 	go func() { _, _ = s.request(context.Background(), request) }()
 }
 
-// ask is request for answers of one type.
+// ask is request for answers of a single type.
 func ask[Answer wire.Message](ctx context.Context, s *Session, m wire.Message, fds ...int) (Answer, error) {
 	var none Answer
 	answer, err := s.request(ctx, m, fds...)
@@ -424,9 +424,8 @@ type Allocation struct {
 	FD int
 	// Bytes is the whole allocation's size.
 	Bytes uint64
-	// Parts are allocations that lie side by side in place of one, at most
-	// wire.MaxParts: a range of PyTorch's expandable segments, say. FD and Bytes are
-	// not used then.
+	// Parts are adjacent allocations in place of FD, at most wire.MaxParts: a range of PyTorch's
+	// expandable segments, say. FD and Bytes are not used then.
 	Parts []Part
 	// Offset and Length are the range that is exported; a Length of 0 is all.
 	Offset, Length uint64
@@ -435,10 +434,10 @@ type Allocation struct {
 	// Access is wire.AccessSend, wire.AccessReceive or both; 0 is both.
 	Access uint32
 	// DMABuf makes a DMA-BUF descriptor of the whole FD, or of the adjacent Parts
-	// (cuda.Driver.MemDMABufFD); Export closes the descriptor. It is called where the GPU is near
-	// the NICs, which then read and write the memory in place. nil is for none, and what it fails
-	// with is told to the relay: then the data is copied. So it should with memory that
-	// cuda.Driver.PointerRDMACapable says no of, of which CUDA makes one all the same.
+	// (cuda.Driver.MemDMABufFD); Export closes the descriptor. Export calls DMABuf if the GPU is
+	// near the NICs, which then read and write the memory in place. nil means no DMA-BUF; the relay
+	// gets the error of a failure: then the data is copied. DMABuf should fail for memory without
+	// cuda.Driver.PointerRDMACapable, of which CUDA nevertheless makes a DMA-BUF.
 	DMABuf func() (int, error)
 }
 
@@ -446,7 +445,7 @@ type Allocation struct {
 type Part struct {
 	FD     int    // as Allocation's
 	Bytes  uint64 // a multiple of the GPU's granularity, 2 MiB on those of today
-	Offset uint64 // in the range: where the part before it ends
+	Offset uint64 // in the range: at the end of the previous part
 }
 
 // Memory is memory that the relay has mapped.
@@ -455,14 +454,14 @@ type Memory struct {
 	number  uint32
 	// Bytes is the exported range's length.
 	Bytes uint64
-	// Data is host memory as this process has it mapped, until Unexport or the session's Close; nil
-	// of a GPU's. Operations send from the memory and receive into the memory in the order of their
-	// posts: it is ordinary memory, and no CUDA call is needed.
+	// Data is this process's mapping of host memory, until Unexport or the session's Close; nil of
+	// a GPU's. Operations send from the memory and receive into the memory in the order of their
+	// posts: ordinary memory, without a CUDA call.
 	Data []byte
 	// Ptr is the address of staging memory for streams of the requested GPU, valid until Unexport
 	// or the session's Close.
 	Ptr cuda.Ptr
-	// Server is the GPU that staging memory is on, ServerIndex its number on the host.
+	// Server is the GPU with the staging memory, ServerIndex the GPU's number on the host.
 	Server      wire.UUID
 	ServerIndex int
 	unmap       func() error // ends Data or Ptr; of the session's lock
@@ -505,7 +504,7 @@ func (s *Session) Export(ctx context.Context, a Allocation) (*Memory, error) {
 	return &Memory{session: s, number: m.Memory, Bytes: a.Length}, nil
 }
 
-// lend gives the relay a DMA-BUF of exported memory, or the reason why there is none.
+// lend sends the relay a DMA-BUF of exported memory, or the reason for its absence.
 func (s *Session) lend(memory uint32, dmabuf func() (int, error)) error {
 	request := &wire.DMABuf{Memory: memory}
 	if dmabuf == nil {
@@ -546,8 +545,8 @@ func (s *Session) sendPart(p Part) error {
 	return s.tell(&wire.ExportPart{Bytes: p.Bytes, Offset: p.Offset}, p.FD)
 }
 
-// tell sends a message without an answer. The kernel bounds the descriptors that are on their way:
-// then it waits until the relay has read some.
+// tell sends a message without an answer. The kernel limits the descriptors in flight: then the
+// send waits until the relay has read some.
 func (s *Session) tell(m wire.Message, fds ...int) error {
 	for end := time.Now().Add(replyTimeout); ; time.Sleep(time.Millisecond) {
 		err := s.conn.Send(m, 0, fds...)
@@ -557,11 +556,11 @@ func (s *Session) tell(m wire.Message, fds ...int) error {
 	}
 }
 
-// ExportIPC is Export for memory of cudaMalloc (cuMemAlloc), where the administrator allows it
-// (relay.cuda_ipc) and the driver does: by the handle that cuIpcGetMemHandle gives. FD and Bytes
-// are not used; Offset is in the allocation (cuMemGetAddressRange), and Length is needed. DMABuf
-// makes a descriptor of the whole allocation. Into it nothing is received on route direct. Free the
-// memory only after Unexport has returned and the memory's operations have ended.
+// ExportIPC is Export for memory of cudaMalloc (cuMemAlloc), if the administrator (relay.cuda_ipc)
+// and the driver permit CUDA IPC: by the handle that cuIpcGetMemHandle gives. FD and Bytes are not
+// used; Offset is in the allocation (cuMemGetAddressRange), and Length is needed. DMABuf makes a
+// descriptor of the whole allocation. On route direct the memory cannot be a receive buffer. Free
+// the memory only after Unexport has returned and the memory's operations have ended.
 func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) (*Memory, error) {
 	if a.Access == 0 {
 		a.Access = wire.AccessSend | wire.AccessReceive
@@ -589,9 +588,9 @@ type HostMemory struct {
 	Access uint32
 }
 
-// HostMemory has the relay make host memory, which is zeros, and maps it here. This process
-// allocates the pages, so the kernel charges the container. The container needs no GPU for it but
-// the lane's own.
+// HostMemory has the relay make zeroed host memory, and maps the memory here. This process
+// allocates the pages, so the kernel charges the container. The container needs only the lane's
+// GPU.
 func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error) {
 	if h.Access == 0 {
 		h.Access = wire.AccessSend | wire.AccessReceive
@@ -655,8 +654,8 @@ func (m *Memory) forget() (unmap func() error) {
 
 // Unexport takes memory back: no new operation can use the memory, and the relay unmaps the memory
 // when operations in flight have ended. Unexport revokes the memory's regions, and returns when no
-// operation of a remote program accesses the memory; of its own the program knows. No stream of
-// this process may use staging memory any more.
+// operation of a remote program accesses the memory; the program knows the ends of local
+// operations. No stream of this process may use staging memory any more.
 func (m *Memory) Unexport(ctx context.Context) error {
 	m.session.mu.Lock()
 	unmap := m.forget()
@@ -708,8 +707,8 @@ func (l *Listener) Accept(ctx context.Context) (*Connection, error) {
 	}
 }
 
-// TryAccept is Accept that does not wait: nil where no sender is known yet. It asks the
-// relay, and a later one gets what that answers.
+// TryAccept is Accept that does not wait: nil where no sender is known yet. The request continues,
+// and a later Accept gets the answer.
 func (l *Listener) TryAccept() (*Connection, error) {
 	answer := l.ask()
 	select {
@@ -743,7 +742,7 @@ func (l *Listener) ask() chan accepted {
 	return answer
 }
 
-// later leaves an answer that has not come to the next who asks.
+// later passes a pending answer to the next caller.
 func (l *Listener) later(answer chan accepted) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

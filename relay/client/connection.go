@@ -12,15 +12,15 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// spinTime is how long Wait looks at the ring before it sleeps.
+// spinTime is the time that Wait polls the ring before the sleep.
 const spinTime = 50 * time.Microsecond
 
-// reasonTimeout is how long a failed operation waits for the sentence that comes
-// on the socket while its status comes in the ring.
+// reasonTimeout limits the wait of a failed operation for the message on the socket; the status
+// comes in the ring.
 const reasonTimeout = time.Second
 
-// Connection is a one-way way to another container: sends, and receives, start in the order of the
-// posts.
+// Connection is a unidirectional stream between two containers: sends, and receives, start in the
+// order of the posts.
 type Connection struct {
 	session *Session
 	number  uint32
@@ -115,9 +115,9 @@ func After(t *Timeline, value uint64) Option {
 	return func(d *wire.Descriptor) { d.WaitTimeline, d.WaitValue = t.number, value }
 }
 
-// Signal lets the relay set a timeline to a value when the operation has ended,
-// also with an error. Receives of one connection end in the order in which their messages
-// were sent, so that one timeline can serve all of them.
+// Signal lets the relay set a timeline to a value when the operation has ended, also with an error.
+// Receives of a connection end in the order of the sent messages, so that a single timeline can
+// serve them.
 func Signal(t *Timeline, value uint64) Option {
 	return func(d *wire.Descriptor) { d.SignalTimeline, d.SignalValue = t.number, value }
 }
@@ -202,8 +202,8 @@ func (op *Operation) end(moved uint64, failure error) {
 // Done is closed when the operation has ended; Wait tells how.
 func (op *Operation) Done() <-chan struct{} { return op.done }
 
-// Wait waits for the end: of a send, when its bytes are in the receiver's
-// memory; of a receive, when they are here. It returns the bytes moved.
+// Wait waits for the end: of a send, when its bytes are in the receiver's memory; of a receive,
+// when they are here. Wait returns the number of moved bytes.
 func (op *Operation) Wait(ctx context.Context) (uint64, error) {
 	s := op.connection.session
 	s.spin(op)
@@ -238,8 +238,8 @@ func (c *Connection) explain(status wire.Status) error {
 	return &wire.Error{Status: status}
 }
 
-// Cancel asks the relay to end the operation if nothing of it has moved. The
-// operation ends in any case by itself or so; Wait tells.
+// Cancel asks the relay to cancel an operation of which no byte has moved. The operation ends in
+// any case by itself or so; Wait tells.
 func (op *Operation) Cancel() error {
 	_, err := op.connection.submit(wire.Descriptor{
 		Operation: wire.OpCancel, Connection: op.connection.number, Tag: op.cookie,
@@ -314,7 +314,7 @@ func (s *Session) drain() {
 	}
 }
 
-// left is what the session's Close has ended, or nil before.
+// left is the error after the session's Close, nil before.
 func (s *Session) left() error {
 	if wire.StatusOf(s.broken) == wire.StatusClosed {
 		return s.broken
@@ -325,7 +325,7 @@ func (s *Session) left() error {
 // readWakes drains the ring whenever the relay rings.
 func (s *Session) readWakes() {
 	defer s.readers.Done()
-	var rings [512]byte // one byte each; what they say is all the same
+	var rings [512]byte // one byte each; the content does not matter
 	for {
 		_, err := s.wakeClient.Read(rings[:])
 		s.mu.Lock()

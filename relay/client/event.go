@@ -24,14 +24,14 @@ func (s *Session) Event(ctx context.Context, gpu wire.UUID, handle [64]byte) (*E
 	return &Event{s, m.Event}, nil
 }
 
-// Close lets the relay forget the event, once the operations that wait for it do not any
-// more. It must not be destroyed before.
+// Close has the relay close the event, after the last operation that waits for the event. Destroy
+// the event only afterwards.
 func (e *Event) Close(ctx context.Context) error {
 	_, err := ask[*wire.Done](ctx, e.session, &wire.EventClose{Event: e.number})
 	return err
 }
 
-// AfterEvent starts the operation when the work before the event's latest record has completed. It
-// has to be recorded before the operation is posted; recorded again before the operation has begun,
+// AfterEvent starts the operation when the work before the event's latest record has completed.
+// Record the event before the post of the operation; recorded again before the operation has begun,
 // that may wait for the later record.
 func AfterEvent(e *Event) Option { return func(d *wire.Descriptor) { d.WaitEvent = e.number } }

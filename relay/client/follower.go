@@ -9,8 +9,8 @@ import (
 // Follower sets timelines when a stream of work gets to a point, without holding that stream up. A
 // stream that writes a value drains the copy before the write and only then starts the next copy,
 // which costs copies of 4 MiB a quarter of the rate (docs/benchmarks.md); a follower has a second
-// stream that waits for an event of the first stream, and writes. It belongs to the thread that has
-// the stream's context.
+// stream that waits for an event of the first stream, and writes. A Follower belongs to the thread
+// with the stream's context.
 //
 //	follower, err := timelines.Follow(stream)
 //
@@ -37,7 +37,7 @@ func (t *StreamTimelines) Follow(s cuda.Stream) (*Follower, error) {
 	return f, nil
 }
 
-// Write sets a timeline when all is done that the leading stream has now. Values come in
+// Write sets a timeline when the present work of the leading stream has completed. Values come in
 // the order of the calls. A stream that is captured is refused: see [HandOver].
 func (f *Follower) Write(to *Timeline, value uint64) error {
 	t := f.timelines

@@ -33,13 +33,14 @@ type HandOver struct {
 	operations int         // in turn that have not ended
 }
 
-// pollInterval is how often timelines that have ended are set to their end again: a
-// graph that is replayed after that sets them back itself.
+// pollInterval is the interval at which ended timelines are set to the end value again: a later
+// replay of a graph resets the value.
 const pollInterval = time.Millisecond
 
-// HandOver makes a timeline one that changes hands, and says whose turn is first: wire.TurnStream
-// or wire.TurnRelay. A stream must not use it meanwhile. The call restarts an ended hand-over, but
-// not before the old operations have ended: old operations would use turns of the new hand-over.
+// HandOver makes a timeline a hand-over, and sets the first turn: wire.TurnStream or
+// wire.TurnRelay. A stream must not use the timeline during the call. The call restarts an ended
+// hand-over, but not before the old operations have ended: old operations would use turns of the
+// new hand-over.
 func (s *Session) HandOver(number, first uint32) (*HandOver, error) {
 	if _, err := s.Timeline(number); err != nil {
 		return nil, err
@@ -61,8 +62,8 @@ func (s *Session) HandOver(number, first uint32) (*HandOver, error) {
 	return h, nil
 }
 
-// Err is nil while the hand-over goes on, then why it has ended: the session's error, or that of
-// the connection whose operations had their turn. From then on streams do not wait for the
+// Err is nil while the hand-over works, and afterwards the cause of its end: the session's error,
+// or the error of the connection of the latest operation. From then on streams do not wait for the
 // hand-over, and the memory's content is undefined.
 func (h *HandOver) Err() error {
 	h.session.mu.Lock()
@@ -71,7 +72,7 @@ func (h *HandOver) Err() error {
 }
 
 // InTurn starts an operation in the relay's turn; at the end of the operation, also after an error,
-// the stream gets the turn. It goes with neither After nor Signal.
+// the stream gets the turn. InTurn excludes After and Signal.
 func InTurn(h *HandOver) Option {
 	return func(d *wire.Descriptor) { d.Flags, d.WaitTimeline = d.Flags|wire.InTurn, h.number }
 }
@@ -143,8 +144,8 @@ func (s *Session) keepOnce() bool {
 	return s.keeping
 }
 
-// Take lets a stream wait for its turn (cuStreamWaitValue64). For an ended hand-over it returns the
-// error that ended the hand-over.
+// Take makes a stream wait for its turn (cuStreamWaitValue64). For an ended hand-over it returns
+// the error that ended the hand-over.
 func (t *StreamTimelines) Take(s cuda.Stream, h *HandOver) error {
 	if err := h.Err(); err != nil {
 		return err
@@ -152,14 +153,14 @@ func (t *StreamTimelines) Take(s cuda.Stream, h *HandOver) error {
 	return t.driver.StreamWaitBits64(s, t.address(h.number), wire.TurnStream|wire.TimelineEnd)
 }
 
-// Give ends a stream's turn when it gets there (cuStreamWriteValue64): of a send,
-// the bytes are there; of a receive, they are not needed any more.
+// Give makes a stream end its turn (cuStreamWriteValue64): of a send, the bytes are there; of a
+// receive, they are not needed any more.
 func (t *StreamTimelines) Give(s cuda.Stream, h *HandOver) error {
 	return t.driver.StreamWriteValue64(s, t.address(h.number), wire.TurnRelay)
 }
 
-// uncaptured refuses a stream that is captured: what the values of a graph wait
-// for is there from the first replay on.
+// uncaptured refuses a stream that is captured: the values that a graph waits for exist from the
+// first replay on.
 func (t *StreamTimelines) uncaptured(s cuda.Stream, number uint32, what string) error {
 	status, err := t.driver.StreamCaptureStatus(s)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// ListEntry is one range of a list: Length bytes at Offset of a memory of this process, and from
-// byte At on of the region with the key. Length is at least 1.
+// ListEntry is a range of a list: Length bytes at Offset of a memory of this process, and from byte
+// At on of the region with the key. Length is at least 1.
 type ListEntry struct {
 	Memory         *Memory
 	Offset, Length uint64
@@ -25,14 +25,14 @@ type ListEntry struct {
 }
 
 // WriteList writes the entries of a list to regions of the remote side, in a single operation. The
-// operation ends when the bytes are in the remote memory; Wait returns their number. The relays
-// move neighbouring entries together. Entries have no order: no byte of a destination may be in two
-// of them.
+// operation ends when the bytes are in the remote memory; Wait returns the number of bytes. The
+// relays move neighbouring entries together. Entries have no order: no byte of a destination may be
+// in two of them.
 //
 // If an entry fails, no further entries begin, and Wait returns the status of the first entry that
 // failed; Failed is its index. The remaining entries have been moved completely or not at all. If
 // the connection goes down, an entry may be moved in part. The memories stay exported until the
-// operation has ended. Cancel ends a list whose entries have not all begun.
+// operation has ended. Cancel ends a list with entries that have not started.
 //
 // A session has wire.MaxListEntries entries of lists that have not ended: for more WriteList
 // returns ErrListsFull. The first list of a session asks the relay for memory, at most until ctx
@@ -48,14 +48,14 @@ func (c *Connection) ReadList(ctx context.Context, entries []ListEntry, options 
 	return c.list(ctx, wire.OpReadList, entries, options)
 }
 
-// Failed is the index of the first entry that failed, of a list whose Wait returned an error of
-// its entries; 0 of other operations.
+// Failed is the index of the first failed entry, after Wait returned an error of an entry; 0 of
+// other operations.
 func (op *Operation) Failed() int { return int(op.failed) }
 
 // ErrListsFull says that the entries of lists that have not ended leave too little room.
 var ErrListsFull = fmt.Errorf("the session's lists are full: they have %d entries, and lists that were posted have to end first", wire.MaxListEntries)
 
-// lists are the session's list memory and the parts of it that are in use.
+// lists is the session's list memory, with the used spans.
 type lists struct {
 	memory    *Memory // nil before the first list
 	asking    chan struct{}

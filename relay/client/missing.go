@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// noRelay is the error of a container that was given no lane, or whose relay did
-// not start: then the anchor of its lane, an empty directory, is there.
+// noRelay is the error of a container that was given no lane, or whose relay did not start: then
+// the anchor of the lane, an empty directory, exists.
 func noRelay(socket string, cause error, gpus []wire.UUID) error {
 	if entries, err := os.ReadDir(filepath.Dir(socket)); err == nil && len(entries) == 0 {
 		return noRelayAt(socket, fmt.Errorf("%w: the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without", cause),
@@ -57,9 +57,8 @@ func (s *Session) LaneNIC(ctx context.Context, gpu wire.UUID) (*wire.LaneNICRepl
 	return ask[*wire.LaneNICReply](ctx, s, &wire.LaneNIC{GPU: gpu})
 }
 
-// WithoutGPU is for a container in which CUDA cannot be used, and why. Where a
-// relay answers at the socket, the container was given lanes, and not the GPUs of
-// these or not the driver's libraries, which come with them: the error says which
+// WithoutGPU is for a container in which CUDA cannot be used, and why. If a relay answers, the
+// container has lanes, and lacks the lanes' GPUs or the driver's libraries: the error says which
 // devices to add. Elsewhere it is the cause.
 func WithoutGPU(ctx context.Context, socket string, cause error) error {
 	s, err := Dial(ctx, socket)
@@ -75,7 +74,7 @@ func WithoutGPU(ctx context.Context, socket string, cause error) error {
 		numbers = append(numbers, fmt.Sprint(lane.Index))
 		devices = append(devices, fmt.Sprintf("--device nvidia.com/gpu=%d", lane.Index))
 	}
-	// Its own remedy would be a second one.
+	// The error's remedy would be a second remedy.
 	var library *cuda.LibraryError
 	if errors.As(cause, &library) && library.Library == cuda.DefaultLibrary && library.Reason != "" {
 		cause = noLibrary{library}

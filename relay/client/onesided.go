@@ -6,19 +6,19 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Region is a range of this process's memory that the other sides of connections read or
-// write. The relays move the bytes; this process does nothing.
+// Region is a range of this process's memory that remote sides of connections read or write. The
+// relays move the bytes; this process does nothing.
 type Region struct {
 	session *Session
 	number  uint32
 	key     wire.RemoteKey
 }
 
-// Expose lets the other sides of the listener's connections, present and later, read or write
+// Expose permits the remote sides of the listener's present and later connections to read or write
 // [offset, offset+n) bytes of m by the key of the region. This process need not accept the
-// connections, and may be stopped. m is memory of the listener's GPU. access is
-// wire.RemoteRead, which needs memory exported for sending, wire.RemoteWrite, which needs
-// memory exported for receiving, or both.
+// connections, and may be stopped. m is memory of the listener's GPU. access is wire.RemoteRead,
+// which needs memory exported for sending, wire.RemoteWrite, which needs memory exported for
+// receiving, or both.
 func (l *Listener) Expose(ctx context.Context, m *Memory, offset, n uint64, access uint32) (*Region, error) {
 	return l.session.expose(ctx, &wire.Expose{Memory: m.number, Offset: offset, Length: n, Access: access, Listener: l.number})
 }
@@ -36,21 +36,21 @@ func (s *Session) expose(ctx context.Context, m *wire.Expose) (*Region, error) {
 	return &Region{session: s, number: exposed.Region, key: wire.NewRemoteKey(exposed.Key, m.Length, m.Access)}, nil
 }
 
-// Key returns the key of the region, for the program at the other side. A program with the key
-// has the access of the region, on the connections of the region.
+// Key returns the key of the region, for the remote program. A program with the key has the access
+// of the region, on the connections of the region.
 func (r *Region) Key() wire.RemoteKey { return r.key }
 
-// Revoke ends the access, and returns when no operation on the region touches the memory.
-// Operations that have begun go on to their end; closing the connection ends started operations.
-// Unexport revokes the regions of a memory.
+// Revoke ends the access, and returns when no operation on the region touches the memory. Started
+// operations continue to the end; closing the connection ends started operations. Unexport revokes
+// the regions of a memory.
 func (r *Region) Revoke(ctx context.Context) error {
 	_, err := ask[*wire.Done](ctx, r.session, &wire.Revoke{Region: r.number})
 	return err
 }
 
-// Write writes n bytes of a memory of this process to byte `at` of a region of the other side. This
-// process made the connection; the process at the other side does nothing. It has ended when the
-// bytes are there; an operation of 0 bytes checks the access.
+// Write writes n bytes of a memory of this process to byte `at` of a region of the remote side.
+// This process made the connection; the remote process does nothing. The operation ends when the
+// bytes are in the remote memory; an operation of 0 bytes checks the access.
 //
 // Sends, writes and reads start in the order of the posts, and end in any order: wait for the end
 // of an operation, or for a Flush, before a dependent operation. The result is
@@ -63,11 +63,11 @@ func (c *Connection) Write(m *Memory, offset, n uint64, to wire.RemoteKey, at ui
 	return c.oneSided(wire.OpWrite, m, offset, n, to, at, options)
 }
 
-// Read reads n bytes from byte `at` of a region of the other side into a memory of this process;
+// Read reads n bytes from byte `at` of a region of the remote side into a memory of this process;
 // the rest is as with Write. The first read of a connection opens a reverse connection, which
-// counts among the connections of both sides. Where the relays cannot open it, reads end with
-// wire.StatusNoReverseConnection, the connection stays up, and the relays' logs have the reason;
-// reads of the next second end so too, a later one tries again.
+// counts among the connections of both sides. If the relays cannot open the reverse connection,
+// reads end with wire.StatusNoReverseConnection, the connection stays up, and the relays' logs have
+// the cause; reads fail the same way for a second, and a later read tries again.
 func (c *Connection) Read(m *Memory, offset, n uint64, from wire.RemoteKey, at uint64, options ...Option) (*Operation, error) {
 	return c.oneSided(wire.OpRead, m, offset, n, from, at, options)
 }

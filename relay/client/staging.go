@@ -19,18 +19,18 @@ type Staging struct {
 	Access uint32
 }
 
-// Staging has the relay make memory on a server GPU of a lane, and maps it here, so that this
-// process copies by itself: into the memory, and then sends from the memory, After a timeline that
-// the stream writes after the copy (StreamTimelines.Write); or receives into the memory, and the
-// stream waits for the receive's Signal before the copy out. On route staged the relay makes no
-// further copy: the NIC reads and writes it in place. A copy into the memory before the end of a
+// Staging has the relay make memory on a server GPU of a lane, and maps the memory here, so that
+// this process copies: into the memory, and then sends from the memory, After a timeline that the
+// stream writes after the copy (StreamTimelines.Write); or receives into the memory, and the stream
+// waits for the receive's Signal before the copy out. On route staged the relay makes no further
+// copy: the NIC reads and writes the memory in place. A copy into the memory before the end of a
 // send may change the sent bytes.
 //
-// The container needs peerlane.dev/gpu= of that GPU: importing memory takes the server
-// GPU's device node. No context on the server GPU is made. The memory is Bytes long,
-// or more where the driver's granularity asks for it, and not zeros. It counts to the
-// relay's limits (relay.limits.client_staging, relay.limits.staging) and to the host's
-// (staging.limit) until Unexport or the session's end.
+// The container needs peerlane.dev/gpu= of that GPU: importing memory takes the server GPU's device
+// node. No context on the server GPU is made. The memory is Bytes long, or more where the driver's
+// granularity asks for it, and not zeros. The memory counts for the relay's limits
+// (relay.limits.client_staging, relay.limits.staging) and for the host's limit (staging.limit)
+// until Unexport or the session's end.
 func (s *Session) Staging(ctx context.Context, d *cuda.Driver, a Staging) (*Memory, error) {
 	if a.Access == 0 {
 		a.Access = wire.AccessSend | wire.AccessReceive
@@ -80,8 +80,8 @@ func deviceOf(d *cuda.Driver, gpu wire.UUID) (cuda.Device, error) {
 	return 0, wire.Errorf(wire.StatusWrongGPU, "CUDA does not show %s to this process, whose streams are to copy", gpu.GPU())
 }
 
-// mapStaging imports memory and gives a single device access. Nothing is asked of the device that
-// it is on, which CUDA_VISIBLE_DEVICES may hide.
+// mapStaging imports memory and gives a single device access. The import does not use the server
+// device, which CUDA_VISIBLE_DEVICES may hide.
 func mapStaging(d *cuda.Driver, fd int, bytes uint64, device cuda.Device) (ptr cuda.Ptr, release func() error, err error) {
 	handle, err := d.MemImportFD(fd)
 	if errors.Is(err, cuda.ErrInvalidDevice) {

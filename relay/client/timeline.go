@@ -17,7 +17,7 @@ type Timeline struct {
 	number  uint32
 }
 
-// Timeline is one of the session's wire.Timelines counters; all start at 0.
+// Timeline numbers a counter of the session's wire.Timelines counters, which start at 0.
 func (s *Session) Timeline(number uint32) (*Timeline, error) {
 	if number >= wire.Timelines {
 		return nil, fmt.Errorf("timeline %d: a session has %d, numbered from 0", number, wire.Timelines)
@@ -82,8 +82,8 @@ func (t *StreamTimelines) address(number uint32) cuda.Ptr {
 	return t.base + cuda.Ptr(number*wire.TimelineStride)
 }
 
-// Write lets a stream set a timeline when it gets there
-// (cuStreamWriteValue64). A stream that is captured is refused: see [HandOver].
+// Write makes a stream set a timeline (cuStreamWriteValue64). A stream that is captured is refused:
+// see [HandOver].
 func (t *StreamTimelines) Write(s cuda.Stream, to *Timeline, value uint64) error {
 	if err := t.uncaptured(s, to.number, "the write of a value"); err != nil {
 		return err

@@ -62,7 +62,7 @@ func (g *Device) Use() error { return g.Driver.CtxSetCurrent(g.context) }
 // Context is the device's, for calls that name two.
 func (g *Device) Context() cuda.Context { return g.context }
 
-// Close destroys the context. All memory and queues must be closed before.
+// Close destroys the context. Close memory and queues before.
 func (g *Device) Close() error {
 	if g.aperture != nil {
 		g.aperture.Close()
@@ -87,7 +87,7 @@ func (g *Device) Lost() error {
 	return nil
 }
 
-// On runs f on an OS thread that has the device's context current, and leaves the thread as it was.
+// On runs f on an OS thread with the device's context current, and restores the thread's context.
 // If that fails, the effects of f stay, and belong to the caller: no further goroutine gets the
 // thread, which ends with this goroutine.
 func (g *Device) On(f func() error) error {
@@ -199,8 +199,8 @@ func ImportParts(d *cuda.Driver, parts []Part, access ...cuda.Access) (*Memory, 
 	return m, nil
 }
 
-// OpenIPC maps memory of another process's cudaMalloc, the whole allocation. It
-// belongs to the device's context.
+// OpenIPC maps memory of another process's cudaMalloc, the whole allocation. The memory belongs to
+// the device's context.
 func (g *Device) OpenIPC(handle cuda.IPCMemHandle) (*Memory, error) {
 	m := &Memory{driver: g.Driver, openedBy: g}
 	err := g.On(func() error {
@@ -224,8 +224,8 @@ func (g *Device) OpenIPC(handle cuda.IPCMemHandle) (*Memory, error) {
 	return m, nil
 }
 
-// Create makes memory on a device, exportable and RDMA-capable where the
-// device can, and maps it. No context on that device is needed.
+// Create makes and maps memory on a device, exportable and RDMA-capable if the device supports it.
+// No context on that device is needed.
 func Create(d *cuda.Driver, on cuda.Device, bytes uint64, access ...cuda.Access) (*Memory, error) {
 	granularity, err := d.MemGranularity(on)
 	if err != nil {
@@ -293,8 +293,7 @@ func (m *Memory) Allow(access cuda.Access) error {
 	return m.driver.MemSetAccess(m.Ptr, m.Bytes, access)
 }
 
-// Export makes a file descriptor of the memory, which is one allocation, for
-// another process.
+// Export makes a file descriptor of the memory, a single allocation, for a further process.
 func (m *Memory) Export() (int, error) {
 	if m.host != nil {
 		fd, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 3)

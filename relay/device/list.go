@@ -8,7 +8,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 )
 
-// Copy is a copy of so many bytes, one of several.
+// Copy is an element of a list of copies.
 type Copy struct {
 	To, From Place
 	Bytes    uint64
@@ -18,8 +18,8 @@ type Copy struct {
 // (docs/benchmarks.md), and the loop serves further operations between two batches of a list.
 const maxBatch = 512
 
-// MoveList is Move for many copies, which have no order. done is called once, when all have
-// ended, with the first error: before MoveList returns if all have ended by then.
+// MoveList is Move for many copies, which have no order. done is called once, after the last copy,
+// with the first error; before the return of MoveList if the copies have ended by then.
 //
 // One batch call makes up to maxBatch copies between two devices, or from a device to host memory.
 // Copies within a device, or from host memory to a device, use the calls that Move chooses, because

@@ -57,7 +57,7 @@ type mark struct {
 	sample time.Time // when it was issued, of a copy that [Queue.judge] judges; zero of others
 }
 
-// A copy of largeCopy, bytes, is issued by itself and has an event behind it. The queue gathers
+// A copy of at least largeCopy bytes is issued alone, with an event after it. The queue gathers
 // smaller copies up to manyCopies, or up to the end of the loop's iteration; a single call issues
 // the copies, followed by an event. The call takes the time: the engines make several small copies
 // concurrently.
@@ -66,7 +66,7 @@ const (
 	manyCopies = 8
 )
 
-// batch is copies for one call.
+// batch has the copies of a call.
 type batch struct {
 	to, from [manyCopies]cuda.Ptr
 	sizes    [manyCopies]uint64
@@ -87,11 +87,11 @@ const minLinear = 32 << 10
 // of the device's kernels, regardless of the call: beside another process's kernel that takes 2.0
 // ms for any number of bytes, else 10 to 30 us. Two copies by way of host memory have engines that
 // do not wait: 12 us up to 16 KiB, 55 us for 1 MiB, 625 us for 16 MiB (docs/benchmarks.md). So
-// copies of bounceLeast to bounceAlways, bytes, within one device go by way of host memory. Larger
+// copies of bounceLeast to bounceAlways bytes within a device go through host memory. Larger
 // copies, up to bounceMost, bounce after a copy that has waited for a slice ([Queue.judge]): the
-// next bounceCopies of them, and then the first of an empty stream tries again. Smaller ones do so
-// as well, but as two copies of which the second begins when the first has ended: a rectangle
-// cannot write 8 bytes at once, and a word has to be known ([Queue.throughHost]).
+// next bounceCopies copies bounce, and then the first copy of an empty stream tries again. Smaller
+// copies bounce, too, as two copies in sequence: a rectangle cannot write 8 bytes at once, and a
+// word has to be known ([Queue.throughHost]).
 const (
 	bounceLeast  = 16
 	bounceAlways = 1 << 20
@@ -123,9 +123,9 @@ func (q *Queue) Copy(to, from cuda.Ptr, n uint64, done func(error)) {
 	q.issue(Place{Ptr: to}, Place{Ptr: from}, n, done)
 }
 
-// Move is Copy between any memories. Where both are the host's the device has no part in it: CUDA
-// would wait for the earlier work of the stream, and then copy in the calling thread. One of at
-// most shortMove is over before Move returns, and done has been called.
+// Move is Copy between any memories. Between two host memories the device is not involved: CUDA
+// would wait for the earlier work of the stream, and then copy in the calling thread. A move of at
+// most shortMove bytes ends before the return of Move, and done has been called.
 func (q *Queue) Move(to, from Place, n uint64, done func(error)) {
 	if to.Host == nil || from.Host == nil {
 		q.issue(to, from, n, done)
@@ -268,7 +268,8 @@ func (q *Queue) copyWithin(to, from cuda.Ptr, n uint64) error {
 }
 
 // reserve allocates host memory at p, once, and clears it, as the driver does not: the marker of
-// words begins at 0. Without it copies are slower, and right. The context is current.
+// words begins at 0. Without the cleared memory copies are slower, and correct. The context is
+// current.
 func (q *Queue) reserve(p *unsafe.Pointer, bytes uint64) bool {
 	if *p == nil && !q.noHostMemory {
 		var err error
@@ -334,7 +335,7 @@ func (q *Queue) flush() {
 	}
 }
 
-// mark puts an event behind all that is issued; the context is current.
+// mark issues an event after the issued copies; the context is current.
 func (q *Queue) mark() {
 	d := q.device.Driver
 	event, err := q.event()
@@ -346,8 +347,8 @@ func (q *Queue) mark() {
 		}
 		q.idle = append(q.idle, event)
 	}
-	// The copies run and their end cannot be seen by an event: wait for the end here, so that no
-	// operation reuses the memory too early.
+	// The copies run without an event for the end: wait for the end here, so that no operation
+	// reuses the memory too early.
 	if waited := d.StreamSynchronize(q.stream); waited != nil {
 		err = fmt.Errorf("%w; %w", err, waited)
 	}
@@ -358,7 +359,7 @@ func (q *Queue) mark() {
 	q.end(q.issued, q.named(err))
 }
 
-// named adds to an error whose it is.
+// named adds the device to an error.
 func (q *Queue) named(err error) error {
 	if err == nil {
 		return nil
@@ -422,10 +423,10 @@ func (q *Queue) Poll() bool {
 	return q.pollHosts() || progress
 }
 
-// judge has the next copies bounce if the one that was issued at a time, and has ended, took longer
-// than sliceWait. Such a copy has at most bounceMost bytes and was alone on the stream, so the copy
-// waited for no earlier copy, and the bytes take less time. If the previous query was more than
-// latePoll ago, the time of the end is too uncertain, and judge draws no conclusion.
+// judge makes the next copies bounce if an ended copy took longer than sliceWait since its issue.
+// Such a copy has at most bounceMost bytes and was alone on the stream, so the copy waited for no
+// earlier copy, and the bytes take less time. If the previous query was more than latePoll ago, the
+// time of the end is too uncertain, and judge draws no conclusion.
 func (q *Queue) judge(issued time.Time) {
 	now := time.Now()
 	if now.Sub(q.looked) <= latePoll && now.Sub(issued) > sliceWait {

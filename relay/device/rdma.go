@@ -50,16 +50,16 @@ type lent struct {
 	offset uint64
 }
 
-// Lent is the range [offset, offset+length) of memory that another process has exported, as NICs
-// may know it: only by the owner's DMA-BUF descriptor of the whole memory. The addresses are those
-// of the memory, which must outlive the result. The result owns the descriptor from then on, and
-// Close closes only the descriptor.
+// Lent is the range [offset, offset+length) of a foreign process's memory for registration with
+// NICs: only by the owner's DMA-BUF descriptor of the whole memory. The addresses are those of the
+// memory, which must outlive the result. The result owns the descriptor from then on, and Close
+// closes only the descriptor.
 func (m *Memory) Lent(fd int, offset, length uint64) *Memory {
 	return &Memory{Ptr: m.Ptr + cuda.Ptr(offset), Bytes: length, On: m.On, lent: &lent{fd, offset}}
 }
 
-// Lease is the descriptor by which another process has lent the memory, and where in that it
-// begins, bytes; false for memory that is not lent.
+// Lease is the descriptor of the foreign process's memory, and the offset of the range, bytes;
+// false for memory that is not lent.
 func (m *Memory) Lease() (fd int, offset uint64, is bool) {
 	if m.lent == nil {
 		return -1, 0, false
@@ -80,8 +80,8 @@ func (g *Device) RDMACapable(m *Memory) (capable bool, err error) {
 // Address is where devices reach the memory, and NICs by nvidia-peermem.
 func (m *Memory) Address() uintptr { return uintptr(m.Ptr) }
 
-// Allocated reports whether it is of cuMemAlloc.
+// Allocated reports whether the memory is of cuMemAlloc.
 func (m *Memory) Allocated() bool { return m.allocatedBy != nil }
 
-// Size is its bytes.
+// Size is the size in bytes.
 func (m *Memory) Size() uint64 { return m.Bytes }

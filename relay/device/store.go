@@ -16,8 +16,8 @@ import (
 )
 
 // Stores are writes by the CPU into GPU memory that is mapped through the GPU's BAR1
-// ([cuda.Aperture]). The driver has no part in them: a kernel sees the bytes after 1 µs, beside
-// any other kernel.
+// ([cuda.Aperture]). The driver is not involved: a kernel sees the bytes after 1 µs, beside any
+// other kernel.
 
 // storesVariable is the environment variable whose value 0 keeps a relay from stores.
 const storesVariable = "PEERLANE_STORES"
@@ -25,8 +25,8 @@ const storesVariable = "PEERLANE_STORES"
 // maxStore, bytes, is the largest write by stores. The event loop makes it: 0.3 to 0.5 µs.
 const maxStore = 4 << 10
 
-// apertureShare is the part of BAR1 that one relay maps at most. All processes of a host share
-// BAR1, which has 256 MiB or more.
+// apertureShare is a relay's maximum part of BAR1. The processes of a host share BAR1, which has
+// 256 MiB or more.
 const apertureShare = 64
 
 // maxMapped, bytes, is the largest memory that is mapped for stores.
@@ -143,11 +143,11 @@ func (g *Device) OpenLoads() (err error) {
 	return err
 }
 
-// MapLoads maps a memory of one allocation for the CPU's loads. fd is the allocation's descriptor, and
-// stays the caller's.
+// MapLoads maps a memory of a single allocation for the CPU's loads. fd is the allocation's
+// descriptor, and stays the caller's.
 func (m *Memory) MapLoads(g *Device, fd int) error { return m.mapAperture(g, fd, 0, m.Bytes, m.Bytes) }
 
-// MapStores maps length bytes of a memory of one allocation for the CPU's stores. fd is the
+// MapStores maps length bytes of a memory of a single allocation for the CPU's stores. fd is the
 // allocation's descriptor, and stays the caller's.
 func (m *Memory) MapStores(g *Device, fd int, offset, length uint64) error {
 	return m.mapAperture(g, fd, offset, length, maxMapped)
@@ -183,7 +183,7 @@ func (s *stores) close() error {
 	return s.device.aperture.Unmap(s.mapped)
 }
 
-// from is the mapping from an offset of the memory on, nil where it is not mapped.
+// from returns the mapping from an offset of the memory on, nil without a mapping.
 func (s *stores) from(offset uint64) []byte {
 	if s == nil || offset < s.at || offset-s.at >= uint64(len(s.mapped.Bytes)) {
 		return nil
@@ -200,8 +200,8 @@ func (g *Device) Store(to Place, from []byte) (bool, error) {
 	return true, store(to.stores, from, g.readsBack)
 }
 
-// Load reads bytes of the device's memory by the CPU: 1 µs for a word. It reports false if the memory
-// is not mapped. An access to a GPU that was reset or removed faults: that is the error.
+// Load reads bytes of the device's memory by the CPU: 1 µs for a word. The result is false if the
+// memory is not mapped. An access to a GPU that was reset or removed faults: that is the error.
 func Load(from Place, to []byte) (loaded bool, err error) {
 	if len(to) > len(from.stores) {
 		return false, nil

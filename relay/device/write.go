@@ -10,10 +10,10 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 )
 
-// Writes are copies of less than minLinear out of host memory. By the usual calls the driver
-// makes them with the device's SMs, which wait 2 ms for a time slice beside another process's
-// kernel. Two methods do not wait: words that the stream writes (cuStreamBatchMemOp), whose time
-// grows with each word, and a rectangle of two rows (cuMemcpy2DAsync), which a copy engine moves.
+// Writes are copies of less than minLinear out of host memory. With the usual calls the driver
+// copies by the device's SMs, which wait 2 ms for a time slice beside a foreign process's kernel.
+// Two methods do not wait: words written by the stream (cuStreamBatchMemOp), whose time grows per
+// word, and a rectangle of two rows (cuMemcpy2DAsync), which a copy engine moves.
 
 // The memory of own: the value of prime, the marker of words, and slots.
 const (
@@ -29,12 +29,12 @@ const wordBytes = 8
 // mostWords, bytes, are the largest write that is words, where nothing was measured.
 const mostWords = 16
 
-// Writes is the method of writes by size, as [Device.MeasureWrites] has found it.
+// Writes is the method of writes by size, from [Device.MeasureWrites].
 type Writes struct {
 	// MostWords is the largest write, bytes, that is words.
 	MostWords uint64
-	// MostStores is the largest write, bytes, that the CPU stores, of memory that is mapped for
-	// it; 0 without, for the reason NoStores.
+	// MostStores is the largest write by CPU stores into mapped memory, bytes; 0 without, for the
+	// reason NoStores.
 	MostStores uint64
 	NoStores   string
 	Measured   []WriteTime // by size; empty where nothing was measured
@@ -119,7 +119,7 @@ func (q *Queue) throughHost(to, from Place, n uint64, done func(error)) bool {
 	return true
 }
 
-// write makes a write. marked reports that the stream's marker will tell its end.
+// write makes a write. marked reports that the stream's marker shows the end.
 func (q *Queue) write(to cuda.Ptr, from unsafe.Pointer, n uint64) (marked bool, err error) {
 	if !q.inWords(to, n) || !q.reserve(&q.own, ownBytes) {
 		q.copyEngine = true
@@ -178,12 +178,12 @@ func (g *Device) Writes() Writes { return g.writes }
 // measureRounds are the writes of a size by each method.
 const measureRounds = 15
 
-// measureLimit is how long MeasureWrites may take until it gives up. Tests change it.
+// measureLimit is the time limit of MeasureWrites. Tests change it.
 var measureLimit = 500 * time.Millisecond
 
-// MeasureWrites measures both methods of writes with this device and driver, and has the
-// queues that are made from now on write words up to the largest size at which these are not
-// slower. Where memory or time lacks it changes nothing. It takes some 2 ms.
+// MeasureWrites measures both methods of writes with this device and driver; later queues write
+// words up to the largest size at which words are not slower. Without memory or time it changes
+// nothing. The measurement takes some 2 ms.
 func (g *Device) MeasureWrites() error {
 	var memory *Memory
 	var err error

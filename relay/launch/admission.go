@@ -23,7 +23,7 @@ const HostMemory = "host"
 type Admission struct {
 	Claim uint64 `json:"claim"` // its number
 	OK    bool   `json:"ok"`
-	// Error says why it is not admitted: the limit, the sum, and the holders.
+	// Error is the reason of a refusal: the limit, the sum, and the holders.
 	Error string `json:"error,omitempty"`
 	// Free is how much would be, bytes.
 	Free uint64 `json:"free,omitempty"`

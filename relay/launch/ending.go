@@ -2,7 +2,7 @@ package launch
 
 import "strings"
 
-// Causes of a relay's end that it knows itself. The supervisor detects further causes: a signal
+// Causes of a relay's end that the relay detects. The supervisor detects further causes: a signal
 // that the relay cannot catch, a panic.
 const (
 	EndContainer = "container ended"
@@ -23,7 +23,7 @@ type Ending struct {
 // maxEnding limits the accepted bytes of an ending: a relay can have been taken over.
 const maxEnding = 1 << 10
 
-// Tame is an ending with no more in it than a line of a log has room for.
+// Tame returns an ending cut to the length of a log line.
 func (e Ending) Tame() Ending {
 	return Ending{tame(e.Cause), tame(e.Reason)}
 }

@@ -18,10 +18,9 @@ type Figures struct {
 	// memory, which clients copy to and from, and exported memory on a GPU near the NICs.
 	InPlace  uint64 `json:"inPlace,omitempty"`
 	InFlight int    `json:"inFlight"`
-	// Stalls are waits by their cause; several operations wait at a time.
+	// Stalls are waits by cause; several operations wait at a time.
 	Stalls []Stall `json:"stalls,omitempty"`
-	// Latency is how long operations took from when they could begin, the shortest
-	// first.
+	// Latency is the distribution of durations from the possible start, the shortest first.
 	Latency []Bucket `json:"latency,omitempty"`
 }
 
@@ -63,13 +62,13 @@ type ConnectionFigures struct {
 	Sends     bool   `json:"sends"` // or it receives
 	// Rails are the pairs of interfaces that it is striped over, between two hosts.
 	Rails []RailFigures `json:"rails,omitempty"`
-	// Registration names the memory that NICs access, and the method of registration; GDR that it
-	// is a GPU's, so that nothing bounces through host memory. Of TransportTCP, and of
+	// Registration names the memory that NICs access, and the method of registration; GDR means
+	// memory of a GPU, so no byte bounces through host memory. Of TransportTCP, and of
 	// TransportVerbs, where it begins with dmabuf, peermem or bounce.
 	Registration string `json:"registration,omitempty"`
 	GDR          bool   `json:"gdr,omitempty"`
-	// Slots of the lane that it holds now: a connection that holds slots for long waits for the
-	// peer, or for a NIC.
+	// Slots of the lane in use by the connection: a connection that holds slots for long waits for
+	// the peer, or for a NIC.
 	Slots int `json:"slots,omitempty"`
 	Figures
 }

@@ -1,5 +1,5 @@
-// Package launch has the messages between a supervisor and its relay. It is a leaf: the hook
-// imports the package, which imports no part of the data path.
+// Package launch has the messages between a supervisor and its relay. The package is a leaf: the
+// hook imports the package, which imports no part of the data path.
 //
 // The supervisor starts the relay as `peerlane-relay serve` with only these open descriptors above
 // 2:
@@ -12,11 +12,10 @@
 // Standard error is a pipe to the supervisor, which the relay can outlive: the relay continues
 // without a log then, and ignores SIGPIPE.
 //
-// Over descriptor 5 the supervisor sends a Config, one JSON document a
-// datagram, first at the start and then whenever the container's lanes
-// changed, or a Request. The relay answers each with a Status, in order. It may
-// itself send a Claim, which the supervisor answers with an Admission. The relay
-// ends by itself when descriptor 6 says that init has ended.
+// Over descriptor 5 the supervisor sends a Config, a JSON document per datagram, at the start and
+// after changes of the container's lanes, or a Request. The relay answers with a Status, in order.
+// The relay may send a Claim, which the supervisor answers with an Admission. The relay ends by
+// itself when descriptor 6 says that init has ended.
 package launch
 
 import (
@@ -47,7 +46,7 @@ type GPU struct {
 	Index int `json:"index"`
 }
 
-// Lane is one GPU's way to the network.
+// Lane is a GPU's connection to the network.
 type Lane struct {
 	GPU     GPU      `json:"gpu"`
 	Role    string   `json:"role"`    // topo's: near or RoleFar
@@ -56,8 +55,8 @@ type Lane struct {
 	NICs    []string `json:"nics"`    // RDMA device names, as in /sys/class/infiniband
 	// Direct says that NICs read and write the GPU's own memory, where they can.
 	Direct bool `json:"direct,omitempty"`
-	// Members say how much of the lane's traffic goes which way. A supervisor of an earlier
-	// release gives none: then all servers and NICs are alike.
+	// Members say how much of the lane's traffic goes which way. A supervisor of an earlier release
+	// sends no members: then servers and NICs are equal.
 	Members []Member `json:"members,omitempty"`
 	// Copy says that the container sees the device nodes of Servers too: its clients
 	// may have staging memory there, and copy themselves.
@@ -99,7 +98,7 @@ type Spare struct {
 	NICs []string `json:"nics"`
 }
 
-// Routes of a message between two containers of one host.
+// Routes of a message between two containers of a host.
 const (
 	RouteAuto   = "auto"   // direct
 	RouteStaged = "staged" // client GPU -> slot on a server GPU -> NIC -> slot -> client GPU
@@ -123,15 +122,15 @@ const (
 	ScopeHost    = "host"    // on this one
 )
 
-// Config is all that a relay is told.
+// Config is the configuration of a relay.
 type Config struct {
 	// Version is the Version of the supervisor; 0 of an earlier release.
 	Version    int    `json:"version,omitempty"`
 	Generation string `json:"generation"` // 32 hexadecimal digits
 	Container  string `json:"container"`  // the runtime's id, for messages only
 	Lanes      []Lane `json:"lanes"`
-	// Scope is where the peers of the lanes are; empty means ScopeCluster. Local resolves
-	// it.
+	// Scope is where the peers of the lanes are; empty means ScopeCluster. Local resolves the
+	// scope.
 	Scope     string `json:"scope,omitempty"`
 	Route     string `json:"route"`
 	Transport string `json:"transport"`
@@ -156,9 +155,9 @@ type Config struct {
 	// HostAdmission says that the supervisor admits host memory, too: a Claim whose GPU
 	// is HostMemory.
 	HostAdmission bool `json:"hostAdmission,omitempty"`
-	// CUDAIPC says that clients' memory of cudaMalloc is taken by its IPC handle.
+	// CUDAIPC permits clients' memory of cudaMalloc by IPC handle.
 	CUDAIPC bool `json:"cudaIPC,omitempty"`
-	// IPCEvents says that operations may wait for events of clients by their IPC handles.
+	// IPCEvents permits operations that wait for events of clients by IPC handle.
 	IPCEvents bool   `json:"ipcEvents,omitempty"`
 	Limits    Limits `json:"limits,omitzero"`
 	// SelfTest decides on untested pairs of GPUs: SelfTestOff, which is the default, SelfTestOnce
@@ -186,7 +185,7 @@ type Config struct {
 	Verbs *Verbs `json:"verbs,omitempty"`
 }
 
-// When a relay takes its staging.
+// Times at which a relay allocates staging.
 const (
 	ReserveAttach = "attach" // when a client first needs it
 	ReserveStart  = "start"  // when the container starts
@@ -199,12 +198,12 @@ type Limits struct {
 	Memories    int `json:"memories,omitempty"`    // exported
 	Connections int `json:"connections,omitempty"` // in both directions
 	Descriptors int `json:"descriptors,omitempty"` // files that the relay has open for them
-	// Host memory that the relay makes for them, and as much of other containers'
-	// that it writes into; bytes. ClientHostMemory is of one process.
+	// Host memory that the relay makes for them, and as much of other containers' that it writes
+	// into; bytes. ClientHostMemory is the limit of a process.
 	HostMemory       uint64 `json:"hostMemory,omitempty"`
 	ClientHostMemory uint64 `json:"clientHostMemory,omitempty"`
-	// Memory on server GPUs that clients have who copy themselves, beside the slots;
-	// bytes. ClientStaging is of one process.
+	// Memory on server GPUs that clients have who copy themselves, beside the slots; bytes.
+	// ClientStaging is the limit of a process.
 	Staging       uint64 `json:"staging,omitempty"`
 	ClientStaging uint64 `json:"clientStaging,omitempty"`
 }
@@ -264,7 +263,7 @@ type Report struct {
 	Clients []Client `json:"clients"`
 	// MoreClients have no room beside those; Used counts all.
 	MoreClients int `json:"moreClients,omitempty"`
-	// Contexts are the GPUs that it has a CUDA context on, as PCI addresses.
+	// Contexts are the GPUs with a CUDA context of the relay, as PCI addresses.
 	Contexts []string `json:"contexts"`
 	// Writes are the methods of short copies out of host memory into these GPUs.
 	Writes  []Writes  `json:"writes,omitempty"`
@@ -284,17 +283,17 @@ type Report struct {
 	// so much time has gone by.
 	At    time.Duration `json:"at"`
 	Lanes []LaneFigures `json:"laneFigures,omitempty"`
-	// Connections are those with the most bytes; MoreConnections are not shown.
+	// Connections are the connections with the most bytes; MoreConnections are not shown.
 	Connections     []ConnectionFigures `json:"connectionFigures,omitempty"`
 	MoreConnections int                 `json:"moreConnections,omitempty"`
-	// Network is nil where the relay is on none.
+	// Network is nil without a network.
 	Network *NetworkReport `json:"network,omitempty"`
 }
 
-// Writes are the methods of short copies out of host memory into a GPU, by size. Those of up to
-// Stores bytes are stores of the CPU through BAR1, into memory that is mapped there. Others of up
-// to Words bytes are words that a stream writes; larger ones, of less than 32 KiB, are two rows of
-// a rectangle.
+// Writes are the methods of short copies out of host memory into a GPU, by size. Copies of up to
+// Stores bytes are CPU stores through BAR1, into memory mapped there. Further copies of up to Words
+// bytes are words written by a stream; larger copies, of less than 32 KiB, are two rows of a
+// rectangle.
 type Writes struct {
 	GPU    string `json:"gpu"` // PCI address
 	Words  uint64 `json:"words"`
@@ -305,8 +304,8 @@ type Writes struct {
 	Measured []WriteTime `json:"measured,omitempty"`
 }
 
-// WriteTime is how long a copy of so many bytes takes by each method, microseconds: the median
-// at the relay's start. 0 is a method that was not measured.
+// WriteTime is the duration of a copy of so many bytes per method, microseconds: the median at the
+// relay's start. 0 is a method that was not measured.
 type WriteTime struct {
 	Bytes  uint64  `json:"bytes"`
 	Words  float64 `json:"wordsMicroseconds"`
@@ -346,13 +345,13 @@ type Staging struct {
 	Slots     int    `json:"slots,omitempty"`
 	SlotBytes uint64 `json:"slotBytes,omitempty"`
 	Streams   int    `json:"streams,omitempty"`
-	// Pages describes the pages of slots in host memory for other hosts: huge or small ones.
+	// Pages describes the pages, huge or small, of slots in host memory for remote hosts.
 	Pages string `json:"pages,omitempty"`
 }
 
-// Local reports whether the lanes reach only this host, over the links between its GPUs:
-// then clients are told the rate of these links, and else that of the lane's NIC. With
-// ScopeAuto the lanes of a relay without a network are local, unless they are staged.
+// Local reports whether the lanes reach only this host, over the links between GPUs: then clients
+// get the rate of the links, otherwise the rate of the lane's NIC. With ScopeAuto the lanes of a
+// relay without a network are local, except staged lanes.
 func (c Config) Local() bool {
 	return c.Scope == ScopeHost || c.Scope == ScopeAuto && c.Network == nil && c.Route != RouteStaged
 }

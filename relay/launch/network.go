@@ -36,7 +36,7 @@ const (
 	MaxRail = 1023
 )
 
-// Check returns an error for an invalid configuration. A nil Network is a good one.
+// Check returns an error for an invalid configuration. A nil Network is valid.
 func (n *Network) Check() error {
 	switch {
 	case n == nil:
@@ -60,15 +60,15 @@ func (n *Network) Check() error {
 
 // NetworkReport reports the state of the network.
 type NetworkReport struct {
-	// Listening is an address that handles carry, Rails have the others; empty where there
-	// is none, and Error says why.
+	// Listening is the address in handles, empty without an address, with the cause in Error; Rails
+	// have the further addresses.
 	Listening string `json:"listening,omitempty"`
 	Error     string `json:"error,omitempty"`
 	// Rails are the permitted interfaces, with their traffic.
 	Rails []NetworkRail `json:"rails,omitempty"`
 	// Peers are the relays that connections go to and come from now.
 	Peers []NetworkPeer `json:"peers,omitempty"`
-	// Verbs is nil where the relay uses no RDMA, or has not needed it yet.
+	// Verbs is nil if the relay uses no RDMA, or has not needed RDMA yet.
 	Verbs *VerbsReport `json:"verbs,omitempty"`
 }
 
@@ -88,16 +88,16 @@ type NetworkRail struct {
 	Received uint64 `json:"received"` // bytes
 }
 
-// NetworkPeer is another relay, and the set of TCP connections to it.
+// NetworkPeer is a remote relay, with the set of TCP connections.
 type NetworkPeer struct {
 	// Name describes the remote relay: container, host, addresses and interface.
 	Name string `json:"name"`
 	// Dialed says that this relay made the connections: it sends there.
 	Dialed bool `json:"dialed"`
-	// Channels are the connections of clients that share these.
+	// Channels is the number of client connections over the set.
 	Channels int `json:"channels"`
-	// Messages is the number of sent messages, and Batches the number of writes; Writes those of
-	// slots, of which Eager went with the messages.
+	// Messages is the number of sent messages, and Batches the number of writes; Writes the number
+	// of slot writes, of which Eager travelled with messages.
 	Messages uint64 `json:"messages"`
 	Batches  uint64 `json:"batches"`
 	Writes   uint64 `json:"writes"`

@@ -37,7 +37,7 @@ const (
 	SelfTestRequired = "required" // only a pair that has passed is used
 )
 
-// PairName is a client's GPU and the server GPU that its lane stages on.
+// PairName is a client's GPU and a server GPU of the lane.
 type PairName struct {
 	GPU    GPU `json:"gpu"`
 	Server GPU `json:"server"`
@@ -47,7 +47,7 @@ func (n PairName) String() string {
 	return fmt.Sprintf("GPU %d (%s) and GPU %d (%s)", n.GPU.Index, n.GPU.BusID, n.Server.Index, n.Server.BusID)
 }
 
-// same reports whether two names mean the same devices, as far as both know them.
+// same reports whether two names mean the same devices, by the known parts of both.
 func (n PairName) same(o PairName) bool { return sameGPU(n.GPU, o.GPU) && sameGPU(n.Server, o.Server) }
 
 func sameGPU(a, b GPU) bool {
@@ -65,7 +65,7 @@ type PairJob struct {
 type PairHost struct {
 	// Driver is the CUDA version of the driver, 1000 × major + 10 × minor.
 	Driver int `json:"driver"`
-	// Simulated says that it is package cuda/sim: its rates say nothing about GPUs.
+	// Simulated says that it is package cuda/sim: the rates do not apply to GPUs.
 	Simulated bool `json:"simulated"`
 }
 
@@ -79,15 +79,15 @@ type Pair struct {
 	// Reader reports whether a running kernel read the copied bytes: "passed", or why it was not
 	// tried.
 	Reader string `json:"reader,omitempty"`
-	// Push is out of the client's GPU, Pull into it.
+	// Push is the rate from the client's GPU, Pull the rate into the GPU.
 	Push PairRate `json:"push"`
 	Pull PairRate `json:"pull"`
-	// Choices of the calibration: the size of a piece in bytes, how many of them are under way at a
-	// time, and by how many streams. 0 where it chose nothing.
+	// Choices of the calibration: the size of a piece in bytes, the number of pieces in flight, and
+	// the number of streams. 0 where it chose nothing.
 	Chunk   uint64 `json:"chunk,omitempty"`
 	Depth   int    `json:"depth,omitempty"`
 	Streams int    `json:"streams,omitempty"`
-	// Milliseconds is how long it took, and At when that was, in Unix seconds.
+	// Milliseconds is the duration, and At the time, in Unix seconds.
 	Milliseconds int64 `json:"milliseconds"`
 	At           int64 `json:"at"`
 }
@@ -99,8 +99,8 @@ type PairRate struct {
 	Bounce float64 `json:"bounce"` // between the client's GPU and pinned host memory
 }
 
-// Usable reports whether staging may be on the pair, where that has to be known
-// (SelfTestRequired) or not. A nil pair is one of which nothing is known.
+// Usable reports whether staging may be on the pair, where that has to be known (SelfTestRequired)
+// or not. A nil pair is unknown.
 func (p *Pair) Usable(required bool) bool {
 	switch {
 	case p == nil, p.Verdict == VerdictUntested:
@@ -203,9 +203,8 @@ func strictly(text []byte, value any) error {
 	return nil
 }
 
-// ReadPairs reads the output of a self-test to the end, and calls a function per pair. Nothing of
-// it is believed that was not asked for, that is there twice, or that no self-test can find; pairs
-// before an error are valid.
+// ReadPairs reads the output of a self-test to the end, and calls a function per pair. It refuses
+// unrequested, repeated and impossible results; pairs before an error are valid.
 func ReadPairs(r io.Reader, asked []PairName, each func(PairHost, Pair)) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxPairLine)
@@ -306,7 +305,7 @@ func FindPair(list []Pair, name PairName) *Pair {
 	return nil
 }
 
-// StagingPairs are those that lanes can stage on: servers first, then spares.
+// StagingPairs returns the pairs of lanes' staging: servers first, then spares.
 func StagingPairs(lanes []Lane) []PairName {
 	var list []PairName
 	add := func(n PairName) {

@@ -20,7 +20,7 @@ type RDMAJob struct {
 	Verbs *Verbs `json:"verbs,omitempty"`
 }
 
-// RDMANIC is a NIC, and GPUs whose memory it is to reach.
+// RDMANIC is a NIC, with the GPUs whose memory is tested.
 type RDMANIC struct {
 	Name string `json:"name"`
 	GPUs []GPU  `json:"gpus"`
@@ -36,7 +36,7 @@ const (
 // RDMAResult is the result for a NIC and a memory.
 type RDMAResult struct {
 	NIC string `json:"nic"`
-	// Triple is the result of one of the job's Triples; all else but NIC is empty then.
+	// Triple is the result of a triple of the job; then the fields except NIC are empty.
 	Triple *Triple `json:"triple,omitempty"`
 	// GPU is nil for the host's memory.
 	GPU    *GPU   `json:"gpu,omitempty"`
@@ -57,8 +57,8 @@ type RDMAResult struct {
 	Read  float64 `json:"read,omitempty"`
 }
 
-// ReadRDMA reads the output of a test to the end, and calls a function per result. Nothing of it is
-// believed that was not asked for; results before an error are valid.
+// ReadRDMA reads the output of a test to the end, and calls a function per result. It refuses
+// unrequested results; results before an error are valid.
 func ReadRDMA(r io.Reader, asked RDMAJob, each func(RDMAResult)) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxPairLine)

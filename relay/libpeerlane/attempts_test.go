@@ -26,7 +26,7 @@ func TestRelayThatReadsNothingBlocksNoCall(t *testing.T) {
 			case <-ended:
 				return
 			}
-			// What nobody asked for is given back, of which the client keeps 64.
+			// The client closes unrequested connections, of which it keeps 64.
 			for i := range uint32(65) {
 				f.raw(wire.Encode(&wire.Exported{Memory: i + 1}, 1<<30))
 			}

@@ -29,7 +29,7 @@ func TestLibraryNeedsLibcOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What a thread's error lies in needs the loader, which is in each process.
+	// Thread-local errors need the loader, which every process has.
 	for _, n := range needed {
 		if !slices.Contains([]string{"libc.so.6", "libpthread.so.0", "libdl.so.2"}, n) && !strings.HasPrefix(n, "ld-linux") {
 			t.Errorf("it needs %s", n)
@@ -48,7 +48,7 @@ func TestLibraryNeedsLibcOnly(t *testing.T) {
 	versioned := 0
 	for _, s := range symbols {
 		if s.Version == "" {
-			// Weak ones of the compiler's, which nobody has.
+			// Weak symbols of the compiler, which no library defines.
 			if !strings.HasPrefix(s.Name, "_ITM_") && s.Name != "__gmon_start__" {
 				t.Errorf("it needs %s of no version", s.Name)
 			}
@@ -80,8 +80,8 @@ func TestLibraryNeedsLibcOnly(t *testing.T) {
 // names of today.
 var earlierNames = map[string]string{"peerlane_offer": "peerlane_expose", "peerlane_withdraw": "peerlane_revoke"}
 
-// The library exports the functions that the header declares and the earlier names of
-// functions, with the version of the library, and no other symbol.
+// The library exports the declared functions and the earlier names of functions, with the version
+// of the library, and no further symbol.
 func TestLibraryExportsHeaderAndEarlierNames(t *testing.T) {
 	dir := library(t)
 	f, err := elf.Open(filepath.Join(dir, libpeerlane.Name))
@@ -151,8 +151,7 @@ func TestLibraryBuiltTwiceIsIdentical(t *testing.T) {
 	}
 }
 
-// As a package would have it: pkg-config finds it, and a program is built by what
-// pkg-config says.
+// As a package would have it: pkg-config finds the library, and its flags build a program.
 func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	pkgConfig, err := exec.LookPath("pkg-config")
 	programs.MustHave(t, err)
@@ -183,7 +182,7 @@ func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	if err == nil && !strings.Contains(string(out), "["+libpeerlane.Name+"]") {
 		t.Errorf("the program does not name the library: %s", out)
 	}
-	// It runs where the loader finds it, and fails with a sentence where no relay is.
+	// The program runs if the loader finds the library, and fails with a message without a relay.
 	c := exec.Command(binary, filepath.Join(root, "none/s"), devices[0].UUID, "receive", "1", "1", "1")
 	c.Env = append(os.Environ(), "LD_LIBRARY_PATH="+p.Library)
 	if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), "--device peerlane.dev/lane="+devices[0].UUID) {
@@ -191,7 +190,7 @@ func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	}
 }
 
-// The header is C++'s as well, and needs no other first.
+// The header compiles in C++, too, and needs no header before it.
 func TestHeaderAloneCompilesInCAndCPlusPlus(t *testing.T) {
 	dir := library(t)
 	for _, c := range [][]string{{"cc", "-std=c99", "-x", "c"}, {"c++", "-std=c++11", "-x", "c++"}} {

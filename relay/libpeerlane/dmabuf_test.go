@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// A relay that would have a DMA-BUF of exported memory gets one of the whole allocation, or the
-// reason why there is none; one that would not gets neither.
+// A relay that requests a DMA-BUF of exported memory gets a DMA-BUF of the whole allocation, or the
+// reason for its absence; a relay without the request gets neither.
 func TestExportedMemoryProvidesDMABuf(t *testing.T) {
 	for _, wants := range []uint32{wire.WantsDMABuf, 0} {
 		type heard struct {

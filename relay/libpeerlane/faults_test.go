@@ -12,8 +12,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// What the library's calls can fail with; of what it looks at nothing can make a look at
-// seals fail.
+// Errors of the library's calls; of what it looks at nothing can make a look at seals fail.
 var errnosOfCalls = map[string][]unix.Errno{
 	"socket":     {unix.EMFILE, unix.ENFILE, unix.ENOBUFS},
 	"connect":    {unix.EAGAIN, unix.ECONNREFUSED, unix.ENOMEM},
@@ -25,10 +24,10 @@ var errnosOfCalls = map[string][]unix.Errno{
 	"poll":       {unix.ENOMEM, unix.EINTR},
 }
 
-// Each call of the library's that can fail fails once, in each way it can: the program is
-// told the cause, in time, its next session works, and nothing is left behind.
+// Every call of the library that can fail fails once per possible error: the program is told the
+// cause, in time, its next session works, and nothing is left behind.
 //
-// PEERLANE_FAULTS=all tries each of the calls of a name; else it is one of each, with one
+// PEERLANE_FAULTS=all tries every call of a name; the default is a call per name, with a single
 // error.
 func TestLibraryCallFaultsReturnErrors(t *testing.T) {
 	h := newHost(t)
@@ -68,7 +67,7 @@ func TestLibraryCallFaultsReturnErrors(t *testing.T) {
 	}
 }
 
-// fault has a program meet one, if it does.
+// fault runs a program with a fault, if the call occurs.
 func fault(t *testing.T, path, socket, call string, after int, errno unix.Errno) (met bool) {
 	t.Helper()
 	p := start(t, path, socket, devices[0].UUID, call, fmt.Sprint(after), fmt.Sprint(int(errno)))

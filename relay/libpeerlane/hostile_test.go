@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// fake is what listens where a relay should: one client, at once.
+// fake is a listener in place of a relay: one client, at once.
 type fake struct {
 	*testing.T
 	packet.Conn
@@ -27,7 +27,7 @@ type fake struct {
 	pipe int // that wakes the client
 }
 
-// pretend serves one client by the function, and returns the socket.
+// pretend serves a client by the function, and returns the socket.
 func pretend(t *testing.T, serve func(f *fake)) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -55,8 +55,8 @@ func pretend(t *testing.T, serve func(f *fake)) string {
 	return path
 }
 
-// hear takes the next message, if there is one before the session's end. A client that
-// closes its session waits until the relay hangs up.
+// hear reads the next message, unless the session ends. A closing client waits until the relay
+// hangs up.
 func (f *fake) hear() (wire.Message, uint32) {
 	m, sequence, fds, err := f.Receive()
 	packet.CloseAll(fds)
@@ -73,7 +73,7 @@ func (f *fake) raw(b []byte) {
 	}
 }
 
-// welcome hears hello and answers it as a relay would, but for what is changed.
+// welcome reads a hello and answers as a relay does, with changes.
 func (f *fake) welcome(change func(w *wire.Welcome, fds *[]int)) {
 	f.hear()
 	f.greet(change)
@@ -107,7 +107,7 @@ func (f *fake) greet(change func(w *wire.Welcome, fds *[]int)) {
 	unix.Close(pipe[0])
 }
 
-// free closes what welcome made.
+// free closes the objects of welcome.
 func (f *fake) free() {
 	unix.Close(f.bell)
 	unix.Close(f.pipe)
@@ -138,7 +138,7 @@ func (p *process) calls(want ...call) {
 	}
 }
 
-// kindsForHostility: what a relay may do to memory, the address sanitizer sees best.
+// kindsForHostility: the address sanitizer detects a relay's damage to memory best.
 var kindsForHostility = []kind{plain, address}
 
 func hostile(t *testing.T, mode string, serve func(f *fake), then func(p *process)) {
@@ -225,7 +225,7 @@ func TestDialWithoutRelayNamesTheCause(t *testing.T) {
 	}
 }
 
-// What answers come that are none, the session goes on or has ended, with a sentence.
+// After any invalid answer the session continues, or has ended with a message.
 func TestInvalidAnswersEndSession(t *testing.T) {
 	names := []string{"statistics", "lanes", "nic", "export", "host", "listen", "connect", "connect"}
 	all := func(status wire.Status, words string) (list []call) {
@@ -327,7 +327,7 @@ func TestInvalidAnswersEndSession(t *testing.T) {
 						if _, bye := m.(*wire.Goodbye); m == nil || bye {
 							return
 						}
-						for i := range uint32(100) { // of connections that nobody knows
+						for i := range uint32(100) { // of unknown connections
 							f.raw(wire.Encode(&wire.ConnectionDown{Connection: i}, 0))
 						}
 						f.raw(wire.Encode(&wire.Exported{Memory: 9}, sequence+1000)) // and answers to nothing
@@ -343,9 +343,8 @@ func TestInvalidAnswersEndSession(t *testing.T) {
 	}
 }
 
-// Host memory that is none, and what comes back of it.
-// An answer to a question that will come, and the relay's end: what the answer made is
-// the session's, although asking fails.
+// Invalid host memory, and the library's answer. An answer to a question that will come, and the
+// relay's end: the object of the answer belongs to the session, although the request fails.
 func TestAnswerBeforeRequestIsHandled(t *testing.T) {
 	listened, gone := make(chan bool), make(chan bool)
 	hostile(t, "early", func(f *fake) {

@@ -92,14 +92,14 @@ func simulate(dir string) (err error) {
 
 // --- the host -----------------------------------------------------------------
 
-// host is a directory in which relays and NICs find each other.
+// host is a directory for the sockets of relays and NICs.
 type host struct {
 	*testing.T
 	dir string
-	// ipc are the containers whose relays take memory of cudaMalloc, copying those that
-	// see their server GPUs.
+	// ipc are the containers whose relays take memory of cudaMalloc, copying the containers with
+	// device nodes of server GPUs.
 	ipc, copying []string
-	// events are those whose relays take events of CUDA's IPC.
+	// events are the containers whose relays take CUDA IPC events.
 	events []string
 	slots  int // of 64 KiB, in each direction; 0: 4 of 1 MiB
 	relays []*relay.Relay
@@ -128,7 +128,7 @@ func listen(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-// config is a relay's, with the lanes of those GPUs over one server.
+// config returns a relay's configuration, with the lanes of the GPUs over a single server.
 func (h *host) config(name, route string, server int, gpus ...int) launch.Config {
 	h.Helper()
 	gpu := func(i int) launch.GPU { return launch.GPU{UUID: devices[i].UUID, BusID: devices[i].BusID, Index: i} }
@@ -153,7 +153,7 @@ func (h *host) config(name, route string, server int, gpus ...int) launch.Config
 	return c
 }
 
-// relay starts a relay in this process and returns its clients' socket.
+// relay starts a relay in this process and returns the socket for clients.
 func (h *host) relay(name, route string, server int, gpus ...int) (socket string) {
 	h.Helper()
 	c := h.config(name, route, server, gpus...)
@@ -218,7 +218,7 @@ var buildKey = sync.OnceValues(func() (string, error) {
 	return programs.Key("*.go", "source/*", "tests/*", "examples/*", "../wire/*.h", "../../cuda/sim/*.go", "../../cuda/sim/libcuda/*")
 })
 
-// library is a directory with the library and its headers.
+// library is a directory with the library and the headers.
 func library(t *testing.T) string {
 	t.Helper()
 	_, err := libpeerlane.Compiler()
@@ -233,7 +233,7 @@ func library(t *testing.T) string {
 	return dir
 }
 
-// once makes what several tests use, unless an earlier run has made it of the same files.
+// once builds files for several tests, unless an earlier run built them from the same sources.
 func once(t *testing.T, name string, build func(dir string) error) string {
 	t.Helper()
 	built.Lock()
@@ -273,7 +273,7 @@ func cc(dir string, args ...string) error {
 	return nil
 }
 
-// watched is what C is compiled with for a sanitizer.
+// watched are the C flags of a sanitizer.
 func watched(k kind) []string {
 	return []string{"-fsanitize=" + string(k), "-fno-sanitize-recover=all", "-DPEERLANE_UNBOUND", "-std=gnu11", "-O1", "-g", "-pthread"}
 }
@@ -368,7 +368,7 @@ func (p *process) line() string {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// demand reads a line that has these words.
+// demand reads a line with the given words.
 func (p *process) demand(words ...string) {
 	p.Helper()
 	line := p.line()
@@ -387,8 +387,7 @@ func (p *process) say(line string) {
 	}
 }
 
-// end waits for the program's end, which must be a good one, and returns what it
-// wrote last.
+// end waits for the program's successful end, and returns its last line.
 func (p *process) end() string {
 	p.Helper()
 	p.in.Close()
@@ -608,7 +607,7 @@ func TestGoAndCProgramsTransfer(t *testing.T) {
 	}
 }
 
-// Eight processes of one GPU send to eight of another.
+// Eight processes of a GPU send to eight processes of a second GPU.
 func TestEightProcessesToEightTransfer(t *testing.T) {
 	transfer := program(t, "examples", "transfer", plain)
 	a, b := newHost(t).pair(launch.RouteStaged, 0, 1)

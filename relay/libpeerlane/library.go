@@ -1,6 +1,6 @@
-// Package libpeerlane builds the C library that programs in containers reach
-// their relay with, the twin of package client. Its source, and its header with
-// the whole of its documentation, are in the folder source.
+// Package libpeerlane builds the C library by which programs in containers connect to relays, the C
+// counterpart of package client. The folder source has the source, and the header with the
+// documentation.
 package libpeerlane
 
 import (
@@ -16,8 +16,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Names of files: the library by the name that programs load it by, and the link
-// to it that a linker looks for.
+// Names of files: the library's file name for programs, and the link for linkers.
 const (
 	Name = "libpeerlane.so.0"
 	Link = "libpeerlane.so"
@@ -26,16 +25,15 @@ const (
 //go:embed source
 var source embed.FS
 
-// Flags are what each source is compiled with, by any C compiler that GCC's
-// command line suits.
+// Flags are the flags of every source file, for any C compiler with GCC's command line.
 var Flags = []string{
 	"-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Wmissing-prototypes",
 	"-fPIC", "-fvisibility=hidden", "-pthread", "-DPEERLANE_BUILD",
 }
 
-// shared is what makes a library of it, hardened as everything that is shipped. It
-// is never unloaded: fork() goes through it, and a thread may be in it. libpthread
-// and libdl are named because before glibc 2.34 they are not in libc.
+// shared are the flags of a shared library, hardened as every shipped binary. The library is never
+// unloaded: fork() calls its handlers, and a thread may run its code. libpthread and libdl are
+// named because libc before glibc 2.34 does not contain them.
 var shared = []string{
 	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
 	"-shared", "-Wl,-soname," + Name, "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete",
@@ -76,7 +74,7 @@ func must(f fs.FS, err error) fs.FS {
 	return f
 }
 
-// Compiler is the C compiler: what CC says, with its arguments, else cc, else gcc.
+// Compiler is the C compiler: CC with arguments, else cc, else gcc.
 func Compiler() ([]string, error) {
 	if cc := strings.Fields(os.Getenv("CC")); len(cc) > 0 {
 		return cc, nil
@@ -89,8 +87,8 @@ func Compiler() ([]string, error) {
 	return nil, errors.New("no C compiler (cc, gcc) in PATH; install gcc")
 }
 
-// Build compiles the library into dir, with the link to it. It replaces what is
-// there at once, so that several processes may do it.
+// Build compiles the library into dir, with the link. It replaces an existing file atomically, so
+// that concurrent processes are safe.
 func Build(dir string) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -128,7 +126,7 @@ func Build(dir string) (err error) {
 	return nil
 }
 
-// Places are where an installation has its files.
+// Places are the directories of an installation.
 type Places struct {
 	Library   string // directories
 	Include   string
@@ -137,16 +135,14 @@ type Places struct {
 	DestDir   string // in front of each, for packages
 }
 
-// Installed are the usual places. The library lies where `peerlane cdi generate`
-// looks for what containers get (config/paths); programs name it -lpeerlane by
-// pkg-config.
+// Installed are the usual places. The library is in the directory of `peerlane cdi generate`
+// (config/paths); programs name it -lpeerlane by pkg-config.
 func Installed() Places {
 	return Places{Library: "/usr/lib/peerlane", Include: "/usr/include", PkgConfig: "/usr/share/pkgconfig", Version: "0"}
 }
 
-// Install builds the library into its place, with its headers and its file for
-// pkg-config. There is no link libpeerlane.so beside it: only what containers load
-// by its name belongs there.
+// Install builds and installs the library, the headers and the pkg-config file. There is no link
+// libpeerlane.so beside it: only libraries that containers load by name belong there.
 func Install(p Places) (err error) {
 	work, err := os.MkdirTemp("", "libpeerlane-*")
 	if err != nil {

@@ -25,7 +25,7 @@ func TestCListOperationsMoveEachEntry(t *testing.T) {
 	}
 }
 
-// List memory that is none, a relay that has no lists, and ends of lists that cannot be.
+// Invalid list memory, a relay without lists, and impossible ends of lists.
 func TestInvalidListMemoryAnswersAreRefused(t *testing.T) {
 	const bytes = wire.MaxListEntries * uint64(unsafe.Sizeof(wire.ListEntryLayout{}))
 	const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW

@@ -24,7 +24,7 @@ func TestCOneSidedOperationsMoveAllBytes(t *testing.T) {
 	}
 }
 
-// The example, while the one whose memory it is is stopped.
+// The example with a stopped owner.
 func TestRemoteMemoryOfStoppedProgramIsReadable(t *testing.T) {
 	const bytes, seed = 3_000_001, 41
 	remote := program(t, "examples", "remote", plain)
@@ -52,7 +52,7 @@ func TestRemoteMemoryOfStoppedProgramIsReadable(t *testing.T) {
 	}
 }
 
-// stop stops the program, and waits until it is.
+// stop stops the program, and waits for the stop.
 func (p *process) stop() {
 	p.Helper()
 	if err := p.Process.Signal(unix.SIGSTOP); err != nil {

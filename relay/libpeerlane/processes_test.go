@@ -24,14 +24,14 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Random programs of client processes that stop, go on, fork, and are killed at any
-// point, against a model of what must be delivered: as relay.TestModelMessagesMatchReceives, whose clients
-// are in its own process. Who lives learns of what a dead one had not delivered by
-// PeerClientDied, and what ended well is there; who only sleeps is waited for; a child
-// of a fork disturbs nobody, also where it keeps all descriptors.
+// Random programs of client processes that stop, continue, fork, and are killed at any point,
+// compared with a model of delivery: as relay.TestModelMessagesMatchReceives, whose clients are in
+// the test's process. A living process gets PeerClientDied for undelivered messages of a dead
+// process, and delivered messages are there; a stopped process is not taken for dead; a forked
+// child has no effect, also with the inherited descriptors.
 //
-// PEERLANE_MODEL_PROGRAMS says how many programs of each kind and route; -rapid.seed
-// repeats a failure.
+// PEERLANE_MODEL_PROGRAMS is the number of programs per kind and route; -rapid.seed repeats a
+// failure.
 func TestProcessesModelMessagesMatchReceives(t *testing.T) {
 	for _, f := range []struct{ name, value string }{{"rapid.checks", "2"}, {"rapid.steps", "40"}, {"rapid.nofailfile", "true"}, {"rapid.shrinktime", "5s"}} {
 		before := flag.Lookup(f.name).Value.String()
@@ -112,7 +112,7 @@ type player struct {
 	used     uint64
 	handle   string
 	stopped  bool
-	gone     wire.Status // what the others hear of it; OK while it is there
+	gone     wire.Status // the effects on further processes; OK while it is there
 	children []int
 }
 
@@ -149,7 +149,7 @@ func (o *transfer) player() *player {
 	return o.way.to
 }
 
-// stageOfProcesses is the model of one program.
+// stageOfProcesses is the model of a program.
 type stageOfProcesses struct {
 	host    *host
 	path    string
@@ -253,7 +253,7 @@ func (p *player) line(t *rapid.T) string {
 	return line[:len(line)-1]
 }
 
-// tell says something to a player without waiting for its answer.
+// tell sends a command to a player without a wait for the answer.
 func (p *player) tell(t *rapid.T, format string, arguments ...any) {
 	if _, err := fmt.Fprintf(p.in, format+"\n", arguments...); err != nil {
 		said, _ := os.ReadFile(p.log.Name())
@@ -270,7 +270,7 @@ func (p *player) ask(t *rapid.T, format string, arguments ...any) (status wire.S
 	return status, number, moved
 }
 
-// must is ask for what has to work.
+// must is ask for calls that must succeed.
 func (p *player) must(t *rapid.T, format string, arguments ...any) uint64 {
 	status, number, _ := p.ask(t, format, arguments...)
 	if status != wire.StatusOK {
@@ -281,7 +281,7 @@ func (p *player) must(t *rapid.T, format string, arguments ...any) uint64 {
 
 func (p *player) there() bool { return p.gone == wire.StatusOK && !p.stopped }
 
-// one draws one of those that are good; it skips where there is none.
+// one draws one of the good elements, and skips without one.
 func one[T any](t *rapid.T, of []T, good func(T) bool, label string) T {
 	var some []T
 	for _, x := range of {
@@ -328,7 +328,7 @@ func (c *way) end(sends bool) *player {
 	return c.to
 }
 
-// transfer posts, and if it is to be sure waits until it is.
+// transfer posts an operation, and waits for the post if requested.
 func (w *stageOfProcesses) transfer(t *rapid.T, c *way, sends bool, tag, n uint64, sure bool) {
 	p := c.end(sends)
 	const guard = 17
@@ -354,7 +354,7 @@ func (w *stageOfProcesses) transfer(t *rapid.T, c *way, sends bool, tag, n uint6
 	o.number = p.must(t, "%s %d %d %d %d", kind, c.numbers[side], o.at, n, tag)
 }
 
-// fresh are bytes that nobody else has.
+// fresh returns unique bytes.
 func fresh(seed int, n uint64) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16)}).Read(b)
@@ -373,8 +373,7 @@ func (w *stageOfProcesses) transfers() (list []*transfer) {
 	return list
 }
 
-// result takes an operation's end. From that moment its memory is its client's, who
-// uses it for something else.
+// result takes an operation's end. From then on the client reuses the memory.
 func (w *stageOfProcesses) result(o *transfer, status wire.Status, moved uint64) {
 	o.over, o.status, o.moved = true, status, moved
 	if !o.sends {
@@ -384,7 +383,7 @@ func (w *stageOfProcesses) result(o *transfer, status wire.Status, moved uint64)
 	o.player().overwrite(o, fresh(w.posted, o.n))
 }
 
-// statusPending is PEERLANE_STATUS_PENDING, one of the library's own.
+// statusPending is PEERLANE_STATUS_PENDING of the library.
 const statusPending = 1000
 
 func (w *stageOfProcesses) look(t *rapid.T) {
@@ -403,7 +402,7 @@ func (w *stageOfProcesses) wait(t *rapid.T, o *transfer) {
 	w.result(o, status, moved)
 }
 
-// cancel waits for the end, which does not wait for the other side.
+// cancel waits for the end, which is independent of the remote side.
 func (w *stageOfProcesses) cancel(t *rapid.T) {
 	o := one(t, w.transfers(), func(o *transfer) bool { return !o.over && o.player().there() }, "operation")
 	t.Logf("cancel %s", o.name)
@@ -480,7 +479,7 @@ func (p *player) kill(gone wire.Status) {
 	p.gone = gone
 }
 
-// finish ends what the program left open, and judges.
+// finish ends open operations of the program, and judges.
 func (w *stageOfProcesses) finish(t *rapid.T) {
 	for _, p := range w.players {
 		if p.gone == wire.StatusOK && p.stopped {
@@ -515,7 +514,7 @@ func (w *stageOfProcesses) finish(t *rapid.T) {
 			p.gone = wire.StatusPeerClosed
 		}
 	}
-	// Whatever children there are: the relays hold nothing any more.
+	// With any children: the relays hold nothing any more.
 	for i, r := range w.host.relays {
 		for end := testutil.BeginFor(playerPatience); ; time.Sleep(time.Millisecond) {
 			if r := r.Report(); len(r.Clients) == 0 && r.Used == (launch.Limits{}) {
@@ -544,12 +543,12 @@ func (w *stageOfProcesses) finish(t *rapid.T) {
 	}
 }
 
-// partner posts what an operation waits for.
+// partner posts the counterpart of an operation.
 func (w *stageOfProcesses) partner(t *rapid.T, o *transfer) {
 	w.transfer(t, o.way, !o.sends, o.tag, o.n, true)
 }
 
-// meeting are the operations of a tag that take part in matching, in their order.
+// meeting returns the operations of a tag that take part in matching, in order.
 func (c *way) meeting(tag uint64) (sends, receives []*transfer) {
 	for _, o := range c.transfers {
 		switch {
@@ -604,7 +603,7 @@ func (w *stageOfProcesses) alone(t *rapid.T, o *transfer) {
 	}
 }
 
-// met judges a message and the receive that it met.
+// met judges a message and the matched receive.
 func (w *stageOfProcesses) met(t *rapid.T, send, receive *transfer) {
 	truncated := send.n > receive.n
 	for _, o := range []*transfer{send, receive} {
@@ -616,7 +615,7 @@ func (w *stageOfProcesses) met(t *rapid.T, send, receive *transfer) {
 		}
 	}
 	well := send.over && send.status == wire.StatusOK || receive.over && receive.status == wire.StatusOK
-	if !receive.over { // its player was killed, and what it has is in its memory
+	if !receive.over { // its process was killed, and the bytes are in its memory
 		if well {
 			if got := receive.player().room.view[receive.at : receive.at+send.n]; !bytes.Equal(got, send.pattern) {
 				t.Fatalf("%s ended well, and the bytes are not in %s", send.name, receive.name)
@@ -630,8 +629,7 @@ func (w *stageOfProcesses) met(t *rapid.T, send, receive *transfer) {
 	}
 }
 
-// settle looks at a receive of a killed player: each byte is as it was, or the
-// message's.
+// settle looks at a receive of a killed player: a byte is unchanged, or belongs to the message.
 func (w *stageOfProcesses) settle(t *rapid.T, o *transfer, message []byte) {
 	got := o.player().room.view[o.at : o.at+o.n]
 	for i, b := range got {
@@ -642,7 +640,7 @@ func (w *stageOfProcesses) settle(t *rapid.T, o *transfer, message []byte) {
 	copy(o.player().room.want[o.at:], got)
 }
 
-// leave ends all processes.
+// leave ends the processes.
 func (w *stageOfProcesses) leave(t *rapid.T) {
 	for _, p := range w.players {
 		if p.gone == wire.StatusOK {

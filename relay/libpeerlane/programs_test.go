@@ -17,14 +17,13 @@ import (
 	"github.com/peerlane/peerlane/relay/softhost"
 )
 
-// kinds are how the C programs run: as they are shipped, and with what looks over
-// their shoulders.
+// kinds are how the C programs run: as shipped, and with sanitizers.
 var kinds = map[string]kind{"as shipped": plain, "address sanitizer": address, "thread sanitizer": thread}
 
 // kindOf tells of the programs that eachKind has built.
 var kindOf = map[string]kind{}
 
-// eachKind runs a test of a C program in each, where the compiler has it.
+// eachKind runs a test of a C program per build that the compiler supports.
 func eachKind(t *testing.T, name string, f func(t *testing.T, path string)) {
 	for words, k := range kinds {
 		t.Run(words, func(t *testing.T) {
@@ -38,8 +37,7 @@ func eachKind(t *testing.T, name string, f func(t *testing.T, path string)) {
 	}
 }
 
-// lacks says why a program of that kind cannot be built or does not run here, "" if
-// it can.
+// lacks returns the reason that a program of that kind cannot be built or run here, "" if possible.
 func lacks(t *testing.T, k kind) string {
 	t.Helper()
 	if k == plain {
@@ -95,7 +93,7 @@ func TestForkedChildHasNoSession(t *testing.T) {
 
 // --- a relay that can die -------------------------------------------------------
 
-// roleConfig is the configuration of a relay that is a process of its own.
+// roleConfig is the configuration of a relay in a separate process.
 const roleConfig = "PEERLANE_TEST_CONFIG"
 
 func playRelay() int {
@@ -107,7 +105,7 @@ func playRelay() int {
 			return nil
 		}
 		path := filepath.Join(c.Peers, name)
-		os.Remove(path) // of one that was killed
+		os.Remove(path) // of a killed relay
 		var l *net.UnixListener
 		l, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 		return l
@@ -131,8 +129,8 @@ func playRelay() int {
 	return 0
 }
 
-// process starts a relay as a process of its own; the program that it returns is the
-// relay, and its clients' socket is that of relay.
+// process starts a relay in a separate process; the returned program is the relay, with the socket
+// of relay for clients.
 func (h *host) process(c launch.Config) *process {
 	h.Helper()
 	text, err := json.Marshal(c)

@@ -45,7 +45,7 @@ func TestDialQueueFullWaitsAndReturnsBusy(t *testing.T) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		for { // what connected earlier has closed
+		for { // earlier connections have closed
 			c, err := l.Accept()
 			if err != nil {
 				t.Error(err)

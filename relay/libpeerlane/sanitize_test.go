@@ -14,8 +14,8 @@ import (
 // Eight threads with eight GPUs and random programs, where the library and the simulator
 // are both compiled for a sanitizer.
 //
-// PEERLANE_RANDOM_ROUNDS says how many messages of each thread, PEERLANE_RANDOM_SEED
-// repeats a failure's programs.
+// PEERLANE_RANDOM_ROUNDS is the number of messages per thread, PEERLANE_RANDOM_SEED repeats a
+// failure's programs.
 func TestRandomThreadsUnderSanitizersFinish(t *testing.T) {
 	number := func(variable string, otherwise uint64) uint64 {
 		if text := os.Getenv(variable); text != "" {
@@ -43,7 +43,7 @@ func TestRandomThreadsUnderSanitizersFinish(t *testing.T) {
 	})
 }
 
-// simulatorFor is a simulator that is compiled for a sanitizer. A program that is, too,
+// simulatorFor is a simulator that is compiled for a sanitizer. A program with the same sanitizer
 // loads it.
 func simulatorFor(t *testing.T, k kind) string {
 	t.Helper()

@@ -12,13 +12,12 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// layout is what a compiler makes of NCCL's own headers, release 2.30.7: size, and
-// offsets of the members in their order. To have it again: in a C++ program include
-// src/include/plugin/nccl_net.h and nccl_tuner.h (with src/include in the path, and a
-// nccl.h of a build, or one that declares ncclResult_t, ncclDataType_t and ncclRedOp_t
-// as enumerations) and print sizeof ncclNet_v8_t, ncclNetProperties_v8_t,
-// ncclTuner_v3_t and so on, and offsetof each member of theirs. Properties of version 10
-// are as those of 9.
+// layout is a compiler's layout of NCCL's headers, release 2.30.7: size, and offsets of the members
+// in order. To repeat: in a C++ program include src/include/plugin/nccl_net.h and nccl_tuner.h
+// (with src/include in the path, and a nccl.h of a build, or one that declares ncclResult_t,
+// ncclDataType_t and ncclRedOp_t as enumerations) and print sizeof ncclNet_v8_t,
+// ncclNetProperties_v8_t, ncclTuner_v3_t and so on, and offsetof each member of theirs. Properties
+// of versions 9 and 10 are equal.
 const layout = `nccl_net_v8 152 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144
 nccl_net_v9 160 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152
 nccl_net_v10 160 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152
@@ -40,7 +39,7 @@ func TestTableLayoutsMatchNCCLHeaders(t *testing.T) {
 	}
 }
 
-// alone runs the program with these variables and arguments.
+// alone runs the program with variables and arguments.
 func alone(t *testing.T, environment []string, arguments ...string) string {
 	t.Helper()
 	c := exec.Command(program(t, "alone", "-rdynamic"), append([]string{plugin(t)}, arguments...)...)
@@ -84,7 +83,7 @@ func TestLL128IsExcludedBetweenNodesOnly(t *testing.T) {
 	}
 }
 
-// tunings are the lines of what the tuner chooses by size, of each version.
+// tunings are the lines of the tuner's choices by size, per version.
 func tunings(t *testing.T, scope string, both bool, variables ...string) map[string][]string {
 	t.Helper()
 	h := newHost(t, launch.RouteDirect)
@@ -103,8 +102,8 @@ func tunings(t *testing.T, scope string, both bool, variables ...string) map[str
 	return found
 }
 
-// Above a size Simple replaces LL, and channels are few while messages are small. Channels 0
-// are NCCL's own number. Sizes are those from which an answer holds.
+// Above a size Simple replaces LL, and channels are few while messages are small. Channels 0 are
+// NCCL's own number. An answer holds from its size on.
 func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 	const (
 		all     = "1024 ring LL 1; 32769 ring Simple 1; 262145 ring Simple 2; 1048577 ring Simple 4; 4194305 ring Simple 8; 16777217 ring Simple 0"
@@ -123,9 +122,10 @@ func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 		"8 ranks, ring first, all_gather: 0; 1024 ring LL 1; 262145 ring Simple 1; " + eighths,
 		"8 ranks, ring first, all_reduce: 0; 1024 ring LL 1; 131073 ring Simple 1; " + eighths,
 		"8 ranks, tree first, all_reduce: 0; " + tree,
-		// Of PAT nothing is measured.
-		"2 ranks, pat first, all_gather: 0; 1024 pat Simple 0",
-		// NCCL fails where a table has nothing left: who has chosen LL gets it.
+		// PAT is left to more ranks than two.
+		"2 ranks, pat first, all_gather: 0; 1024 ring LL 1; 65537 ring Simple 1; " + halves,
+		"8 ranks, pat first, all_gather: 0; 1024 pat Simple 0",
+		// NCCL fails where a table has nothing left: a user with NCCL_PROTO=LL gets LL.
 		"2 ranks, LL alone, all_reduce: 0; 1024 ring LL 1; 262145 ring LL 2; 4194305 ring LL 4; 16777217 ring LL 8; 67108865 ring LL 0",
 	}
 	for _, both := range []bool{false, true} {
@@ -140,8 +140,8 @@ func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 	}
 }
 
-// A network is not what was measured: there NCCL chooses by size, and so it does where the
-// user has named another network.
+// The measurements do not cover networks: there NCCL chooses by size, also if the user has named a
+// different network.
 func TestTunerNetworkLanesLeavesLLAndChannels(t *testing.T) {
 	for _, c := range []struct{ scope, variable string }{{launch.ScopeCluster, "NCCL_NET="}, {launch.ScopeAuto, "NCCL_NET=Socket"}} {
 		for version, lines := range tunings(t, c.scope, false, c.variable) {
@@ -155,7 +155,7 @@ func TestTunerNetworkLanesLeavesLLAndChannels(t *testing.T) {
 	}
 }
 
-// The user's channels are the user's. LL is limited all the same.
+// The user's channels are the user's. LL is limited nevertheless.
 func TestTunerUsersChannelsAreLeft(t *testing.T) {
 	for _, variable := range []string{"NCCL_MIN_NCHANNELS=32", "NCCL_MAX_NCHANNELS=2", "NCCL_MIN_CTAS=8", "NCCL_MAX_CTAS=8"} {
 		for version, lines := range tunings(t, launch.ScopeAuto, false, variable) {
@@ -212,8 +212,8 @@ func TestDevicesReportLanesAndRegisterMemory(t *testing.T) {
 	}
 }
 
-// NCCL is told of local lanes the rate between GPUs, and that each lane is by itself. Scope
-// auto makes lanes local where the relay is on no network.
+// For local lanes NCCL gets the rate between GPUs, and a separate device per lane. Scope auto makes
+// lanes local where the relay is on no network.
 func TestLocalLanesHaveTheRateOfGPULinks(t *testing.T) {
 	for _, scope := range []string{launch.ScopeHost, launch.ScopeAuto} {
 		h := newHost(t, launch.RouteDirect)
@@ -223,8 +223,8 @@ func TestLocalLanesHaveTheRateOfGPULinks(t *testing.T) {
 	}
 }
 
-// The variables hold for the whole process: the plugin sets them only where the container has
-// one lane, which is local, and the user has set neither them nor another network.
+// The variables hold for the whole process: the plugin sets the variables only in a container with
+// a single, local lane, if the user has set neither the variables nor a further network.
 func TestVariablesOfMessageSizesOneLocalLaneAreSet(t *testing.T) {
 	ours := map[string]string{"NCCL_BUFFSIZE": "16777216", "NCCL_P2P_NET_CHUNKSIZE": "2097152"}
 	for _, c := range []struct {
@@ -263,7 +263,7 @@ func TestVariablesOfMessageSizesOneLocalLaneAreSet(t *testing.T) {
 	}
 }
 
-// The topology file beside the socket is NCCL's, unless somebody has said otherwise.
+// NCCL uses the topology file beside the socket, unless the user names a file.
 func TestTopologyFileBesideSocketIsUsed(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	l := h.lane(0)
@@ -283,6 +283,6 @@ func TestTopologyFileBesideSocketIsUsed(t *testing.T) {
 			t.Errorf("%s: %s", c.variable, out)
 		}
 	}
-	// Of a process that has no relay NCCL takes what it sees.
+	// Without a relay NCCL uses the detected topology.
 	demand(t, alone(t, []string{socket + ".none", "NCCL_NET="}), "\ntopology: none\n")
 }

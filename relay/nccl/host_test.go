@@ -64,14 +64,14 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// host is a directory in which relays, each a process, and NICs find each other.
+// host is a directory for the sockets of relay processes and NICs.
 type host struct {
 	*testing.T
 	dir, route string
 	// ipc: the relays take memory of cudaMalloc.
 	ipc   bool
 	scope string
-	// both: each relay has the lanes of GPUs 0 and 1.
+	// both: every relay has the lanes of GPUs 0 and 1.
 	both bool
 }
 
@@ -93,7 +93,7 @@ func listen(path string) (*net.UnixListener, error) {
 	return net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 }
 
-// lane is a relay with the lane of one GPU over one NIC, and its clients' socket.
+// lane is a relay with the lane of a GPU over a NIC, with the socket for clients.
 type lane struct {
 	*exec.Cmd
 	socket, uuid string
@@ -155,7 +155,7 @@ func (h *host) lane(i int) *lane {
 	return l
 }
 
-// beRelay serves until it is killed.
+// beRelay serves until the kill.
 func beRelay(text string) error {
 	var c launch.Config
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
@@ -179,7 +179,7 @@ func beRelay(text string) error {
 	if err != nil {
 		return err
 	}
-	// Nothing outlives the test, which closes this pipe by its end.
+	// No process outlives the test, whose end closes this pipe.
 	fmt.Println("ready")
 	time.AfterFunc(10*time.Minute, func() { os.Exit(1) })
 	return r.Run()

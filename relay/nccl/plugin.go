@@ -1,6 +1,6 @@
-// Package nccl builds the plugin by which NCCL reaches a container's relay: a library
-// with tables of functions, on libpeerlane, whose source is compiled into it, so that it
-// is one file without others to find. docs/nccl.md says what it does.
+// Package nccl builds the plugin by which NCCL reaches a container's relay: a library with tables
+// of functions on libpeerlane, whose source is compiled into the plugin, so that the plugin is a
+// single file. docs/nccl.md describes the plugin.
 package nccl
 
 import (
@@ -16,14 +16,14 @@ import (
 	"github.com/peerlane/peerlane/relay/libpeerlane"
 )
 
-// Name is the plugin's file: what NCCL loads for NCCL_NET_PLUGIN=peerlane.
+// Name is the plugin's file: the file that NCCL loads for NCCL_NET_PLUGIN=peerlane.
 const Name = "libnccl-net-peerlane.so"
 
 //go:embed source
 var source embed.FS
 
-// shared is what makes a library of it, as libpeerlane is one. It is never unloaded:
-// fork() goes through it.
+// shared are the flags of a shared library, as for libpeerlane. The plugin is never unloaded:
+// fork() calls its handlers.
 var shared = []string{
 	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
 	"-shared", "-Wl,-soname," + Name, "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete",
@@ -62,23 +62,23 @@ func Unpack(dir string) ([]string, error) {
 	return names, nil
 }
 
-// Versions are those of NCCL's interface that the plugin has tables for.
+// Versions are the versions of NCCL's interface with a table in the plugin.
 var Versions = []int{8, 9, 10, 11, 12}
 
-// NameOf is the file of a plugin that shows the table of one version alone.
+// NameOf is the file of a plugin with the table of a single version.
 func NameOf(version int) string {
 	return strings.TrimSuffix(Name, ".so") + fmt.Sprintf("-v%d.so", version)
 }
 
-// Build compiles the plugin into dir, with more flags and sources for the compiler,
-// which tests have. It replaces what is there at once.
+// Build compiles the plugin into dir, with more flags and sources for the compiler, which tests
+// have. It replaces an existing file atomically.
 func Build(dir string, more ...string) error { return build(dir, Name, 0, more) }
 
-// BuildVersion compiles a plugin that shows the table of one version alone, as NameOf has
-// it: to try that one with an NCCL which would take a newer one.
+// BuildVersion compiles a plugin that exports the table of a single version (NameOf), for tests of
+// that version with an NCCL that would use a newer one.
 func BuildVersion(dir string, version int) error { return build(dir, NameOf(version), version, nil) }
 
-// build shows all tables if version is 0.
+// build exports every table if version is 0.
 func build(dir, name string, version int, more []string) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -112,7 +112,7 @@ func build(dir, name string, version int, more []string) (err error) {
 	return os.Rename(filepath.Join(work, Name), filepath.Join(dir, name))
 }
 
-// showOnly leaves one table in the list of what the library shows.
+// showOnly keeps a single table in the list of exported symbols.
 func showOnly(file string, version int) error {
 	text, err := os.ReadFile(file)
 	if err != nil {

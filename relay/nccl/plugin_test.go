@@ -35,8 +35,8 @@ var buildKey = sync.OnceValues(func() (string, error) {
 	return programs.Key("*.go", "source/*", "tests/*", "../libpeerlane/*.go", "../libpeerlane/source/*", "../libpeerlane/examples/*", "../wire/*.h")
 })
 
-// build makes what several tests use, unless an earlier run has made it of the same files,
-// and returns its directory.
+// build builds files for several tests, unless an earlier run built them from the same sources, and
+// returns the directory.
 func build(t *testing.T, name string, make func(dir string) error) string {
 	t.Helper()
 	_, err := libpeerlane.Compiler()
@@ -64,8 +64,7 @@ func build(t *testing.T, name string, make func(dir string) error) string {
 	return dir
 }
 
-// sanitized is how plugin and harness are compiled so that they look over their own
-// shoulders.
+// sanitized are the flags of plugin and harness for sanitizers.
 var sanitized = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DPEERLANE_UNBOUND", "-O1"}
 
 func plugin(t *testing.T) string {
@@ -111,7 +110,7 @@ func program(t *testing.T, name string, flags ...string) string {
 	}), name)
 }
 
-// run is what the harness does, and with what.
+// run describes a run of the harness.
 type run struct {
 	plugin, harness string
 	version         int
@@ -129,7 +128,7 @@ func (r run) command(a, b *lane) *exec.Cmd {
 	return c
 }
 
-// must runs the harness to its end, which must be a good one.
+// must runs the harness to the end, and demands success.
 func (r run) must(t *testing.T, a, b *lane) {
 	t.Helper()
 	out, err := r.command(a, b).CombinedOutput()
@@ -138,7 +137,7 @@ func (r run) must(t *testing.T, a, b *lane) {
 	}
 }
 
-// seed is a new one for each run of the tests; PEERLANE_NCCL_SEED repeats one.
+// seed is a new one for each run of the tests; PEERLANE_NCCL_SEED repeats a run.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	if text := os.Getenv("PEERLANE_NCCL_SEED"); text != "" {
@@ -160,6 +159,17 @@ func TestEachPluginVersionMovesRandomMessages(t *testing.T) {
 	}
 }
 
+// A send of host memory ends when the plugin has copied it, so that NCCL's kernel runs ahead of a
+// receiver that waits for its time slice. Sends that are under way when their communicator is closed
+// arrive.
+func TestSendsOfHostMemoryEndBeforeTheirReceives(t *testing.T) {
+	for _, route := range []string{launch.RouteDirect, launch.RouteStaged} {
+		h := newHost(t, route)
+		r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "ahead", version: 11, seed: seed(t), links: 2, groups: 1, bytes: 64, depth: 1}
+		r.must(t, h.lane(0), h.lane(1))
+	}
+}
+
 // More receives than a ring has places, of which each communicator may have 32.
 func TestEachCommunicatorHas32Requests(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
@@ -167,7 +177,7 @@ func TestEachCommunicatorHas32Requests(t *testing.T) {
 	r.must(t, h.lane(0), h.lane(1))
 }
 
-// More receives at once than a session has places: 64 communicators in each direction.
+// More receives at once than a session has places: 64 communicators per direction.
 func TestManyCommunicatorsWithAllTheirReceives(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 11, seed: seed(t), links: 64, groups: 34, bytes: 64, depth: 32}
@@ -186,12 +196,11 @@ func TestMessagesOfMebibytesArrive(t *testing.T) {
 func TestPluginUnderSanitizersAndForkPasses(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	r := run{plugin: sanitizedPlugin(t), harness: program(t, "harness", sanitized...), mode: "fork", version: 11, seed: seed(t), links: 3, groups: 6, bytes: 10000, depth: 3}
-	r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps what it has
+	r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps its objects
 	r.must(t, h.lane(0), h.lane(1))
 }
 
-// What the harness is there for. A plugin that keeps the rules breaks none, as all other
-// tests show.
+// The harness detects broken rules. The remaining tests show that a correct plugin breaks no rule.
 func TestHarnessDetectsBrokenPlugin(t *testing.T) {
 	r := run{plugin: brokenPlugin(t), harness: program(t, "harness"), version: 11, mode: "run", seed: 7, links: 2, groups: 60, bytes: 20000, depth: 4}
 	h := newHost(t, launch.RouteDirect)
@@ -263,8 +272,8 @@ func (l *lines) end() string {
 	return string(rest)
 }
 
-// stopped runs the harness with the receiver's relay stopped while connect is called, and
-// returns all that it says.
+// stopped runs the harness with the receiver's relay stopped during connect, and returns the
+// output.
 func (r run) stopped(t *testing.T, a, b *lane) (string, error) {
 	t.Helper()
 	r.mode = "stop"
@@ -313,7 +322,7 @@ func TestConnectDoesNotWait(t *testing.T) {
 	}
 }
 
-// NCCL begins to connect to all peers over all channels before it waits for one.
+// NCCL starts the connects to every peer over every channel before it waits.
 func TestMoreConnectsThanTheRelayTakesAtOnce(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 10, seed: seed(t), links: 128, groups: 1, bytes: 100, depth: 1}
@@ -337,7 +346,7 @@ func TestRelayDeathEndsEachCommunicatorWithReason(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := p.end()
-	// Each rank has three ends of links.
+	// A rank has three ends of links.
 	if n := strings.Count(out, " ended: "); n != 6 {
 		t.Errorf("%d communicators have ended: %s", n, out)
 	}
@@ -348,7 +357,7 @@ func TestRelayDeathEndsEachCommunicatorWithReason(t *testing.T) {
 	}
 }
 
-// Up to version 10 NCCL calls init once, whatever happens to the relay.
+// Up to version 10 NCCL calls init once, also after the relay's death.
 func TestCommunicatorAfterRelayDeathUsesNewRelay(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	a, b := h.lane(0), h.lane(1)
@@ -384,7 +393,7 @@ func TestCommunicatorAfterRelayDeathUsesNewRelay(t *testing.T) {
 	}
 }
 
-// symbols are what a library shows.
+// symbols returns the exported symbols of a library.
 func symbols(t *testing.T, f *elf.File) (shown []string) {
 	t.Helper()
 	all, err := f.DynamicSymbols()

@@ -7,15 +7,14 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// kind is a container of one rank: the scope of its relay, whether it has two lanes, and a
-// variable of its own.
+// kind is a container of a rank: the scope of the relay, the number of lanes, and a variable.
 type kind struct {
 	scope    string
 	both     bool
 	variable string
 }
 
-// between runs the harness with a rank in each of two containers.
+// between runs the harness with two ranks in two containers.
 func between(t *testing.T, kinds [2]kind, environment ...string) (out string, ok bool) {
 	t.Helper()
 	h := newHost(t, launch.RouteDirect)
@@ -72,7 +71,7 @@ func TestConnectDifferentSettingsOfRanksIsRefused(t *testing.T) {
 	}
 }
 
-// Containers may differ where what NCCL makes of their variables does not.
+// Variables of containers may differ if NCCL's effective settings are equal.
 func TestConnectSameEffectiveSettingsOfRanksSucceeds(t *testing.T) {
 	for _, c := range []struct {
 		name        string

@@ -16,14 +16,14 @@ const ContactBytes = address.EndpointBytes + 2*contactTag
 
 const contactTag = 16
 
-// ErrOtherKey is a handle that no relay with these keys has given out.
+// ErrOtherKey: no relay with these keys has made the handle.
 var ErrOtherKey = errors.New("the address in the handle was given out by no relay that has this cluster key; compare `peerlane key show` on both hosts")
 
 // SealContact says where the relay of a listener is reached, for the listener's handle. Handles go
 // through the hands of tenants; tenants could direct a relay without this check into foreign
-// networks. So an address in a handle is believed only with a tag by the cluster key, of the handle
-// that it is in. While a rotation is under way there are two, so that it is believed wherever the
-// rotation is.
+// networks. So an address in a handle is valid only with a tag of that handle by the cluster key.
+// During a rotation there are two tags, so that hosts accept the address at any step of the
+// rotation.
 func (k Keys) SealContact(of Target, generation wire.UUID, e address.Endpoint) [ContactBytes]byte {
 	var c [ContactBytes]byte
 	at := e.Encode()

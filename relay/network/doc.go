@@ -14,9 +14,9 @@
 //
 // Hello and answer are the messages of Noise_NNpsk0_25519_ChaChaPoly_SHA256
 // (https://noiseprotocol.org, revision 34; github.com/flynn/noise), with a pre-shared key that
-// HKDF-SHA-256 makes of the cluster key. Hello says nothing but the version of the handshake, and
-// answer nothing at all. The two cipher states of Noise seal request and welcome, with the
-// preceding bytes of the conversation as associated data.
+// HKDF-SHA-256 makes of the cluster key. Hello has only the version of the handshake, and answer
+// has no content. The two cipher states of Noise seal request and welcome, with the preceding bytes
+// of the conversation as associated data.
 //
 // So there is forward secrecy: an attacker who records a handshake and later learns the cluster key
 // can identify the hello's key, and has no ephemeral private key, which both sides forget at the
@@ -33,8 +33,7 @@
 // follows; the welcome says the listener's versions and the one that is taken. So an attacker in
 // between can neither redirect nor reflect a message, nor force an older version or no TLS. A hello
 // that is recorded and sent again is answered with an ephemeral key, and the handshake ends there:
-// the request depends on that key. The listener asks nobody whether the target is there before
-// that.
+// the request depends on that key. The listener does not check the target before that.
 //
 // Version 1 of the handshake had three messages and no forward secrecy. A listener recognises the
 // hello of version 1, and reports the versions of both sides (version1.go).

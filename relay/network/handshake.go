@@ -28,7 +28,7 @@ import (
 // HandshakeTime bounds a whole handshake, of either side.
 const HandshakeTime = 5 * time.Second
 
-// Sizes of the messages, bytes. A hello is all that is read of a stranger. The length is that of
+// Sizes of the messages, bytes. A listener reads only a hello of a stranger. The length is that of
 // version 1 of the handshake (version1.go), so that a listener reads both versions alike.
 const (
 	ephemeralBytes = 32 // an X25519 public key
@@ -69,20 +69,19 @@ type Local struct {
 	Host wire.UUID
 	// Name is for messages: at most 63 bytes of it are told.
 	Name string
-	// Oldest and Newest are the versions of the protocol between hosts that it speaks.
+	// Oldest and Newest are the relay's versions of the protocol between hosts.
 	Oldest, Newest uint32
-	// Keys are the cluster's, asked for at each handshake: they rotate under a relay
-	// that runs.
+	// Keys returns the cluster's keys, called at every handshake, because keys rotate under a
+	// running relay.
 	Keys func() Keys
-	// TLS, of LoadTLS, is nil where no certificate is configured. Both sides of a
-	// session have it, or neither.
+	// TLS, of LoadTLS, is nil where no certificate is configured. Both sides of a session have TLS,
+	// or neither.
 	TLS *tls.Config
 	// Time bounds a handshake; 0 stands for HandshakeTime.
 	Time time.Duration
-	// Delay stands for AttemptDelay where it is not 0.
+	// Delay replaces AttemptDelay unless 0.
 	Delay time.Duration
-	// Connect makes connections in place of TCP's, by an interface where one is named; nil
-	// is TCP.
+	// Connect replaces TCP connects, by an interface if named; nil is TCP.
 	Connect func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error)
 
 	joins joins
@@ -93,19 +92,19 @@ type Target struct{ Host, Token wire.UUID }
 
 // Session is the result of a handshake.
 type Session struct {
-	// Conn has no deadline, and its next byte is the first after the handshake. It is a
-	// *tls.Conn where Local has certificates.
+	// Conn has no deadline, and its next byte is the first after the handshake. Conn is a *tls.Conn
+	// if Local has certificates.
 	Conn net.Conn
 	// version is the newest protocol version of both sides.
 	version uint32
 	// Peer is name and address of the remote relay.
 	Peer string
-	// Host is the other relay's.
+	// Host is the remote relay's host id.
 	Host wire.UUID
-	// Target is the listener that it is for.
+	// Target is the requested listener.
 	Target Target
-	// Joined is the session that this is a stream of, and Stream its number; nil and 0
-	// for a session itself.
+	// Joined is the session of this stream, and Stream the stream's number; nil and 0 for a session
+	// itself.
 	Joined *Session
 	Stream uint32
 
@@ -132,15 +131,15 @@ var ErrSilent error = &fault.Error{Code: fault.KeyNotProven, Operation: "the rel
 // ErrStranger: the remote side has not proven a key; errors do not show received bytes.
 var ErrStranger = errors.New("it has not proven the cluster key")
 
-// Initiate does the initiator's side on a connection that it made to the target's relay. After an
-// error the caller owns the connection.
+// Initiate does the initiator's side on a connection to the target's relay. After an error the
+// caller owns the connection.
 func (l *Local) Initiate(conn net.Conn, to Target) (*Session, error) {
 	keys := l.Keys()
 	return l.initiate(conn, keys.all(), Greeting{purpose: purposeConnect, Target: to, tls: l.TLS != nil})
 }
 
-// join is Initiate for another stream of a session that this side initiated, which the
-// other side must expect. Stream is a number of the caller's.
+// join is Initiate for a further stream of an initiated session, which the remote side must expect.
+// Stream is a number of the caller's.
 func (l *Local) join(conn net.Conn, s *Session, stream uint32) (*Session, error) {
 	joined, err := l.initiate(conn, []Key{s.joinKey()}, Greeting{purpose: purposeJoin, Target: s.Target, Stream: stream})
 	if err == nil {
@@ -361,7 +360,7 @@ func digest(parts [][]byte) []byte {
 	return h.Sum(nil)
 }
 
-// once is a cipher for one message: the key depends on the sealed bytes, so that no nonce is
+// once is a cipher for a single message: the key depends on the sealed bytes, so that no nonce is
 // needed.
 func once(key Key, label string, about [][]byte) cipher.AEAD {
 	block, err := aes.NewCipher(key.derive(digest(about), label, 32))
@@ -403,7 +402,7 @@ func (k Key) noise(initiator bool, random io.Reader) *noise.HandshakeState {
 }
 
 // newHello returns an initiator's hello for one or two keys, and the states for the answers. The
-// states have one ephemeral key. Random bytes stand for a second key.
+// states share an ephemeral key. Random bytes stand for a second key.
 func newHello(keys []Key, random io.Reader) ([]byte, []*noise.HandshakeState) {
 	var seed [ephemeralBytes]byte
 	_, _ = io.ReadFull(random, seed[:]) // never fails
@@ -427,8 +426,8 @@ func newHello(keys []Key, random io.Reader) ([]byte, []*noise.HandshakeState) {
 	return hello[:helloSize], states
 }
 
-// openHello finds the key that a hello proves, and returns the listener's state for the
-// answer, and the session that the key is of where it is not the cluster's.
+// openHello finds the proven key of a hello, and returns the listener's state for the answer, and,
+// for a session's key, the session.
 func (l *Local) openHello(hello []byte) (*noise.HandshakeState, *Session, error) {
 	keys := l.Keys()
 	var named [2]KeyID
@@ -521,8 +520,8 @@ func (c *channel) session(conn net.Conn) *Session {
 	return s
 }
 
-// nobodys is a key that nobody has: a hello with an id that is not known takes the
-// same time as one with a proof that is wrong.
+// nobodys is a key that nobody has: a hello with an unknown id takes the same time as a hello with
+// a wrong proof.
 var nobodys = sync.OnceValue(func() Key { return NewKey(time.Now()) })
 
 // find is the key of an id: the cluster's, that of a session that expects streams, or

@@ -17,9 +17,8 @@ import (
 // keyBytes is the length of a cluster key's secret.
 const keyBytes = clusterkey.Bytes
 
-// KeyID names a key without telling it: 8 bytes that HKDF makes of the secret, so that
-// the same key has the same id on every host, and a file whose secret was changed is
-// noticed.
+// KeyID names a key without revealing it: 8 bytes that HKDF makes of the secret, so that the same
+// key has the same id on every host, and a file whose secret was changed is noticed.
 type KeyID [clusterkey.IDBytes]byte
 
 func (id KeyID) String() string { return hex.EncodeToString(id[:]) }
@@ -30,8 +29,7 @@ type Key struct {
 	ID KeyID
 	// Created is to the second, UTC.
 	Created time.Time
-	// A function, because fmt does not ask a field that is not exported how it wants to
-	// be printed, and follows pointers.
+	// A function, because fmt does not call Format of an unexported field, and follows pointers.
 	secret func() [keyBytes]byte
 }
 
@@ -48,7 +46,7 @@ func keyOf(secret [keyBytes]byte, created time.Time) Key {
 	return k
 }
 
-// derive makes n bytes of the key, for one purpose.
+// derive makes n bytes from the key, for a single purpose.
 func (k Key) derive(salt []byte, label string, n int) []byte {
 	secret := k.secret()
 	return clusterkey.Derive(secret[:], salt, label, n)
@@ -87,8 +85,8 @@ func (k Keys) all() []Key {
 	return []Key{k.Current, *k.Previous}
 }
 
-// Rotate puts another key into use, and keeps the one that was. It refuses while
-// the last rotation is not finished: a host that was not told of it would be lost.
+// Rotate activates a new key, and keeps the previous key. Rotate fails before the end of the last
+// rotation: a host without the new key would lose contact.
 func (k Keys) Rotate(now time.Time) (Keys, error) {
 	if k.Previous != nil {
 		return Keys{}, fmt.Errorf("%v: %w", k, errRotating)
@@ -191,7 +189,7 @@ func (e *keySecretError) Error() string {
 	return fmt.Sprintf("the secret is not that of key %.16q: one of them was changed", e.id)
 }
 
-// ParseKeys reads exactly the output of Text. Its errors quote no secret.
+// ParseKeys reads exactly the output of Text. Errors quote no secret.
 func ParseKeys(text []byte) (Keys, error) {
 	var k Keys
 	if len(text) > MaxKeyFile {

@@ -19,32 +19,32 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Limits of the connections that have not proven a key. Each takes a descriptor, a goroutine and a
-// few KiB, for HandshakeTime at most. Up to maxGuests further connections may have proven a key
+// Limits of the connections that have not proven a key. A guest takes a descriptor, a goroutine and
+// a few KiB, for HandshakeTime at most. Up to maxGuests further connections may have proven a key
 // without the end of the handshake.
 const (
 	maxGuests          = 256 // in all
 	maxGuestsOfASource = 128 // of one IPv4 address, or one IPv6 network of 64 bits
 )
 
-// Server accepts connections on a listener, and does the handshake with each.
+// Server accepts connections on a listener, and does the handshakes.
 type Server struct {
 	Local *Local
-	// Admit is Respond's; it is called by many goroutines.
+	// Admit is Respond's; many goroutines call the function.
 	Admit func(Greeting) error
-	// Accept takes a session over, and has to return soon. Streams of the session that come
-	// before it calls Local.Expect are refused.
+	// Accept takes a session over, and has to return soon. Streams of the session before the call
+	// of Local.Expect are refused.
 	Accept func(*Session)
-	// Refused is told of each connection that came to nothing. Strangers can cause any number of
-	// calls: the callback must limit its log.
+	// Refused is called for every failed connection. Strangers can cause any number of calls: the
+	// callback must limit its log.
 	Refused func(from net.Addr, err error)
 	// guests and guestsOfASource replace maxGuests and maxGuestsOfASource if
 	// not 0.
 	guests, guestsOfASource int
 }
 
-// Left reports whether an error says that the other side has closed the connection. One that
-// has proven the cluster key has as a rule come by another way at the same time (Race).
+// Left reports whether the error means that the remote side has closed the connection. A remote
+// side with a proven key has usually won by a different address (Race).
 func Left(err error) bool {
 	return !errors.Is(err, ErrStranger) && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE))
 }
@@ -52,8 +52,8 @@ func Left(err error) bool {
 // errCrowded is why a guest had to go.
 var errCrowded = errors.New("it had not come to the end of its handshake when too many others came")
 
-// Serve works until the listener is closed, and returns when nothing of it runs any
-// more. Accept's sessions live on.
+// Serve works until the listener is closed, and returns after the end of its goroutines. Accept's
+// sessions live on.
 func (s *Server) Serve(listener net.Listener) {
 	waiting := &guests{all: cmp.Or(s.guests, maxGuests), of: cmp.Or(s.guestsOfASource, maxGuestsOfASource)}
 	// An evicted connection counts until the end of its goroutine.
@@ -103,10 +103,9 @@ type guest struct {
 	left   bool // it had to go, or has come to its end
 }
 
-// guests are those at a time, oldest first. When there are too many of a source its oldest has to
-// go; when there are too many in all, the oldest of the source that has most. A relay sends its
-// hello at once, so that silent connections keep no host out; a connection with unread bytes is not
-// silent.
+// guests are those at a time, oldest first. Too many guests of a source evict that source's oldest;
+// too many in total evict the oldest of the source with the most. A relay sends its hello at once,
+// so that silent connections keep no host out; a connection with unread bytes is not silent.
 type guests struct {
 	all, of int
 
@@ -245,9 +244,9 @@ const (
 	dialPause = 20 * time.Millisecond
 )
 
-// Dial connects to one of the addresses, the first that answers (Race), and does the
-// initiator's side. A listener that closes without a word may only have had no room, so
-// that is tried a few times, for under a second.
+// Dial connects to the first answering address (Race), and does the initiator's side. A listener
+// that closes without a word may only have had no room, so that is tried a few times, for under a
+// second.
 func (l *Local) Dial(ctx context.Context, to Target, addresses []netip.AddrPort) (*Session, error) {
 	return l.DialBy(ctx, "", to, addresses)
 }
@@ -299,9 +298,9 @@ func (l *Local) DialStreamBy(ctx context.Context, by string, s *Session, stream 
 // among that.
 const interfaceTimeout = 2500 * time.Millisecond
 
-// byInterface has a connection go out by an interface (SO_BINDTODEVICE of socket(7)), whose
-// address it has then. A kernel that asks for a privilege for that, before Linux 5.7, goes
-// by its routes.
+// byInterface binds a connection to an interface (SO_BINDTODEVICE of socket(7)), whose address the
+// connection has then. A kernel before Linux 5.7, which requires a privilege for that, uses its
+// routes.
 func byInterface(by string) func(network, address string, c syscall.RawConn) error {
 	if by == "" {
 		return nil

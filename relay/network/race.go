@@ -15,17 +15,17 @@ const AttemptDelay = 250 * time.Millisecond
 // HandshakeTime then.
 const AnswerDelay = 1500 * time.Millisecond
 
-// Race is several ways to one thing, of which the earlier are the better. All ways may be
+// Race tries several addresses of a target, of which earlier addresses are better. All ways may be
 // tried at a time.
 type Race[T any] struct {
 	Ways int
-	// Delay is how long the last way that was begun is waited for before the next one is
-	// begun; one that fails is not waited for. Of a way that has met somebody it is Answer.
+	// Delay is the time between the starts of two addresses; one that fails is not waited for.
+	// Answer replaces Delay after an accepted connection.
 	Delay, Answer time.Duration
-	// Try goes a way, and ends soon when its context does.
+	// Try connects to an address, and ends soon after its context.
 	Try func(ctx context.Context, way int) (T, error)
-	// Settles says that no other way leads to anything else than this error: none is begun
-	// any more. Nil stands for one that never does.
+	// Settles reports an error that further addresses would not change: none is begun any more. Nil
+	// stands for one that never does.
 	Settles func(error) bool
 	// Drop releases the result of an address after another address has won.
 	Drop func(T)
@@ -52,7 +52,7 @@ func reportMet(ctx context.Context) {
 	}
 }
 
-// Run gives the first that a way leads to. When it returns nothing is tried any more.
+// Run gives the first that a way leads to. At the return no try is running.
 func (r Race[T]) Run(ctx context.Context) Finish[T] {
 	type arrival struct {
 		way int

@@ -57,9 +57,8 @@ func (j *joins) find(id KeyID) (Key, *Session) {
 	return found.key, found.session
 }
 
-// Expect lets the initiator of a session add streams to it, until forget is called:
-// then nobody can any more, though the session lives. Which numbers are free, and how many
-// there may be, is admit's to say.
+// Expect permits the initiator of a session to add streams until the call of forget, also while the
+// session lives. Which numbers are free, and how many there may be, is admit's to say.
 //
 // A stream that comes before Expect is refused without a word, as a stranger is: an initiator joins
 // after this side's message that it expects the stream.

@@ -18,7 +18,7 @@ var ErrQueueFull = errors.New("the socket's queue of connections was full all th
 // thread.
 const maxBlockedDials = 32
 
-// blockedDials has an element for each dial that waits in the kernel.
+// blockedDials has an element per dial that waits in the kernel.
 var blockedDials = make(chan struct{}, maxBlockedDials)
 
 // dialSlice is the time of an uninterruptible connect in the kernel, after which DialContext checks
@@ -26,8 +26,9 @@ var blockedDials = make(chan struct{}, maxBlockedDials)
 const dialSlice = 200 * time.Millisecond
 
 // DialContext connects to a listening socket. While the socket's accept queue is full, the dial
-// waits in the kernel's queue, where an accept wakes the oldest dial. It fails with ErrQueueFull
-// when the context ends first. The context needs a deadline or has to be canceled at some time.
+// waits in the kernel's queue, where an accept wakes the oldest dial. DialContext fails with
+// ErrQueueFull when the context ends first. The context needs a deadline or has to be canceled at
+// some time.
 func DialContext(ctx context.Context, path string) (Conn, error) {
 	c, err := Dial(path)
 	if !errors.Is(err, unix.EAGAIN) {

@@ -34,7 +34,7 @@ func Dial(path string) (Conn, error) {
 	return Conn{c}, err
 }
 
-// FromFD makes a Conn of a descriptor, which it takes over.
+// FromFD makes a Conn from a descriptor, and owns the descriptor.
 func FromFD(fd int, name string) (Conn, error) {
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
@@ -56,7 +56,7 @@ func Pair() (a, b int, err error) {
 	return fds[0], fds[1], os.NewSyscallError("socketpair", err)
 }
 
-// Send sends one message and descriptors.
+// Send sends a message with descriptors.
 func (c Conn) Send(m wire.Message, sequence uint32, fds ...int) error {
 	var control []byte
 	if len(fds) > 0 {
@@ -66,8 +66,8 @@ func (c Conn) Send(m wire.Message, sequence uint32, fds ...int) error {
 	return err
 }
 
-// Receive reads one message of a relay, or of a client's own. The descriptors are
-// the caller's, also with an error. io.EOF says that the other side has closed.
+// Receive reads a message of a relay, or of a trusted client. The descriptors are the caller's,
+// also with an error. io.EOF: the remote side has closed.
 func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	for {
 		full, hanging := Relays.state()
@@ -100,8 +100,8 @@ func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	return decode(data[:n], control[:controls], flags)
 }
 
-// ReceiveBare reads one message that may bring no descriptors. One that does is
-// refused, and stays in the socket: Source.HangUp sees to it.
+// ReceiveBare reads a message without descriptors. A message with descriptors is refused, and stays
+// in the socket: Source.HangUp closes the socket.
 func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -110,7 +110,7 @@ func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
 	data := make([]byte, wire.MaxMessage+1)
 	var n, flags int
 	var failed error
-	for range 3 { // a reset is said before what is to be read, an end once too early; see Receive
+	for range 3 { // a reset precedes unread messages, an end comes once too early; see Receive
 		err = raw.Read(func(fd uintptr) bool {
 			if n, flags, failed = peek(int(fd), data); failed != nil || flags&unix.MSG_CTRUNC != 0 {
 				return failed != unix.EAGAIN
@@ -137,8 +137,8 @@ func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
 	return m, sequence, err
 }
 
-// peek looks at the next message and leaves it in the socket. MSG_CTRUNC says that
-// it brings descriptors.
+// peek reads the next message without removing it from the socket. MSG_CTRUNC means that the
+// message has descriptors.
 func peek(fd int, data []byte) (n, flags int, err error) {
 	return receive(fd, data, unix.MSG_PEEK)
 }
@@ -184,8 +184,8 @@ func (c Conn) Exchange(m wire.Message, timeout time.Duration, fds ...int) (wire.
 	return answer, received, nil
 }
 
-// Detach gives up the Conn and returns its socket as a plain non-blocking descriptor. After an
-// error the Conn is unchanged.
+// Detach ends the Conn and returns the socket as a plain non-blocking descriptor. After an error
+// the Conn is unchanged.
 func (c Conn) Detach() (int, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -270,8 +270,8 @@ var (
 // maxBlocking is when a Source is crowded.
 const maxBlocking = 256
 
-// Crowded reports that the files in so many sockets hang that nobody else is to be accepted: a
-// closed connection needs a descriptor until the close.
+// Crowded reports so many hanging sockets that the Source must not accept connections: a closed
+// connection needs a descriptor until the close.
 func (s *Source) Crowded() bool { return s.behind.Load() >= maxBlocking }
 
 // block runs a function that may block.
@@ -285,7 +285,7 @@ func (s *Source) block(f func()) {
 	}()
 }
 
-// HangUp closes the socket of a Conn, and waits for nothing that is in it.
+// HangUp closes the socket of a Conn, without a wait for files in unread messages.
 func (s *Source) HangUp(c Conn) {
 	switch fd, err := c.Detach(); {
 	case err == nil:
@@ -298,8 +298,8 @@ func (s *Source) HangUp(c Conn) {
 
 // hangUp closes a socket. The close drops unread messages, so the caller reads them first.
 func (s *Source) hangUp(fd int) {
-	// Nothing comes any more, and the other side hears of the end now. It can fail
-	// only where that is so already.
+	// No message arrives any more, and the remote side gets the end now. It can fail only where
+	// that is so already.
 	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) == nil && drain(fd) {
 		unix.Close(fd)
@@ -330,11 +330,11 @@ func drain(fd int) bool {
 	return false
 }
 
-// maxBlockingOfPort bounds those of a Port.
+// maxBlockingOfPort limits the blocking closes of a Port.
 const maxBlockingOfPort = 8
 
-// hangTimeout is how long as many closes as may be are waited for before they are
-// taken to hang: a machine under load can be slow in starting them.
+// hangTimeout is the time after which the maximum number of closes counts as hanging: a machine
+// under load can start closes slowly.
 const hangTimeout = time.Second
 
 // closing counts messages whose files are being closed.
@@ -364,7 +364,7 @@ func (c *closing) state() (full, hanging bool) {
 	return full, full && time.Since(c.since) > hangTimeout
 }
 
-// close closes descriptors that nobody wants, and does not wait for that.
+// close closes unwanted descriptors without a wait.
 func (s *Source) close(fds []int) { s.closeAll(fds, nil) }
 
 // CloseAll closes descriptors that came from a relay.
@@ -413,10 +413,10 @@ type Port struct {
 	takesBytes  int64 // that it has then
 }
 
-// From says where the other side is: a Port of whom nothing is said is a relay's.
+// From is the kind of the remote side: a Port of whom nothing is said is a relay's.
 func (p *Port) From(s *Source) { p.source = s }
 
-// CloseAll closes descriptors that came here and that nobody wants.
+// CloseAll closes received unwanted descriptors.
 func (p *Port) CloseAll(fds []int) { p.source.closeAll(fds, &p.closing) }
 
 // Hanging reports that descriptors are not taken over for now: too many of those
@@ -439,9 +439,8 @@ type outgoing struct {
 	plain bool
 }
 
-// NewPort takes fd over. received is called with every message and owns its
-// descriptors; ended once, with io.EOF when the other side has closed.
-// Neither is called after Close or Leave.
+// NewPort takes fd over. received is called with every message and owns its descriptors; ended
+// once, with io.EOF when the remote side has closed. Neither is called after Close or Leave.
 func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int), ended func(error)) (*Port, error) {
 	// A stranger's descriptor may be anything.
 	for option, want := range map[int]int{unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_SEQPACKET} {
@@ -493,10 +492,10 @@ func (p *Port) Send(m wire.Message, sequence uint32, fds ...int) {
 	p.outbox = append(p.outbox, outgoing{data: data, fds: kept})
 }
 
-// broken is a message that could not be sent. Where the other side has closed,
-// reading tells so, and why. Anything else (no memory, too many descriptors on
-// their way) would leave the other side waiting for the message for ever. Both
-// come from the loop and not from within the caller.
+// broken is a message that could not be sent. If the remote side has closed, the read returns the
+// end and the reason. Anything else (no memory, too many descriptors on their way) would leave the
+// other side waiting for the message for ever. Both come from the loop and not from within the
+// caller.
 func (p *Port) broken(err error) {
 	switch err {
 	case unix.EPIPE, unix.ECONNRESET, unix.ECONNREFUSED, unix.ENOTCONN:
@@ -611,7 +610,7 @@ func (p *Port) drop() {
 	fd, dropped := p.fd, make(chan struct{})
 	p.dropped = dropped
 	p.source.block(func() {
-		_, _, _ = receiveBare(fd, make([]byte, 1)) // what is wrong with the socket the next read tells
+		_, _, _ = receiveBare(fd, make([]byte, 1)) // the next read returns the socket's error
 		close(dropped)
 		p.loop.Do(func() {
 			p.dropped = nil
@@ -678,7 +677,7 @@ func (p *Port) Close() {
 	}
 	p.fd = -1
 	if p.shared != nil {
-		// It is mapped, so that this cannot fail.
+		// The memory is mapped, so the call cannot fail.
 		_ = unix.Munmap(p.shared.memory)
 		p.shared = nil
 	}
@@ -688,14 +687,14 @@ func (p *Port) Close() {
 	p.outbox = nil
 }
 
-// Waiting is how many messages the other side has not made room for.
+// Waiting is the number of messages without room at the remote side.
 func (p *Port) Waiting() int { return len(p.outbox) }
 
 // takeAtOnce limits the messages of a port from shared memory before the next port.
 const takeAtOnce = 64
 
-// quiet reports that there is nothing to do: of a round's ports that holds for almost all,
-// and what comes by one of them waits for all others.
+// quiet reports that there is nothing to do: most ports of an iteration have no message, and a
+// message of a port waits for the remaining ports.
 func (p *Port) quiet() bool {
 	return len(p.outbox) == 0 && !p.leaving && (p.shared == nil || atomic.LoadUint64(p.shared.in.tail) == p.shared.in.at)
 }

@@ -27,12 +27,12 @@ const (
 	halfBytes   = slotsAt + sharedSlots*slotBytes
 	sharedBytes = 2 * halfBytes
 
-	// Windows is how many there are where there are some, of WindowBytes each.
+	// Windows is the number of windows, of WindowBytes bytes.
 	Windows     = 8
 	WindowBytes = 4 << 10
 )
 
-// shared is one side's view.
+// shared is the view of one side.
 type shared struct {
 	memory  []byte
 	out, in half
@@ -100,7 +100,7 @@ func makeShared(size int64) (*shared, int, error) {
 
 // openShared maps memory of the remote side.
 func openShared(fd int, size int64) (*shared, error) {
-	// Of what is no memory of this kind nothing else is asked: that could hang.
+	// A descriptor of a different kind gets no further call: that could hang.
 	const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	if seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil || seals&sealed != sealed {
 		return nil, wire.Errorf(wire.StatusBadDescriptor, "the other relay's memory is not sealed")
@@ -159,7 +159,7 @@ func (h *half) take(to *[slotBytes]byte) (data []byte, ok bool, err error) {
 }
 
 // Share makes memory for messages to the remote side, which must call TakeShared with the same
-// number of windows. Where it cannot be made the socket does alone.
+// number of windows. Without the memory only the socket is used.
 func (p *Port) Share(windows bool) error {
 	s, fd, err := makeShared(SharedBytes(windows))
 	if err != nil {
@@ -174,7 +174,7 @@ func (p *Port) Share(windows bool) error {
 	return nil
 }
 
-// TakeShared lets the other side Share.
+// TakeShared permits the remote side to Share.
 func (p *Port) TakeShared(windows bool) { p.takesShared, p.takesBytes = true, SharedBytes(windows) }
 
 // Window returns the memory of a shared window, or nil without shared memory. The remote side can
@@ -206,7 +206,7 @@ func (p *Port) takeShared(fds []int) error {
 	return nil
 }
 
-// becomeShared has all that is sent from now on go by the memory's order.
+// becomeShared sends later messages in the memory's order.
 func (p *Port) becomeShared(s *shared) {
 	for i := range p.outbox {
 		p.outbox[i].plain = true

@@ -7,14 +7,14 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 )
 
-// GPU is an Allocator of memory on one GPU.
+// GPU is an Allocator of memory on a GPU.
 type GPU struct {
-	// Asks is the device with the relay's context. Memory of cuMemCreate needs no context on its
+	// Asks is the device with the relay's context. Memory of cuMemCreate needs no context on the
 	// GPU.
 	Asks *device.Device
 	On   cuda.Device
-	// Own makes a context on that GPU, which memory of cuMemAlloc needs, where Asks is
-	// another one; nil where none may be made.
+	// Own makes a context on that GPU, for memory of cuMemAlloc, if Asks is a different GPU; nil
+	// where none may be made.
 	Own func() (*device.Device, error)
 }
 

@@ -5,7 +5,7 @@
 //     where that is EFAULT, of memory of cuMemAlloc, of which DMA-BUF is tried first, too;
 //  3. none: data goes through host memory (bounce).
 //
-// All NICs of a lane get the same memory. The result keeps the tried methods with their errors, for
+// The NICs of a lane get the same memory. The result keeps the tried methods with errors, for
 // reports.
 package registration
 
@@ -23,7 +23,7 @@ import (
 // Way is how a NIC reaches memory.
 type Way int
 
-// Ways, better ones first.
+// Methods, the best first.
 const (
 	DMABuf Way = iota
 	Peermem
@@ -52,16 +52,16 @@ type Memory interface {
 	Size() uint64 // bytes
 	// DMABuf makes a descriptor of the whole memory, which the caller closes.
 	DMABuf() (int, error)
-	// DMABufPCIe makes one of a mapping over PCIe, for Data Direct.
+	// DMABufPCIe makes a DMA-BUF of a mapping over PCIe, for Data Direct.
 	DMABufPCIe() (int, error)
 	Close() error
 }
 
-// Allocator makes memory of one GPU.
+// Allocator makes memory of a GPU.
 type Allocator interface {
 	// Make makes memory of a kind, of at least so many bytes.
 	Make(kind Kind, bytes uint64) (Memory, error)
-	// Capable tells whether the driver lets NICs have it.
+	// Capable reports whether the driver permits access of NICs to the memory.
 	Capable(Memory) (bool, error)
 }
 
@@ -72,7 +72,7 @@ type Domain interface {
 	RegisterDataDirect(fd int, offset, n, iova uint64, access verbs.Access) (*verbs.Region, error)
 }
 
-// NIC is an RDMA device with a domain on it.
+// NIC is an RDMA device with a protection domain.
 type NIC struct {
 	Name   string
 	Domain Domain
@@ -80,12 +80,12 @@ type NIC struct {
 	DataDirect bool
 }
 
-// Step is one attempt.
+// Step is an attempt.
 type Step struct {
 	nic  string
 	Way  Way
 	Kind Kind
-	Err  error // nil for one that worked
+	Err  error // nil for success
 }
 
 func (s Step) String() string {
@@ -99,12 +99,12 @@ func (s Step) String() string {
 	return what
 }
 
-// Registered is memory that NICs reach, or the reasons why none does.
+// Registered is memory registered with NICs, or the reasons of the failure.
 type Registered struct {
 	// Memory is nil where the way is Bounce.
 	Memory Memory
 	Kind   Kind
-	// Regions are the NICs', in their order; the addresses in them are the memory's own.
+	// Regions are the NICs', in their order; the regions' addresses are the memory's addresses.
 	Regions []*verbs.Region
 	// Steps are the attempts, in order.
 	Steps []Step
@@ -133,9 +133,8 @@ func (r *Registered) String() string {
 	return strings.Join(steps, "; ")
 }
 
-// Close ends the registrations, and then frees the memory: in this order, because
-// nvidia-peermem is not told when memory goes. A registration that does not end keeps
-// its memory.
+// Close ends the registrations, and then frees the memory: in this order, because nvidia-peermem is
+// not told when memory goes. A registration that does not end keeps the memory.
 func (r *Registered) Close() error {
 	err := closeAll(r.Regions)
 	if err != nil || r.Memory == nil {
@@ -145,8 +144,8 @@ func (r *Registered) Close() error {
 	return r.Memory.Close()
 }
 
-// closeAll ends registrations, and leaves those in the list that do not end: no other is
-// ended again.
+// closeAll ends registrations, and keeps failed registrations in the list, so that no registration
+// ends twice.
 func closeAll(regions []*verbs.Region) error {
 	var err error
 	for i, region := range regions {
@@ -165,8 +164,8 @@ func closeAll(regions []*verbs.Region) error {
 // errNotCapable is the driver's no.
 var errNotCapable = errors.New("the CUDA driver lets no NIC have this memory (CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE is 0)")
 
-// Make makes memory of at least so many bytes that all NICs reach. Without an error its
-// way may be Bounce; the error is of memory that cannot be had at all, or not given back.
+// Make makes memory of at least so many bytes, registered with every NIC. Without an error its way
+// may be Bounce; an error means that no memory could be made, or memory could not be freed.
 func Make(from Allocator, bytes uint64, nics []NIC, access verbs.Access) (*Registered, error) {
 	r := &Registered{}
 	for _, kind := range []Kind{VMM, Allocated} {
@@ -195,8 +194,8 @@ func Make(from Allocator, bytes uint64, nics []NIC, access verbs.Access) (*Regis
 	return r, nil
 }
 
-// try registers memory with all NICs, or gives no regions; another says that memory of
-// another kind may do.
+// try registers memory with every NIC, or returns no regions; another says that memory of another
+// kind may do.
 func (r *Registered) try(from Allocator, memory Memory, kind Kind, nics []NIC, access verbs.Access) (regions []*verbs.Region, another bool, err error) {
 	capable, err := from.Capable(memory)
 	if err == nil && !capable {
@@ -219,9 +218,9 @@ func (r *Registered) try(from Allocator, memory Memory, kind Kind, nics []NIC, a
 	return regions, false, nil
 }
 
-// With registers memory that there is with one NIC, by DMA-BUF or else by nvidia-peermem. The steps
-// are the attempts, the last of which worked; without a region err is of the last, and EFAULT says
-// that memory of another kind may do.
+// With registers existing memory with a NIC, by DMA-BUF or else by nvidia-peermem. The steps are
+// the attempts, the last of which worked; without a region err is of the last, and EFAULT says that
+// memory of another kind may do.
 func With(memory Memory, kind Kind, nic NIC, access verbs.Access) (region *verbs.Region, steps []Step, err error) {
 	for _, way := range []Way{DMABuf, Peermem} {
 		if way == DMABuf {
@@ -265,8 +264,8 @@ func byDescriptor(memory Memory, export func() (int, error), register func(int, 
 	return region, err
 }
 
-// Client registers memory of another process with a NIC, of which nothing else will do than
-// the descriptor that it has made itself: n bytes from offset, under the addresses from iova on.
+// Client registers memory of a foreign process with a NIC, only by the owner's descriptor: n bytes
+// from offset, under the addresses from iova on.
 func Client(fd int, offset, n, iova uint64, nic NIC, access verbs.Access) (*verbs.Region, error) {
 	return nic.Domain.RegisterDMABuf(fd, offset, n, iova, access)
 }

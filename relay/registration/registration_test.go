@@ -84,7 +84,7 @@ func nics(t testing.TB, devices ...softdevice.Device) (softdevice.Host, []regist
 	return h, list
 }
 
-// incapable says of memory of some kinds that NICs cannot have it.
+// incapable reports some kinds of memory as inaccessible to NICs.
 type incapable struct {
 	registration.Allocator
 	kinds map[registration.Kind]bool

@@ -1,6 +1,5 @@
-// Package ring is the memory that a client and its relay share: a ring of
-// descriptors and the timelines, which the client writes, and a ring of
-// completions, which the relay alone can write.
+// Package ring is the shared memory of a client and a relay: a ring of descriptors and the
+// timelines, which the client writes, and a ring of completions, which the relay alone can write.
 //
 // For the relay the submit memory is hostile input: the relay copies a descriptor once and uses
 // only the copy, keeps private positions, and reads from the memory only the client's tail, the
@@ -66,7 +65,7 @@ type Relay struct {
 	reserved             uint64 // descriptors taken: each will need a completion
 }
 
-// NewRelay makes the memory of one session.
+// NewRelay makes the memory of a session.
 func NewRelay() (*Relay, error) {
 	r := &Relay{submitFD: -1, completeFD: -1}
 	var err error
@@ -78,7 +77,7 @@ func NewRelay() (*Relay, error) {
 		return nil, errors.Join(err, unix.Munmap(submit), unix.Close(r.submitFD))
 	}
 	r.shared = view(submit, complete)
-	// From here on nobody can map the completions for writing but us.
+	// From here on only this process can write the completions.
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	_, err = unix.FcntlInt(uintptr(r.completeFD), unix.F_ADD_SEALS, seals|unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
 	if err == nil {
@@ -115,8 +114,8 @@ func (r *Relay) Close() error {
 	return errors.Join(r.unmap(), unix.Close(r.submitFD), unix.Close(r.completeFD))
 }
 
-// Take copies out the next descriptor, if there is one. It takes no more than
-// there is room for completions: a client that does not read them waits.
+// Take copies out the next descriptor, if there is one. Take stops without room for completions, so
+// a client that reads no completions waits.
 func (r *Relay) Take() (d wire.Descriptor, ok bool, err error) {
 	tail := atomic.LoadUint64(&r.submitPage.Tail)
 	if tail == r.taken {
@@ -140,13 +139,13 @@ func (r *Relay) Take() (d wire.Descriptor, ok bool, err error) {
 	return d, true, nil
 }
 
-// Full reports whether descriptors wait for want of room for their completions.
+// Full reports whether descriptors wait for room for completions.
 func (r *Relay) Full() bool {
 	return atomic.LoadUint64(&r.submitPage.Tail) != r.taken &&
 		r.reserved-atomic.LoadUint64(&r.submitPage.CompletedHead) >= wire.RingEntries
 }
 
-// Complete ends an operation that Take has returned. Each may end once.
+// Complete ends an operation that Take has returned. An operation may end once.
 func (r *Relay) Complete(c wire.Completion) {
 	r.completions[r.written%wire.RingEntries] = c
 	r.written++
@@ -171,12 +170,11 @@ func (r *Relay) Awake() { atomic.StoreUint32(&r.completePage.RelaySleeps, 0) }
 // Timeline reads a timeline.
 func (r *Relay) Timeline(i uint32) uint64 { return atomic.LoadUint64(r.timeline(i)) }
 
-// Advance sets a timeline. Nothing of the relay's ever depends on reading it
-// back.
+// Advance sets a timeline. The relay never depends on reading the value back.
 func (r *Relay) Advance(i uint32, value uint64) { atomic.StoreUint64(r.timeline(i), value) }
 
-// Client is the client's side. Its methods are not safe for concurrent use,
-// but for Post against Next.
+// Client is the client's side. The methods are not safe for concurrent use, except Post beside
+// Next.
 type Client struct {
 	shared
 	posted   uint64
@@ -212,9 +210,8 @@ func OpenClient(submitFD, completeFD int) (*Client, error) {
 	return &Client{shared: view(submit, complete)}, nil
 }
 
-// Populate allocates the pages of shared memory that are missing, so that the kernel charges
-// them to this process's control group. It keeps the bytes, and only reads memory that is not
-// writable.
+// Populate allocates the pages of shared memory that are missing, so that the kernel charges them
+// to this process's control group. Populate keeps the bytes, and only reads read-only memory.
 func Populate(memory []byte, writable bool) error {
 	advice := unix.MADV_POPULATE_READ
 	if writable {
@@ -234,7 +231,7 @@ func Populate(memory []byte, writable bool) error {
 	}
 }
 
-// touch accesses a word of each page.
+// touch accesses a word per page.
 func touch(memory []byte, writable bool) {
 	for at := 0; at < len(memory); at += os.Getpagesize() {
 		word := (*uint32)(unsafe.Pointer(&memory[at]))
@@ -289,7 +286,7 @@ func (c *Client) Timeline(i uint32) uint64 { return atomic.LoadUint64(c.timeline
 // Advance sets a timeline.
 func (c *Client) Advance(i uint32, value uint64) { atomic.StoreUint64(c.timeline(i), value) }
 
-// Timelines is the memory of all timelines, for registration with CUDA.
+// Timelines is the memory of the timelines, for registration with CUDA.
 func (c *Client) Timelines() []byte {
 	return c.submit[wire.SubmitTimelines : wire.SubmitTimelines+wire.Timelines*wire.TimelineStride]
 }

@@ -54,7 +54,7 @@ type plan struct {
 	depth, streams int
 }
 
-// minPieces is how many a round has, however large they are.
+// minPieces is the minimum number of pieces of a round, for any size.
 const minPieces = 4
 
 // through is the rate of a plan, by the relay's own queues.
@@ -104,7 +104,7 @@ func (b *bench) rounds(rounds int, p plan, pull bool) (float64, error) {
 	})
 }
 
-// simple is the rate of copies that one call issues in a GPU's own stream.
+// simple is the rate of copies of a single call in a GPU's stream.
 func (b *bench) simple(by *device.Device, chunk uint64, issue func(s cuda.Stream) error) (float64, error) {
 	return b.best(rateRounds, func(until time.Time) (uint64, error) {
 		var moved uint64
@@ -177,9 +177,8 @@ func (b *bench) rates(p *launch.Pair) error {
 	return err
 }
 
-// The candidates and the target of the calibration: the least of each that makes so much of the
-// best rate that was seen. Small pieces overlap with the next leg, and few pieces take little
-// memory.
+// The candidates and the target of the calibration: the smallest values with this share of the best
+// measured rate. Small pieces overlap with the next leg, and few pieces take little memory.
 var (
 	chunks = []uint64{1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20}
 	depths = []int{1, 2, 4, 8}

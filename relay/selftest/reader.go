@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// What a running kernel reads: so many bytes, across the border of the client's two
-// allocations, and that often with another pattern in the same place.
+// Reads of a running kernel: so many bytes, across the border of the client's two allocations, and
+// that often with another pattern in the same place.
 const (
 	readBytes  = 256 << 10
 	readRounds = 8

@@ -1,7 +1,7 @@
-// Package selftest tests pairs of GPUs before a relay stages one's bytes on the
-// other: whether copies arrive bit by bit, also at odd sizes and places, and how
-// fast they are beside the bounce through the host's memory. From that it chooses
-// the sizes of pieces, how many are under way, and by how many streams.
+// Package selftest tests pairs of GPUs before a relay stages one's bytes on the other: whether
+// copies arrive bit by bit, also at odd sizes and places, and how fast they are beside the bounce
+// through the host's memory. From the rates it chooses the size of pieces, the number in flight,
+// and the number of streams.
 //
 // It works with memory as relays have it: imported client memory of two adjacent allocations, and
 // server memory created by a process with a context on the client's GPU. In addition the test has a
@@ -87,9 +87,9 @@ func Run(d *cuda.Driver, job launch.PairJob, tell, stuck func(launch.Pair)) erro
 	return nil
 }
 
-// watch calls stuck where a pair's test does not end. A copy that is under way and does
-// not end speaks against the pair, and cannot be taken back, so that the process has to
-// end. All else that takes long, such as making contexts on a busy host, does not.
+// watch calls stuck where a pair's test does not end. A copy that is under way and does not end
+// speaks against the pair, and cannot be taken back, so that the process has to end. Further slow
+// steps, such as making contexts on a busy host, do not count.
 //
 // The watch counts iterations, and reads no clock: while this process was stopped, or had no
 // processor, no copy was looked for.
@@ -175,7 +175,7 @@ func (t *tester) open(g launch.GPU) (*device.Device, error) {
 // a job that fills the GPU must not fail because of a test.
 const minFreeBytes = 256 << 20
 
-// shared refuses a GPU that one process at a time may use: it is somebody else's.
+// shared refuses a GPU in exclusive mode, which belongs to a foreign process.
 func (t *tester) shared(g launch.GPU) error {
 	ordinal, err := t.driver.DeviceByPCIBusID(g.BusID)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package softhost gives relays of tests software devices as NICs, and the network of one host:
+// Package softhost gives relays of tests software devices as NICs, and the network of a host:
 // staged data between two relays goes by transport verbs.
 package softhost
 
@@ -27,8 +27,8 @@ func Secrets(key string) launch.Secrets {
 	return launch.Secrets{ClusterKey: launch.NewSecret([]byte(key))}
 }
 
-// Devices returns a software device with an address for each name. With holds, a device keeps writes
-// into GPU memory back until it reads that memory, as a NIC may before a flush.
+// Devices returns a software device with an address per name. With holds, a device delays writes
+// into GPU memory until a read of that memory, as a NIC may before a flush.
 func Devices(holds bool, names ...string) (list []softdevice.Device) {
 	for i, name := range names {
 		list = append(list, softdevice.Device{Name: name, GUID: uint64(i + 1), Address: fmt.Sprintf("10.0.0.%d", i+1), Holds: holds})
@@ -36,7 +36,7 @@ func Devices(holds bool, names ...string) (list []softdevice.Device) {
 	return list
 }
 
-// Use makes a host with software devices in a directory, for this process and its children.
+// Use makes a host with software devices in a directory, for this process and child processes.
 func Use(dir string, names ...string) error {
 	h, err := softdevice.New(dir, Devices(false, names...)...)
 	if err != nil {
@@ -55,14 +55,14 @@ func Network() *launch.Network {
 	}
 }
 
-// Configure lets a relay reach others over the network and by RDMA.
+// Configure enables network and RDMA of a relay.
 func Configure(c *launch.Config) {
 	v := launch.DefaultVerbs
 	v.QueuePairs, v.Timeout = 1, 14 // 0.5 s with 7 retries
 	c.Verbs, c.Network = &v, Network()
 }
 
-// Join gives a relay the cluster key of the environment, if there is one. It comes before the
+// Join gives a relay the cluster key of the environment, if there is one. Call Join before the
 // relay's Configure.
 func Join(secrets func(launch.Secrets) error) error {
 	key := os.Getenv(KeyVariable)

@@ -2,7 +2,7 @@ package transport
 
 import "github.com/peerlane/peerlane/relay/device"
 
-// Copy is a write of so many bytes, one of several.
+// Copy is an element of a list of writes.
 type Copy struct {
 	To    Target
 	From  device.Place
@@ -12,7 +12,7 @@ type Copy struct {
 // ListLink is a Link that makes many writes with few calls of the driver.
 type ListLink interface {
 	Link
-	// WriteList makes all writes, in any order. done is called once, when all have ended, with
-	// the first error.
+	// WriteList makes the writes, in any order. done is called once, after the last write, with the
+	// first error.
 	WriteList(list []Copy, immediate uint64, done func(error))
 }

@@ -1,8 +1,8 @@
-// Package transport is how bytes get from a sender's relay to a receiver's.
-// Each transport is a folder below.
+// Package transport is how bytes get from a sender's relay to a receiver's. Every transport is a
+// folder below.
 //
 // A connection exchanges messages with the remote relay over a Control. The receiver grants a range
-// of its memory, tells the sender, and the sender's Link writes there, under the grant's number;
+// of memory, announces the grant, and the sender's Link writes there, under the grant's number;
 // Arrivals report a complete write to the receiver. Nothing is kept back: messages posted in an
 // iteration of the event loop are sent at the end of the iteration.
 package transport
@@ -12,43 +12,43 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Control is a connection's way for messages to the other relay and back: a packet.Port between two
+// Control carries a connection's messages to and from the remote relay: a packet.Port between two
 // relays of one host. The constructor's callbacks get every message, and the remote side's end
-// once, unless this side has left before. It belongs to the event loop.
+// once, unless this side has left before. Control belongs to the event loop.
 type Control interface {
-	// Send sends a message after those before it. The descriptors, which reach no other
-	// host, stay the caller's.
+	// Send sends a message after earlier messages. The caller keeps the descriptors, which reach no
+	// remote host.
 	Send(m wire.Message, sequence uint32, fds ...int)
 	// Leave ends the channel after the sent messages.
 	Leave()
-	// Close ends it now.
+	// Close ends the channel at once.
 	Close()
 }
 
 // Arrivals are the receiver's end of a connection's writes. The constructor's callbacks get every
 // complete write (immediate and bytes), and once the end, after which no byte of this connection
-// can arrive. They belong to the event loop.
+// can arrive. Arrivals belong to the event loop.
 type Arrivals interface {
-	// AddMemory makes memory known under the number that grants in it name. It has to
-	// stay until RemoveMemory, or until no byte can come.
+	// AddMemory registers memory under the number used by grants. The memory must stay until
+	// RemoveMemory, or until no byte can arrive.
 	AddMemory(region uint32, m *device.Memory) error
-	// RemoveMemory ends AddMemory. No grant in it may be open.
+	// RemoveMemory ends AddMemory. No grant in the memory may be open.
 	RemoveMemory(region uint32)
-	// Grant lets the sender write [offset, offset+length) of a region, in bytes, each
-	// once, in writes of that immediate. It comes before the sender is told.
+	// Grant permits the sender to write [offset, offset+length) of a region, in bytes, once, in
+	// writes with that immediate. Call Grant before the announcement to the sender.
 	Grant(immediate uint64, region uint32, offset, length uint64) error
 	// Close ends the calls.
 	Close()
 }
 
-// Source is where a write takes its bytes: a place in this process, and the
-// same as an offset in a region that the link knows.
+// Source is the source of a write: a place in this process, and the same as an offset in a region
+// that the link knows.
 type Source struct {
 	Place  device.Place
 	Region uint32
 	Offset uint64
-	// NICs are the weights by which NICs of this side share writes out of it, by name; nil where
-	// all are alike. A NIC without a weight reads no byte as long as a NIC with a weight exists.
+	// NICs are the weights of this side's NICs for writes from the source, by name; nil for equal
+	// weights. A NIC without a weight reads no byte as long as a NIC with a weight exists.
 	NICs map[string]int
 }
 
@@ -65,11 +65,10 @@ type Link interface {
 	// under a number. The descriptors stay the caller's. Writes to the region may be
 	// posted once ready has been called without an error.
 	AddTarget(region, kind uint32, parts []device.Part, ready func(error))
-	// RemoveTarget takes a region back. No write to it may be under way.
+	// RemoveTarget takes a region back. No write to the memory may be in flight.
 	RemoveTarget(region uint32)
-	// Write moves n bytes. done is called when the source may be reused: the
-	// bytes have arrived, or nothing writes them any more. The immediate reaches
-	// a receiver that listens for it after the bytes.
+	// Write moves n bytes. done is called when the source may be reused: the bytes have arrived, or
+	// no write is in flight. The immediate reaches a receiver that listens for it after the bytes.
 	Write(to Target, from Source, n uint64, immediate uint64, done func(error))
 	// Close lets everything go. No write may be under way.
 	Close()

@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// Completion says that a request has ended (ibv_wc). Its memory is the caller's again.
+// Completion says that a request has ended (ibv_wc). The caller owns the memory again.
 type Completion struct {
 	ID        uint64 // the request's
 	Status    Status

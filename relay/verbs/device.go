@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// Transport is how a device talks to others (ibv_transport_type).
+// Transport is the protocol of a device (ibv_transport_type).
 type Transport int32
 
 // Transports that Peerlane knows.
@@ -39,8 +39,8 @@ type Device struct {
 	Transport Transport
 }
 
-// Devices lists the devices that a provider of rdma-core knows (ibv_get_device_list). A
-// host without any has none, without error.
+// Devices lists the devices that a provider of rdma-core knows (ibv_get_device_list). A host
+// without devices has an empty list, without error.
 func (l *Library) Devices() ([]Device, error) {
 	var devices []Device
 	err := l.eachDevice(func(d *C.struct_ibv_device) error {
@@ -75,15 +75,15 @@ type Context struct {
 	l    *Library
 	c    *C.struct_ibv_context
 	name string
-	// lent is one that librdmacm has opened and keeps.
+	// lent: librdmacm has opened the device, and keeps it.
 	lent bool
 }
 
 // errFound ends a walk over devices.
 var errFound = errors.New("found")
 
-// OpenDevice opens the device of that name (ibv_open_device). The error of one that is
-// not there is an [*Error] with ENODEV.
+// OpenDevice opens the device of that name (ibv_open_device). The error of a missing device is an
+// [*Error] with ENODEV.
 func (l *Library) OpenDevice(name string) (*Context, error) {
 	c := &Context{l: l, name: name}
 	err := l.eachDevice(func(d *C.struct_ibv_device) error {

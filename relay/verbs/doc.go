@@ -1,11 +1,10 @@
-// Package verbs is RDMA as rdma-core has it: devices, registered memory, reliable connected (RC)
-// queue pairs, completions and events of libibverbs.so.1, and the connection manager of
-// librdmacm.so.1. Both are opened at run time: a build needs no rdma-core, nor does a host without
-// RDMA.
+// Package verbs binds rdma-core: devices, registered memory, reliable connected (RC) queue pairs,
+// completions and events of libibverbs.so.1, and the connection manager of librdmacm.so.1. Both are
+// opened at run time: a build needs no rdma-core, nor does a host without RDMA.
 //
-// Objects are destroyed in the reverse order of creation: [Pair] and [Region] before their
-// [Domain], pairs before their [Queue], all before the [Context]. A Close that comes too early is
-// an error (EBUSY) and closes nothing.
+// Objects are destroyed in the reverse order of creation: [Pair] and [Region] before the [Domain],
+// pairs before the [Queue], and the [Context] last. A Close that comes too early is an error
+// (EBUSY) and closes nothing.
 //
 // Objects of a context belong to a single goroutine at a time; there are no locks. The calls of
 // every turn ([Pair.PostSend], [Pair.PostRecv], [Queue.Poll], [Queue.Arm], [Queue.Acknowledge])

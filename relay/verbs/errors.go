@@ -31,7 +31,7 @@ func (e *Error) Error() string {
 // Unwrap gives the errno, for [errors.Is].
 func (e *Error) Unwrap() error { return e.Errno }
 
-// errnoNames are those that the documentation of rdma-core speaks of.
+// errnoNames are the names in rdma-core's documentation.
 var errnoNames = map[syscall.Errno]string{
 	syscall.EPERM:           "EPERM",
 	syscall.ENOENT:          "ENOENT",

@@ -69,8 +69,8 @@ func (e Event) String() string {
 	return e.Kind.String()
 }
 
-// AsyncFD is readable when there is an event. It does not block, and stays the
-// context's.
+// AsyncFD is readable when there is an event. The descriptor does not block, and belongs to the
+// context.
 func (c *Context) AsyncFD() int { return int(c.c.async_fd) }
 
 // NextAsync takes the next event; ok is false when there is none (ibv_get_async_event).

@@ -49,8 +49,8 @@ func (g GID) String() string {
 	return fmt.Sprintf("GID %d (%s, %s)", g.Index, g.Address(), g.Kind)
 }
 
-// GIDs reads a port's GID table (ibv_query_gid_ex). Entries that are empty, or that
-// cannot be read because they belong to another network namespace, are left out.
+// GIDs reads a port's GID table (ibv_query_gid_ex). Empty entries, and unreadable entries of a
+// foreign network namespace, are left out.
 func (c *Context) GIDs(port uint8) ([]GID, error) {
 	p, err := c.Port(port)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"unsafe"
 )
 
-// MaxPrivate is how many bytes each side may say with a connection: the smallest limit of
+// MaxPrivate is the maximum of private data per side of a connection, bytes: the smallest limit of
 // rdma-core's transports.
 const MaxPrivate = 56
 
@@ -63,7 +63,7 @@ func (m *Manager) NewEvents() (*Events, error) {
 	return e, nil
 }
 
-// FD is readable when there is an event. It does not block, and stays theirs.
+// FD is readable when there is an event. The descriptor does not block, and belongs to the events.
 func (e *Events) FD() int { return int(e.channel.fd) }
 
 // Close gives the channel back. Every ID has to be closed before.
@@ -166,7 +166,7 @@ type ID struct {
 	pair *Pair
 }
 
-// NewID makes one (rdma_create_id).
+// NewID makes an ID (rdma_create_id).
 func (e *Events) NewID() (*ID, error) {
 	var c *C.struct_rdma_cm_id
 	if r := C.peerlane_cm_id(e.m.calls, e.channel, &c); r != 0 {
@@ -175,7 +175,7 @@ func (e *Events) NewID() (*ID, error) {
 	return e.know(c), nil
 }
 
-// Close ends it; its pair has to be closed before (rdma_destroy_id).
+// Close ends it; close the pair before (rdma_destroy_id).
 func (i *ID) Close() error {
 	if i.pair != nil {
 		return &Error{Call: "rdma_destroy_id", On: "its queue pair is there", Errno: syscall.EBUSY}
@@ -206,8 +206,8 @@ func (i *ID) Listen(at netip.AddrPort, backlog int) error {
 // Port is this side's.
 func (i *ID) Port() uint16 { return uint16(C.peerlane_cm_port(i.e.m.calls, i.c)) }
 
-// ResolveAddress begins to look for the device that leads to an address, from another
-// one or from the zero value, any; AddressResolved or AddressError follows.
+// ResolveAddress starts the search for the device of a route to an address, from a source address,
+// or from any for the zero value; AddressResolved or AddressError follows.
 func (i *ID) ResolveAddress(from, to netip.AddrPort, limit time.Duration) error {
 	source, destination := address(from), address(to)
 	r := C.peerlane_cm_resolve_address(i.e.m.calls, i.c, &source, &destination, C.int(limit.Milliseconds()))
@@ -220,8 +220,8 @@ func (i *ID) ResolveRoute(limit time.Duration) error {
 }
 
 // Context is the device of the connection, after the address is resolved or the request has
-// arrived. librdmacm owns the context, one per device and process; domains and queues for the
-// connection are made on it. Close does nothing.
+// arrived. librdmacm owns the context, one per device and process; domains and queues of the
+// connection are made on the context. Close does nothing.
 func (i *ID) Context() (*Context, error) {
 	if i.c.verbs == nil {
 		return nil, errors.New("the connection has no device yet")
@@ -282,7 +282,7 @@ func (c Connection) parameters() (data unsafe.Pointer, p C.struct_rdma_conn_para
 	}, nil
 }
 
-// Connect asks the other side, once the route is resolved; Established, Rejected,
+// Connect sends the request to the remote side, after the route is resolved; Established, Rejected,
 // Unreachable or ConnectError follows (rdma_connect).
 func (i *ID) Connect(with Connection) error {
 	data, p, err := with.parameters()
@@ -292,8 +292,7 @@ func (i *ID) Connect(with Connection) error {
 	return failed(int32(C.peerlane_cm_connect(i.e.m.calls, i.c, data, &p)), "rdma_connect", "")
 }
 
-// Accept takes a connection that was asked for, once it has a pair; Established follows
-// (rdma_accept).
+// Accept accepts a requested connection, after the pair is made; Established follows (rdma_accept).
 func (i *ID) Accept(with Connection) error {
 	data, p, err := with.parameters()
 	if err != nil {
@@ -302,7 +301,7 @@ func (i *ID) Accept(with Connection) error {
 	return failed(int32(C.peerlane_cm_accept(i.e.m.calls, i.c, data, &p)), "rdma_accept", "")
 }
 
-// Reject refuses one that was asked for (rdma_reject).
+// Reject refuses a requested connection (rdma_reject).
 func (i *ID) Reject(private []byte) error {
 	data, p, err := Connection{Private: private}.parameters()
 	if err != nil {

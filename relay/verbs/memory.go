@@ -16,7 +16,7 @@ import (
 type Access uint32
 
 // Access flags. RemoteWrite needs LocalWrite. RelaxedOrdering is a request, which providers without
-// it pass over; not for polled memory.
+// support ignore; not for polled memory.
 const (
 	LocalWrite      Access = C.IBV_ACCESS_LOCAL_WRITE // by receives and reads
 	RemoteWrite     Access = C.IBV_ACCESS_REMOTE_WRITE
@@ -30,7 +30,7 @@ type Domain struct {
 	pd *C.struct_ibv_pd
 }
 
-// NewDomain makes one (ibv_alloc_pd).
+// NewDomain makes a domain (ibv_alloc_pd).
 func (c *Context) NewDomain() (*Domain, error) {
 	d := &Domain{c: c}
 	if r := C.peerlane_alloc_pd(c.l.calls, c.c, &d.pd); r != 0 {
@@ -42,12 +42,12 @@ func (c *Context) NewDomain() (*Domain, error) {
 // context is the device that it was made on.
 func (d *Domain) context() *Context { return d.c }
 
-// Close gives it back (ibv_dealloc_pd): EBUSY while it has regions or pairs.
+// Close destroys the domain (ibv_dealloc_pd): EBUSY while the domain has regions or pairs.
 func (d *Domain) Close() error {
 	return failed(int32(C.peerlane_dealloc_pd(d.c.l.calls, d.pd)), "ibv_dealloc_pd", d.c.name)
 }
 
-// Region is registered memory: the NIC reads and writes it until Close.
+// Region is registered memory: the NIC accesses the memory until Close.
 type Region struct {
 	c  *Context
 	mr *C.struct_ibv_mr
@@ -88,8 +88,8 @@ func (d *Domain) RegisterDataDirect(fd int, offset, n, iova uint64, access Acces
 	return m, nil
 }
 
-// DataDirect reports whether the device reaches GPUs by a PCIe function of its own, beside that to the
-// processor (mlx5dv_get_data_direct_sysfs_path).
+// DataDirect reports whether the device reaches GPUs by a separate PCIe function
+// (mlx5dv_get_data_direct_sysfs_path).
 func (c *Context) DataDirect() bool { return C.peerlane_data_direct(c.l.calls, c.c) != 0 }
 
 // LKey is the key for local requests, RKey the key for remote requests.

@@ -118,7 +118,7 @@ func (p *Pair) Init(port uint8, pkeyIndex uint16, access Access) error {
 	return p.modify(Init, &a, C.IBV_QP_PORT|C.IBV_QP_PKEY_INDEX|C.IBV_QP_ACCESS_FLAGS)
 }
 
-// Route is the way to the other pair.
+// Route is the route to the remote pair.
 type Route struct {
 	Pair uint32 // the other one's number
 	PSN  uint32 // that the other one begins with, 24 bits
@@ -135,12 +135,12 @@ type Route struct {
 	// Reads is how many of the other side's reads may be under way, 1 to
 	// Attributes.PairReads.
 	Reads uint8
-	// ReceiverTimer is how long the other side waits where no receive is posted: a code
-	// of the InfiniBand specification, 12 for 0.64 ms.
+	// ReceiverTimer is the wait of the remote side without a posted receive: a code of the
+	// InfiniBand specification, 12 for 0.64 ms.
 	ReceiverTimer uint8
 }
 
-// ReadyToReceive lets the other side's requests be answered.
+// ReadyToReceive enables answers to remote requests.
 func (p *Pair) ReadyToReceive(to Route) error {
 	a := C.struct_ibv_qp_attr{
 		path_mtu:           C.int(to.MTU),
@@ -180,7 +180,7 @@ func (p *Pair) ECE() (ECE, error) {
 	return ECE{uint32(e.vendor_id), uint32(e.options), uint32(e.comp_mask)}, nil
 }
 
-// SetECE asks for options of the other side. The device takes them at ReadyToReceive
+// SetECE requests options of the remote side. The device applies the options at ReadyToReceive
 // (ibv_set_ece).
 func (p *Pair) SetECE(to ECE) error {
 	e := C.struct_ibv_ece{vendor_id: C.uint32_t(to.Vendor), options: C.uint32_t(to.Options), comp_mask: C.uint32_t(to.Mask)}
@@ -245,7 +245,7 @@ const (
 	Inline    SendFlags = C.IBV_SEND_INLINE // bytes are taken when it is posted, and need no region
 )
 
-// Send is a send request of one piece of memory.
+// Send is a send request of a single piece of memory.
 type Send struct {
 	ID        uint64 // comes back with the completion
 	Address   uint64 // of this side's memory, within its region's addresses
@@ -269,8 +269,7 @@ func (p *Pair) PostSend(sends []Send) (int, error) {
 	return len(sends), nil
 }
 
-// Recv is a receive request of one piece of memory; of Length 0 it takes an immediate
-// alone.
+// Recv is a receive request of a single piece of memory; of Length 0 it takes an immediate alone.
 type Recv struct {
 	ID      uint64 // comes back with the completion
 	Address uint64

@@ -17,8 +17,7 @@ import (
 	"unsafe"
 )
 
-// Queue is a completion queue with a channel of its own, whose descriptor an event
-// loop waits on.
+// Queue is a completion queue with a separate channel, whose descriptor an event loop waits on.
 type Queue struct {
 	c  *Context
 	cq *C.struct_ibv_cq
@@ -51,18 +50,18 @@ func (q *Queue) Failure() Event {
 	return Event{Kind: QueueFailed, queue: uintptr(unsafe.Pointer(q.cq))}
 }
 
-// FD is readable when a completion has come since [Queue.Arm]. It does not block, and
-// stays the queue's.
+// FD is readable when a completion has come since [Queue.Arm]. The descriptor does not block, and
+// belongs to the queue.
 func (q *Queue) FD() int { return int(q.cq.channel.fd) }
 
-// Arm asks for one event at FD with the next completion. An earlier completion has no event: so
-// arm, then poll again, then wait (ibv_req_notify_cq).
+// Arm requests an event at FD with the next completion. An earlier completion has no event: so arm,
+// then poll again, then wait (ibv_req_notify_cq).
 func (q *Queue) Arm() error {
 	return failed(int32(C.peerlane_arm(q.cq)), "ibv_req_notify_cq", q.c.name)
 }
 
-// Acknowledge takes the events of FD back, so that it is no longer readable
-// (ibv_get_cq_event, ibv_ack_cq_events).
+// Acknowledge removes the events of FD, so that FD is no longer readable (ibv_get_cq_event,
+// ibv_ack_cq_events).
 func (q *Queue) Acknowledge() error {
 	return failed(int32(C.peerlane_acknowledge(q.c.l.calls, q.cq)), "ibv_get_cq_event", q.c.name)
 }
@@ -77,7 +76,7 @@ func (q *Queue) Poll(into []Completion) (int, error) {
 	return int(got), failed(int32(r), "ibv_poll_cq", q.c.name)
 }
 
-// Close gives the queue and its channel back (ibv_destroy_cq): EBUSY while a pair has it.
+// Close destroys the queue and the channel (ibv_destroy_cq): EBUSY while a pair uses the queue.
 func (q *Queue) Close() error {
 	return failed(int32(C.peerlane_destroy_cq(q.c.l.calls, q.cq)), "ibv_destroy_cq", q.c.name)
 }

@@ -33,7 +33,7 @@
 /* then the relay sets the timeline to TurnStream. There is no wait_value and no */
 /* signal then. */
 #define PEERLANE_IN_TURN (1)
-/* Sizes and offsets, in bytes, of what Welcome's descriptors map. */
+/* Sizes and offsets, in bytes, in the memory of Welcome's descriptors. */
 #define PEERLANE_SUBMIT_BYTES (0x25000)
 #define PEERLANE_SUBMIT_ENTRIES (0x1000)
 #define PEERLANE_SUBMIT_TIMELINES (0x21000)
@@ -280,7 +280,7 @@ _Static_assert(offsetof(struct peerlane_completion, length) == 8, "peerlane_comp
 _Static_assert(offsetof(struct peerlane_completion, status) == 16, "peerlane_completion.status");
 _Static_assert(offsetof(struct peerlane_completion, entry) == 20, "peerlane_completion.entry");
 
-/* The first page of the submit memory; the client writes all of it. */
+/* The first page of the submit memory, written by the client. */
 struct peerlane_submit_page {
 	uint64_t tail;
 	uint64_t reserved0;
@@ -297,7 +297,7 @@ _Static_assert(offsetof(struct peerlane_submit_page, reserved1) == 24, "peerlane
 _Static_assert(offsetof(struct peerlane_submit_page, client_sleeps) == 32, "peerlane_submit_page.client_sleeps");
 _Static_assert(offsetof(struct peerlane_submit_page, reserved2) == 36, "peerlane_submit_page.reserved2");
 
-/* The first page of the complete memory; the relay alone writes it. */
+/* The first page of the complete memory, written by the relay alone. */
 struct peerlane_complete_page {
 	uint64_t taken_head;
 	uint64_t reserved0;
@@ -314,7 +314,7 @@ _Static_assert(offsetof(struct peerlane_complete_page, reserved1) == 24, "peerla
 _Static_assert(offsetof(struct peerlane_complete_page, relay_sleeps) == 32, "peerlane_complete_page.relay_sleeps");
 _Static_assert(offsetof(struct peerlane_complete_page, reserved2) == 36, "peerlane_complete_page.reserved2");
 
-/* What a receiver gives to a sender, by whatever way the two have: 128 bytes. */
+/* The address of a listener for senders: 128 bytes, which programs exchange. */
 struct peerlane_handle_layout {
 	uint64_t magic;
 	uint8_t token[16];
@@ -331,8 +331,8 @@ _Static_assert(offsetof(struct peerlane_handle_layout, host) == 40, "peerlane_ha
 _Static_assert(offsetof(struct peerlane_handle_layout, contact) == 56, "peerlane_handle_layout.contact");
 _Static_assert(offsetof(struct peerlane_handle_layout, note) == 112, "peerlane_handle_layout.note");
 
-/* What who offers memory gives to who is to read or write it, by whatever way the two */
-/* have: 64 bytes. The bounds are the relay's to enforce, and here to be known. */
+/* The key of a region: 64 bytes, which programs exchange. The relay enforces the bounds; the */
+/* key has them for information. */
 struct peerlane_remote_key_layout {
 	uint64_t magic;
 	uint8_t key[16];
@@ -386,7 +386,7 @@ _Static_assert(offsetof(struct peerlane_welcome, version) == 8, "peerlane_welcom
 _Static_assert(offsetof(struct peerlane_welcome, reserved) == 12, "peerlane_welcome.reserved");
 _Static_assert(offsetof(struct peerlane_welcome, session) == 16, "peerlane_welcome.session");
 
-/* The answer to any request that cannot be granted, with a sentence. */
+/* The answer to a refused request, with a message. */
 struct peerlane_failure {
 	uint32_t type;
 	uint32_t sequence;
@@ -545,7 +545,7 @@ _Static_assert(offsetof(struct peerlane_disconnect, sequence) == 4, "peerlane_di
 _Static_assert(offsetof(struct peerlane_disconnect, connection) == 8, "peerlane_disconnect.connection");
 _Static_assert(offsetof(struct peerlane_disconnect, reserved) == 12, "peerlane_disconnect.reserved");
 
-/* Unasked (sequence 0): the connection is down, and why. */
+/* Event (sequence 0): the connection is down, with the cause. */
 struct peerlane_connection_down {
 	uint32_t type;
 	uint32_t sequence;
@@ -568,7 +568,7 @@ _Static_assert(sizeof(struct peerlane_statistics) == 8, "peerlane_statistics");
 _Static_assert(offsetof(struct peerlane_statistics, type) == 0, "peerlane_statistics.type");
 _Static_assert(offsetof(struct peerlane_statistics, sequence) == 4, "peerlane_statistics.sequence");
 
-/* What the relay's counters say, bytes. A server whose gpu is zero stands for the */
+/* The relay's counters, in bytes. A server whose gpu is zero stands for the */
 /* slots in the relay's own host memory: lanes that bounce. */
 struct peerlane_statistics_reply {
 	uint32_t type;
@@ -617,7 +617,7 @@ _Static_assert(offsetof(struct peerlane_lanes_reply, lanes) == 8, "peerlane_lane
 _Static_assert(offsetof(struct peerlane_lanes_reply, reserved) == 12, "peerlane_lanes_reply.reserved");
 _Static_assert(offsetof(struct peerlane_lanes_reply, lane) == 16, "peerlane_lanes_reply.lane");
 
-/* What is known of the NIC of the lane of a GPU: of the first where it has several. */
+/* Asks for the NIC of the lane of a GPU; of several NICs the first. */
 struct peerlane_lane_nic {
 	uint32_t type;
 	uint32_t sequence;
@@ -649,7 +649,7 @@ _Static_assert(offsetof(struct peerlane_lane_nic_reply, mbps) == 16, "peerlane_l
 _Static_assert(offsetof(struct peerlane_lane_nic_reply, port) == 20, "peerlane_lane_nic_reply.port");
 _Static_assert(offsetof(struct peerlane_lane_nic_reply, name) == 24, "peerlane_lane_nic_reply.name");
 
-/* The client ends its session. A socket that closes without it tells of a death. */
+/* The client ends the session. A socket that closes without Goodbye means the client's death. */
 struct peerlane_goodbye {
 	uint32_t type;
 	uint32_t sequence;
@@ -659,7 +659,7 @@ _Static_assert(offsetof(struct peerlane_goodbye, type) == 0, "peerlane_goodbye.t
 _Static_assert(offsetof(struct peerlane_goodbye, sequence) == 4, "peerlane_goodbye.sequence");
 
 /* With one descriptor: the next of the allocations of an export that is still to */
-/* come, and its place there. It has no answer: the export's says what is wrong. */
+/* come, and its place there. There is no answer: the answer of the export has errors. */
 struct peerlane_export_part {
 	uint32_t type;
 	uint32_t sequence;
@@ -764,7 +764,7 @@ _Static_assert(offsetof(struct peerlane_staging, reserved) == 36, "peerlane_stag
 
 /* With one descriptor: the POSIX file descriptor of a CUDA VMM allocation of `bytes`, */
 /* as many as were asked for or more; index is NVML's of the server GPU on the host. */
-/* From here on it is like exported memory, but that no relay copies it on route staged. */
+/* From here on the memory is like exported memory, but no relay copies the memory on route staged. */
 struct peerlane_staging_made {
 	uint32_t type;
 	uint32_t sequence;
@@ -807,7 +807,7 @@ _Static_assert(offsetof(struct peerlane_event_opened, sequence) == 4, "peerlane_
 _Static_assert(offsetof(struct peerlane_event_opened, event) == 8, "peerlane_event_opened.event");
 _Static_assert(offsetof(struct peerlane_event_opened, reserved) == 12, "peerlane_event_opened.reserved");
 
-/* No operation that is posted from now on waits for it. Answered by Done. */
+/* No later operation waits for the event. Answered by Done. */
 struct peerlane_event_close {
 	uint32_t type;
 	uint32_t sequence;
@@ -878,7 +878,7 @@ _Static_assert(offsetof(struct peerlane_list_memory_made, type) == 0, "peerlane_
 _Static_assert(offsetof(struct peerlane_list_memory_made, sequence) == 4, "peerlane_list_memory_made.sequence");
 _Static_assert(offsetof(struct peerlane_list_memory_made, bytes) == 8, "peerlane_list_memory_made.bytes");
 
-/* Answered by Done when no operation touches the range any more. */
+/* Answered by Done when no operation accesses the range. */
 struct peerlane_revoke {
 	uint32_t type;
 	uint32_t sequence;
@@ -1112,7 +1112,7 @@ _Static_assert(offsetof(struct peerlane_peer_forget, sequence) == 4, "peerlane_p
 _Static_assert(offsetof(struct peerlane_peer_forget, region) == 8, "peerlane_peer_forget.region");
 _Static_assert(offsetof(struct peerlane_peer_forget, reserved) == 12, "peerlane_peer_forget.reserved");
 
-/* With one descriptor: memory through which what fits is sent from now on. */
+/* With one descriptor: memory for later messages that fit. */
 struct peerlane_peer_share {
 	uint32_t type;
 	uint32_t sequence;
@@ -1121,7 +1121,7 @@ _Static_assert(sizeof(struct peerlane_peer_share) == 8, "peerlane_peer_share");
 _Static_assert(offsetof(struct peerlane_peer_share, type) == 0, "peerlane_peer_share.type");
 _Static_assert(offsetof(struct peerlane_peer_share, sequence) == 4, "peerlane_peer_share.sequence");
 
-/* The memory is mapped; this is the last message that does not go by its order. */
+/* The memory is mapped; this is the last message outside the memory's order. */
 struct peerlane_peer_shared {
 	uint32_t type;
 	uint32_t sequence;
@@ -1130,7 +1130,7 @@ _Static_assert(sizeof(struct peerlane_peer_shared) == 8, "peerlane_peer_shared")
 _Static_assert(offsetof(struct peerlane_peer_shared, type) == 0, "peerlane_peer_shared.type");
 _Static_assert(offsetof(struct peerlane_peer_shared, sequence) == 4, "peerlane_peer_shared.sequence");
 
-/* Wakes a side that sleeps: there is something in the memory. */
+/* Wakes a sleeping side: the memory has a message. */
 struct peerlane_peer_bell {
 	uint32_t type;
 	uint32_t sequence;
@@ -1139,8 +1139,8 @@ _Static_assert(sizeof(struct peerlane_peer_bell) == 8, "peerlane_peer_bell");
 _Static_assert(offsetof(struct peerlane_peer_bell, type) == 0, "peerlane_peer_bell.type");
 _Static_assert(offsetof(struct peerlane_peer_bell, sequence) == 4, "peerlane_peer_bell.sequence");
 
-/* The sender has a message for what the receiver's client has offered, which nobody has to */
-/* receive: from here on it is like one of PeerSend, and numbered among them. */
+/* The sender has a message for a region of the receiver's client, without a receive: from here */
+/* on the message is like one of PeerSend, with a number of the same sequence. */
 struct peerlane_peer_write {
 	uint32_t type;
 	uint32_t sequence;
@@ -1157,7 +1157,7 @@ _Static_assert(offsetof(struct peerlane_peer_write, length) == 16, "peerlane_pee
 _Static_assert(offsetof(struct peerlane_peer_write, offset) == 24, "peerlane_peer_write.offset");
 _Static_assert(offsetof(struct peerlane_peer_write, key) == 32, "peerlane_peer_write.key");
 
-/* The sender's client reads what the receiver's has offered: it comes by the way back. */
+/* The sender's client reads a region of the receiver's client: the bytes use the reverse connection. */
 struct peerlane_peer_read {
 	uint32_t type;
 	uint32_t sequence;
@@ -1174,7 +1174,7 @@ _Static_assert(offsetof(struct peerlane_peer_read, length) == 16, "peerlane_peer
 _Static_assert(offsetof(struct peerlane_peer_read, offset) == 24, "peerlane_peer_read.offset");
 _Static_assert(offsetof(struct peerlane_peer_read, key) == 32, "peerlane_peer_read.key");
 
-/* The receiver does not let a read have what it asks for. */
+/* The receiver refuses a read. */
 struct peerlane_peer_read_refused {
 	uint32_t type;
 	uint32_t sequence;
@@ -1189,7 +1189,7 @@ _Static_assert(offsetof(struct peerlane_peer_read_refused, read) == 8, "peerlane
 _Static_assert(offsetof(struct peerlane_peer_read_refused, status) == 16, "peerlane_peer_read_refused.status");
 _Static_assert(offsetof(struct peerlane_peer_read_refused, reserved) == 20, "peerlane_peer_read_refused.reserved");
 
-/* On the way back: a message of the sender there, which meets read `read`. */
+/* On the reverse connection: a message of its sender, which matches read `read`. */
 struct peerlane_peer_read_data {
 	uint32_t type;
 	uint32_t sequence;
@@ -1204,7 +1204,7 @@ _Static_assert(offsetof(struct peerlane_peer_read_data, send) == 8, "peerlane_pe
 _Static_assert(offsetof(struct peerlane_peer_read_data, read) == 16, "peerlane_peer_read_data.read");
 _Static_assert(offsetof(struct peerlane_peer_read_data, length) == 24, "peerlane_peer_read_data.length");
 
-/* The way back is to be opened: the receiver connects to the sender, by this token, and over */
+/* Requests the reverse connection: the receiver connects to the sender, by this token, and over */
 /* this host's sockets to this generation. */
 struct peerlane_peer_back {
 	uint32_t type;
@@ -1218,7 +1218,7 @@ _Static_assert(offsetof(struct peerlane_peer_back, sequence) == 4, "peerlane_pee
 _Static_assert(offsetof(struct peerlane_peer_back, token) == 8, "peerlane_peer_back.token");
 _Static_assert(offsetof(struct peerlane_peer_back, generation) == 24, "peerlane_peer_back.generation");
 
-/* It could not be opened. No read that was asked for before is answered. */
+/* The reverse connection could not be opened. Earlier requested reads get no answer. */
 struct peerlane_peer_back_refused {
 	uint32_t type;
 	uint32_t sequence;
@@ -1233,8 +1233,8 @@ _Static_assert(offsetof(struct peerlane_peer_back_refused, status) == 8, "peerla
 _Static_assert(offsetof(struct peerlane_peer_back_refused, reserved) == 12, "peerlane_peer_back_refused.reserved");
 _Static_assert(offsetof(struct peerlane_peer_back_refused, reason) == 16, "peerlane_peer_back_refused.reason");
 
-/* Ranges of exposed memory, of the PeerWriteList or PeerReadList that will come: `count` of */
-/* them under one key. The bytes of all ranges, in their order, are one message. */
+/* Ranges of a region, of the next PeerWriteList or PeerReadList: `count` ranges under one key. */
+/* The bytes of the ranges, in order, are one message. */
 struct peerlane_peer_ranges {
 	uint32_t type;
 	uint32_t sequence;
@@ -1251,7 +1251,7 @@ _Static_assert(offsetof(struct peerlane_peer_ranges, count) == 24, "peerlane_pee
 _Static_assert(offsetof(struct peerlane_peer_ranges, reserved) == 28, "peerlane_peer_ranges.reserved");
 _Static_assert(offsetof(struct peerlane_peer_ranges, range) == 32, "peerlane_peer_ranges.range");
 
-/* As PeerWrite, of ranges that PeerRanges brought. */
+/* As PeerWrite, of the ranges of PeerRanges. */
 struct peerlane_peer_write_list {
 	uint32_t type;
 	uint32_t sequence;
@@ -1268,7 +1268,7 @@ _Static_assert(offsetof(struct peerlane_peer_write_list, length) == 16, "peerlan
 _Static_assert(offsetof(struct peerlane_peer_write_list, ranges) == 24, "peerlane_peer_write_list.ranges");
 _Static_assert(offsetof(struct peerlane_peer_write_list, reserved) == 28, "peerlane_peer_write_list.reserved");
 
-/* As PeerRead, of ranges that PeerRanges brought. */
+/* As PeerRead, of the ranges of PeerRanges. */
 struct peerlane_peer_read_list {
 	uint32_t type;
 	uint32_t sequence;
@@ -1319,9 +1319,9 @@ _Static_assert(offsetof(struct peerlane_peer_grant_ranges, count) == 12, "peerla
 _Static_assert(offsetof(struct peerlane_peer_grant_ranges, range) == 16, "peerlane_peer_grant_ranges.range");
 
 /* Of exported memory whose Exported had WantsDMABuf. With one descriptor: a DMA-BUF */
-/* (cuMemGetHandleForAddressRange) of all its allocations, side by side, by which NICs read and */
-/* write the memory where it lies. Without one: why there is none. It has no answer: what NICs */
-/* do not know goes through slots. */
+/* (cuMemGetHandleForAddressRange) of the adjacent allocations, by which NICs read and write the */
+/* memory in place. Without a descriptor: the reason. There is no answer: memory without a */
+/* registration uses slots. */
 struct peerlane_dma_buf {
 	uint32_t type;
 	uint32_t sequence;

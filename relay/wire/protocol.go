@@ -44,7 +44,7 @@ const (
 	// then the relay sets the timeline to TurnStream. There is no wait_value and no
 	// signal then.
 	InTurn = 1
-	// Sizes and offsets, in bytes, of what Welcome's descriptors map.
+	// Sizes and offsets, in bytes, in the memory of Welcome's descriptors.
 	SubmitBytes     = 0x25000
 	SubmitEntries   = 0x1000
 	SubmitTimelines = 0x21000
@@ -276,7 +276,7 @@ func (m *Welcome) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)
 func (m *Welcome) messageType() uint32 { return typeWelcome }
 
 // Failure is 504 bytes.
-// The answer to any request that cannot be granted, with a sentence.
+// The answer to a refused request, with a message.
 type Failure struct {
 	Header
 	Status   uint32
@@ -425,7 +425,7 @@ func (m *Disconnect) bytes() []byte {
 func (m *Disconnect) messageType() uint32 { return typeDisconnect }
 
 // ConnectionDown is 504 bytes.
-// Unasked (sequence 0): the connection is down, and why.
+// Event (sequence 0): the connection is down, with the cause.
 type ConnectionDown struct {
 	Header
 	Connection uint32
@@ -451,7 +451,7 @@ func (m *Statistics) bytes() []byte {
 func (m *Statistics) messageType() uint32 { return typeStatistics }
 
 // StatisticsReply is 304 bytes.
-// What the relay's counters say, bytes. A server whose gpu is zero stands for the
+// The relay's counters, in bytes. A server whose gpu is zero stands for the
 // slots in the relay's own host memory: lanes that bounce.
 type StatisticsReply struct {
 	Header
@@ -497,7 +497,7 @@ func (m *LanesReply) bytes() []byte {
 func (m *LanesReply) messageType() uint32 { return typeLanesReply }
 
 // LaneNIC is 24 bytes.
-// What is known of the NIC of the lane of a GPU: of the first where it has several.
+// Asks for the NIC of the lane of a GPU; of several NICs the first.
 type LaneNIC struct {
 	Header
 	GPU UUID
@@ -528,7 +528,7 @@ func (m *LaneNICReply) bytes() []byte {
 func (m *LaneNICReply) messageType() uint32 { return typeLaneNICReply }
 
 // Goodbye is 8 bytes.
-// The client ends its session. A socket that closes without it tells of a death.
+// The client ends the session. A socket that closes without Goodbye means the client's death.
 type Goodbye struct {
 	Header
 }
@@ -539,7 +539,7 @@ func (m *Goodbye) messageType() uint32 { return typeGoodbye }
 
 // ExportPart is 24 bytes.
 // With one descriptor: the next of the allocations of an export that is still to
-// come, and its place there. It has no answer: the export's says what is wrong.
+// come, and its place there. There is no answer: the answer of the export has errors.
 type ExportPart struct {
 	Header
 	Bytes  uint64
@@ -639,7 +639,7 @@ func (m *Staging) messageType() uint32 { return typeStaging }
 // StagingMade is 40 bytes.
 // With one descriptor: the POSIX file descriptor of a CUDA VMM allocation of `bytes`,
 // as many as were asked for or more; index is NVML's of the server GPU on the host.
-// From here on it is like exported memory, but that no relay copies it on route staged.
+// From here on the memory is like exported memory, but no relay copies the memory on route staged.
 type StagingMade struct {
 	Header
 	Bytes  uint64
@@ -681,7 +681,7 @@ func (m *EventOpened) bytes() []byte {
 func (m *EventOpened) messageType() uint32 { return typeEventOpened }
 
 // EventClose is 16 bytes.
-// No operation that is posted from now on waits for it. Answered by Done.
+// No later operation waits for the event. Answered by Done.
 type EventClose struct {
 	Header
 	Event    uint32
@@ -751,7 +751,7 @@ func (m *ListMemoryMade) bytes() []byte {
 func (m *ListMemoryMade) messageType() uint32 { return typeListMemoryMade }
 
 // Revoke is 16 bytes.
-// Answered by Done when no operation touches the range any more.
+// Answered by Done when no operation accesses the range.
 type Revoke struct {
 	Header
 	Region   uint32
@@ -971,7 +971,7 @@ func (m *PeerForget) bytes() []byte {
 func (m *PeerForget) messageType() uint32 { return typePeerForget }
 
 // PeerShare is 8 bytes.
-// With one descriptor: memory through which what fits is sent from now on.
+// With one descriptor: memory for later messages that fit.
 type PeerShare struct {
 	Header
 }
@@ -983,7 +983,7 @@ func (m *PeerShare) bytes() []byte {
 func (m *PeerShare) messageType() uint32 { return typePeerShare }
 
 // PeerShared is 8 bytes.
-// The memory is mapped; this is the last message that does not go by its order.
+// The memory is mapped; this is the last message outside the memory's order.
 type PeerShared struct {
 	Header
 }
@@ -995,7 +995,7 @@ func (m *PeerShared) bytes() []byte {
 func (m *PeerShared) messageType() uint32 { return typePeerShared }
 
 // PeerBell is 8 bytes.
-// Wakes a side that sleeps: there is something in the memory.
+// Wakes a sleeping side: the memory has a message.
 type PeerBell struct {
 	Header
 }
@@ -1005,8 +1005,8 @@ func (m *PeerBell) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m
 func (m *PeerBell) messageType() uint32 { return typePeerBell }
 
 // PeerWrite is 48 bytes.
-// The sender has a message for what the receiver's client has offered, which nobody has to
-// receive: from here on it is like one of PeerSend, and numbered among them.
+// The sender has a message for a region of the receiver's client, without a receive: from here
+// on the message is like one of PeerSend, with a number of the same sequence.
 type PeerWrite struct {
 	Header
 	Send   uint64
@@ -1022,7 +1022,7 @@ func (m *PeerWrite) bytes() []byte {
 func (m *PeerWrite) messageType() uint32 { return typePeerWrite }
 
 // PeerRead is 48 bytes.
-// The sender's client reads what the receiver's has offered: it comes by the way back.
+// The sender's client reads a region of the receiver's client: the bytes use the reverse connection.
 type PeerRead struct {
 	Header
 	Read   uint64
@@ -1036,7 +1036,7 @@ func (m *PeerRead) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m
 func (m *PeerRead) messageType() uint32 { return typePeerRead }
 
 // PeerReadRefused is 24 bytes.
-// The receiver does not let a read have what it asks for.
+// The receiver refuses a read.
 type PeerReadRefused struct {
 	Header
 	Read     uint64
@@ -1051,7 +1051,7 @@ func (m *PeerReadRefused) bytes() []byte {
 func (m *PeerReadRefused) messageType() uint32 { return typePeerReadRefused }
 
 // PeerReadData is 32 bytes.
-// On the way back: a message of the sender there, which meets read `read`.
+// On the reverse connection: a message of its sender, which matches read `read`.
 type PeerReadData struct {
 	Header
 	Send   uint64
@@ -1066,7 +1066,7 @@ func (m *PeerReadData) bytes() []byte {
 func (m *PeerReadData) messageType() uint32 { return typePeerReadData }
 
 // PeerBack is 40 bytes.
-// The way back is to be opened: the receiver connects to the sender, by this token, and over
+// Requests the reverse connection: the receiver connects to the sender, by this token, and over
 // this host's sockets to this generation.
 type PeerBack struct {
 	Header
@@ -1079,7 +1079,7 @@ func (m *PeerBack) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m
 func (m *PeerBack) messageType() uint32 { return typePeerBack }
 
 // PeerBackRefused is 504 bytes.
-// It could not be opened. No read that was asked for before is answered.
+// The reverse connection could not be opened. Earlier requested reads get no answer.
 type PeerBackRefused struct {
 	Header
 	Status   uint32
@@ -1094,8 +1094,8 @@ func (m *PeerBackRefused) bytes() []byte {
 func (m *PeerBackRefused) messageType() uint32 { return typePeerBackRefused }
 
 // PeerRanges is 992 bytes.
-// Ranges of exposed memory, of the PeerWriteList or PeerReadList that will come: `count` of
-// them under one key. The bytes of all ranges, in their order, are one message.
+// Ranges of a region, of the next PeerWriteList or PeerReadList: `count` ranges under one key.
+// The bytes of the ranges, in order, are one message.
 type PeerRanges struct {
 	Header
 	Key      UUID
@@ -1111,7 +1111,7 @@ func (m *PeerRanges) bytes() []byte {
 func (m *PeerRanges) messageType() uint32 { return typePeerRanges }
 
 // PeerWriteList is 32 bytes.
-// As PeerWrite, of ranges that PeerRanges brought.
+// As PeerWrite, of the ranges of PeerRanges.
 type PeerWriteList struct {
 	Header
 	Send     uint64
@@ -1127,7 +1127,7 @@ func (m *PeerWriteList) bytes() []byte {
 func (m *PeerWriteList) messageType() uint32 { return typePeerWriteList }
 
 // PeerReadList is 32 bytes.
-// As PeerRead, of ranges that PeerRanges brought.
+// As PeerRead, of the ranges of PeerRanges.
 type PeerReadList struct {
 	Header
 	Read     uint64
@@ -1262,7 +1262,7 @@ func (m *Completion) bytes() []byte {
 }
 
 // SubmitPage is 40 bytes.
-// The first page of the submit memory; the client writes all of it.
+// The first page of the submit memory, written by the client.
 type SubmitPage struct {
 	Tail          uint64
 	Reserved0     uint64
@@ -1277,7 +1277,7 @@ func (m *SubmitPage) bytes() []byte {
 }
 
 // CompletePage is 40 bytes.
-// The first page of the complete memory; the relay alone writes it.
+// The first page of the complete memory, written by the relay alone.
 type CompletePage struct {
 	TakenHead   uint64
 	Reserved0   uint64
@@ -1292,7 +1292,7 @@ func (m *CompletePage) bytes() []byte {
 }
 
 // HandleLayout is 128 bytes.
-// What a receiver gives to a sender, by whatever way the two have: 128 bytes.
+// The address of a listener for senders: 128 bytes, which programs exchange.
 type HandleLayout struct {
 	Magic      uint64
 	Token      UUID
@@ -1307,8 +1307,8 @@ func (m *HandleLayout) bytes() []byte {
 }
 
 // RemoteKeyLayout is 64 bytes.
-// What who offers memory gives to who is to read or write it, by whatever way the two
-// have: 64 bytes. The bounds are the relay's to enforce, and here to be known.
+// The key of a region: 64 bytes, which programs exchange. The relay enforces the bounds; the
+// key has them for information.
 type RemoteKeyLayout struct {
 	Magic     uint64
 	Key       UUID
@@ -1326,9 +1326,9 @@ func (m *RemoteKeyLayout) bytes() []byte {
 
 // DMABuf is 256 bytes.
 // Of exported memory whose Exported had WantsDMABuf. With one descriptor: a DMA-BUF
-// (cuMemGetHandleForAddressRange) of all its allocations, side by side, by which NICs read and
-// write the memory where it lies. Without one: why there is none. It has no answer: what NICs
-// do not know goes through slots.
+// (cuMemGetHandleForAddressRange) of the adjacent allocations, by which NICs read and write the
+// memory in place. Without a descriptor: the reason. There is no answer: memory without a
+// registration uses slots.
 type DMABuf struct {
 	Header
 	Memory   uint32

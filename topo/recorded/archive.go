@@ -60,18 +60,51 @@ const (
 // namePattern excludes names that are ambiguous in the text, and "." and "..".
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:,+@-]*$`)
 
+// Causes of a faulty archive.
+var (
+	errName         = errors.New("is not a valid name in an archive")
+	errNotDirectory = errors.New("cannot be a directory")
+	errTwice        = errors.New("occurs twice")
+	errNoDirectory  = errors.New("is no directory")
+	errFirst        = errors.New("an entry before any directory")
+	errEntry        = errors.New("is neither a file nor a link")
+	errTextAlone    = errors.New("text without a file")
+	errHasBytes     = errors.New("has bytes already, and cannot have text")
+	errBytesAlone   = errors.New("bytes without a file")
+	errLateBytes    = errors.New("unexpected bytes after text, or after the size")
+	errOffset       = errors.New("offsets must rise")
+	errRow          = errors.New("is not a row")
+	errNoSize       = errors.New("ends without its size, `x SIZE`")
+)
+
+// lineError is an error in a line of an archive.
+type lineError struct {
+	line  int  // from 1
+	after bool // the line is the last one, and the fault is that nothing follows
+	err   error
+}
+
+func (e *lineError) Error() string {
+	if e.after {
+		return fmt.Sprintf("after line %d: %v", e.line, e.err)
+	}
+	return fmt.Sprintf("line %d: %v", e.line, e.err)
+}
+
+func (e *lineError) Unwrap() error { return e.err }
+
 // addDirectory adds a directory and its parents. Adding a directory twice is no error.
 func (a archive) addDirectory(dir string) error {
 	at := ""
 	for name := range strings.SplitSeq(dir, "/") {
 		if !namePattern.MatchString(name) {
-			return fmt.Errorf("%q in %q is not a valid name in an archive", name, dir)
+			return fmt.Errorf("%q in %q %w", name, dir, errName)
 		}
 		at = path.Join(at, name)
 		if e, ok := a[at]; !ok {
 			a[at] = entry{kind: directory}
 		} else if e.kind != directory {
-			return fmt.Errorf("%s cannot be a directory: %s is not a directory", dir, at)
+			return fmt.Errorf("%s %w: %s is not a directory", dir, errNotDirectory, at)
 		}
 	}
 	return nil
@@ -96,7 +129,7 @@ func (a archive) addLink(dir, name, target string) error {
 	}
 	for element := range strings.SplitSeq(target, "/") {
 		if element != ".." && !namePattern.MatchString(element) {
-			return fmt.Errorf("link %s in %s to %q: %q is not a valid name in an archive", name, dir, target, element)
+			return fmt.Errorf("link %s in %s to %q: %q %w", name, dir, target, element, errName)
 		}
 	}
 	return a.add(dir, name, entry{kind: link, target: target})
@@ -107,11 +140,11 @@ func (a archive) add(dir, name string, e entry) error {
 		return err
 	}
 	if !namePattern.MatchString(name) {
-		return fmt.Errorf("%q in %s is not a valid name in an archive", name, dir)
+		return fmt.Errorf("%q in %s %w", name, dir, errName)
 	}
 	at := path.Join(dir, name)
 	if _, ok := a[at]; ok {
-		return fmt.Errorf("%s occurs twice", at)
+		return fmt.Errorf("%s %w", at, errTwice)
 	}
 	a[at] = e
 	return nil
@@ -222,11 +255,11 @@ func parse(text string) (archive, error) {
 	for line := range strings.Lines(text) {
 		n++
 		if err := p.line(strings.TrimSuffix(line, "\n")); err != nil {
-			return nil, fmt.Errorf("line %d: %w", n, err)
+			return nil, &lineError{n, false, err}
 		}
 	}
 	if err := p.endFile(); err != nil {
-		return nil, fmt.Errorf("after line %d: %w", n, err)
+		return nil, &lineError{n, true, err}
 	}
 	return p.archive, nil
 }
@@ -267,12 +300,12 @@ func (p *parser) line(line string) error {
 	case !indented:
 		dir, ok := strings.CutSuffix(line, "/")
 		if !ok {
-			return fmt.Errorf("%q is no directory", line)
+			return fmt.Errorf("%q %w", line, errNoDirectory)
 		}
 		p.dir = dir
 		return p.archive.addDirectory(dir)
 	case p.dir == "":
-		return errors.New("an entry before any directory")
+		return errFirst
 	}
 	return p.entry(entry)
 }
@@ -289,16 +322,16 @@ func (p *parser) entry(entry string) error {
 		p.file = &openFile{name: name}
 		return nil
 	}
-	return fmt.Errorf("%q is neither a file nor a link", entry)
+	return fmt.Errorf("%q %w", entry, errEntry)
 }
 
 func (p *parser) textLine(text string) error {
 	f := p.file
 	if f == nil {
-		return errors.New("text without a file")
+		return errTextAlone
 	}
 	if f.rows {
-		return fmt.Errorf("%s has bytes already, and cannot have text", f.name)
+		return fmt.Errorf("%s %w", f.name, errHasBytes)
 	}
 	f.lines = true
 	f.data = append(append(f.data, text...), '\n')
@@ -309,15 +342,15 @@ func (p *parser) textLine(text string) error {
 func (p *parser) row(offset, text string) error {
 	f := p.file
 	if f == nil {
-		return errors.New("bytes without a file")
+		return errBytesAlone
 	}
 	if f.lines || f.ended {
-		return fmt.Errorf("unexpected bytes of %s after text, or after its size", f.name)
+		return fmt.Errorf("%s: %w", f.name, errLateBytes)
 	}
 	at, err := strconv.ParseUint(offset, 16, 32)
 	if err != nil || at > maxBytes || int(at) < len(f.data) {
-		return fmt.Errorf("%s of %d bytes continues at %s, hexadecimal: offsets must rise, up to "+
-			"%#x", f.name, len(f.data), offset,
+		return fmt.Errorf("%s of %d bytes continues at %s, hexadecimal: %w, up to %#x", f.name, len(f.data), offset,
+			errOffset,
 			maxBytes)
 	}
 	f.rows = true
@@ -328,8 +361,7 @@ func (p *parser) row(offset, text string) error {
 	}
 	row, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
 	if err != nil || at%rowBytes != 0 || len(row) > rowBytes || len(f.data)+len(row) > maxBytes {
-		return fmt.Errorf("%s at %s: %q is not a row of up to %d bytes that begins at a multiple of "+
-			"that", f.name, offset, text,
+		return fmt.Errorf("%s at %s: %q %w of up to %d bytes that begins at a multiple of that", f.name, offset, text, errRow,
 			rowBytes)
 	}
 	f.data = append(f.data, row...)
@@ -344,7 +376,7 @@ func (p *parser) endFile() error {
 	}
 	p.file = nil
 	if f.rows && !f.ended {
-		return fmt.Errorf("%s ends without its size, `x SIZE`", f.name)
+		return fmt.Errorf("%s %w", f.name, errNoSize)
 	}
 	return p.archive.addFile(p.dir, f.name, f.data)
 }

@@ -2,6 +2,7 @@ package recorded
 
 import (
 	"bytes"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -162,37 +163,40 @@ func TestHandwrittenArchiveIsRead(t *testing.T) {
 }
 
 func TestUnpackFaultyArchiveNamesLine(t *testing.T) {
-	for name, c := range map[string]struct{ text, want string }{
-		"an entry without its place": {"    class = 0x030200\n", "before any directory"},
-		"text without a file":        {"sys/\n    | text\n", "text without a file"},
-		"bytes without a file":       {"sys/\n    x 0000 01\n", "bytes without a file"},
-		"an unindented file":         {"sys/class = 1\n", "no directory"},
-		"a word alone":               {"sys/\n    class\n", "neither a file nor a link"},
-		"the same link twice":        {"sys/\n    a -> b\n    a -> b\n", "twice"},
-		"the same file twice":        {"sys/\n    a = 1\n    a:\n", "twice"},
-		"a file over a directory":    {"sys/a/\nsys/\n    a = 1\n", "twice"},
-		"a directory over a file":    {"sys/\n    a = 1\nsys/a/\n", "cannot be a directory"},
-		"a name of two":              {"sys/\n    a/b = 1\n", "not a valid name"},
-		"not a valid name":           {"sys/\n    :\n", "not a valid name"},
-		"a name with a NUL":          {"sys/\n    a\x00 = 1\n", "not a valid name"},
-		"text after bytes":           {"sys/\n    a:\n        x 0000 01\n        | text\n", "has bytes already"},
-		"bytes after text":           {"sys/\n    a:\n        | text\n        x 0000 01\n", "after text"},
-		"bytes after their size":     {"sys/\n    a:\n        x 0010\n        x 0010 01\n", "after its size"},
-		"bytes without their size":   {"sys/\n    a:\n        x 0000 01\n    b = 1\n", "without its size"},
-		"a last file without size":   {"sys/\n    a:\n        x 0000 01", "without its size"},
-		"bytes that go back":         {"sys/\n    a:\n        x 0010 01\n        x 0000 01\n", "offsets must rise"},
-		"a size within the bytes":    {"sys/\n    a:\n        x 0010 01\n        x 0010\n", "offsets must rise"},
-		"a huge offset":              {"sys/\n    a:\n        x ffffffffffffffff 01\n", "offsets must rise"},
-		"a huge size":                {"sys/\n    a:\n        x 1001\n", "offsets must rise"},
-		"bytes beyond the longest":   {"sys/\n    a:\n        x 1000 01\n", "not a row"},
-		"a row between rows":         {"sys/\n    a:\n        x 0008 01\n", "not a row"},
-		"a row of seventeen":         {"sys/\n    a:\n        x 0000 " + strings.Repeat("01", 17) + "\n", "not a row"},
-		"capital digits":             {"sys/\n    a:\n        x 0000 0A\n", "neither a file nor a link"},
-		"half a byte":                {"sys/\n    a:\n        x 0000 0\n", "not a row"},
+	for name, c := range map[string]struct {
+		text string
+		want error
+	}{
+		"an entry without its place": {"    class = 0x030200\n", errFirst},
+		"text without a file":        {"sys/\n    | text\n", errTextAlone},
+		"bytes without a file":       {"sys/\n    x 0000 01\n", errBytesAlone},
+		"an unindented file":         {"sys/class = 1\n", errNoDirectory},
+		"a word alone":               {"sys/\n    class\n", errEntry},
+		"the same link twice":        {"sys/\n    a -> b\n    a -> b\n", errTwice},
+		"the same file twice":        {"sys/\n    a = 1\n    a:\n", errTwice},
+		"a file over a directory":    {"sys/a/\nsys/\n    a = 1\n", errTwice},
+		"a directory over a file":    {"sys/\n    a = 1\nsys/a/\n", errNotDirectory},
+		"a name of two":              {"sys/\n    a/b = 1\n", errName},
+		"not a valid name":           {"sys/\n    :\n", errName},
+		"a name with a NUL":          {"sys/\n    a\x00 = 1\n", errName},
+		"text after bytes":           {"sys/\n    a:\n        x 0000 01\n        | text\n", errHasBytes},
+		"bytes after text":           {"sys/\n    a:\n        | text\n        x 0000 01\n", errLateBytes},
+		"bytes after their size":     {"sys/\n    a:\n        x 0010\n        x 0010 01\n", errLateBytes},
+		"bytes without their size":   {"sys/\n    a:\n        x 0000 01\n    b = 1\n", errNoSize},
+		"a last file without size":   {"sys/\n    a:\n        x 0000 01", errNoSize},
+		"bytes that go back":         {"sys/\n    a:\n        x 0010 01\n        x 0000 01\n", errOffset},
+		"a size within the bytes":    {"sys/\n    a:\n        x 0010 01\n        x 0010\n", errOffset},
+		"a huge offset":              {"sys/\n    a:\n        x ffffffffffffffff 01\n", errOffset},
+		"a huge size":                {"sys/\n    a:\n        x 1001\n", errOffset},
+		"bytes beyond the longest":   {"sys/\n    a:\n        x 1000 01\n", errRow},
+		"a row between rows":         {"sys/\n    a:\n        x 0008 01\n", errRow},
+		"a row of seventeen":         {"sys/\n    a:\n        x 0000 " + strings.Repeat("01", 17) + "\n", errRow},
+		"capital digits":             {"sys/\n    a:\n        x 0000 0A\n", errEntry},
+		"half a byte":                {"sys/\n    a:\n        x 0000 0\n", errRow},
 	} {
 		err := unpack(t.TempDir(), c.text)
-		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "line ") {
-			t.Errorf("%s: %v; want the line, and %q", name, err, c.want)
+		if at, ok := errors.AsType[*lineError](err); !ok || at.line < 1 || !errors.Is(at.err, c.want) {
+			t.Errorf("%s: %v; want the line, and %v", name, err, c.want)
 		}
 	}
 }
@@ -260,7 +264,8 @@ func TestHostileArchiveStaysInDirectory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, check := around(t)
-			if err := unpack(dir, text); err == nil || !strings.Contains(err.Error(), "line ") {
+			err := unpack(dir, text)
+			if at, ok := errors.AsType[*lineError](err); !ok || at.line < 1 {
 				t.Errorf("%v; want an error with its line", err)
 			}
 			// unpack writes no part of a faulty archive.

@@ -1,6 +1,6 @@
 // Command build compiles libpeerlane:
 //
-//	go run ./relay/libpeerlane/build bin                       the library and its link
+//	go run ./relay/libpeerlane/build bin                       the library and a link
 //	go run ./relay/libpeerlane/build -install DIR -version V   with headers and pkg-config's file, as a package has them
 package main
 

@@ -214,6 +214,7 @@ struct nccl_net_v12 {
 #define NCCL_PROTOCOL_SIMPLE 2
 #define NCCL_ALGORITHM_TREE 0
 #define NCCL_ALGORITHM_RING 1
+#define NCCL_ALGORITHM_PAT 6
 #define NCCL_COST_NEVER (-1.0f)
 
 /* The kinds of collectives (ncclFunc_t). */

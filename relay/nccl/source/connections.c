@@ -273,12 +273,15 @@ int close_communicator(void *communicator)
 {
 	struct communicator *c = communicator;
 
+	drain_sends(c);
 	peerlane_disconnect(c->tie->session, c->number);
 	/* Of one that is aborted; they end as the connection does. */
 	for (unsigned i = 0; i < c->most; i++)
 		for (int k = 0; c->requests[i].used && k < c->requests[i].posted; k++)
 			if (!c->requests[i].part[k].ended)
 				peerlane_forget(c->tie->session, c->requests[i].part[k].operation);
+	if (c->buffer.data)
+		peerlane_unexport(c->tie->session, c->buffer.memory);
 	free_communicator(c);
 	return NCCL_SUCCESS;
 }

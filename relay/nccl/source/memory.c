@@ -25,6 +25,14 @@ static int register_host(struct communicator *c, struct region *r)
 		return nccl_error(status);
 	}
 	r->twin = (uint8_t *)data + r->first;
+	if (c->sends && !c->buffer.data) {
+		/* Without it sends end when the receiver has their bytes. */
+		status = peerlane_host_memory(c->tie->session, BUFFER_BYTES, gpu, PEERLANE_ACCESS_SEND, &data, &c->buffer.memory);
+		if (!status)
+			c->buffer.data = data;
+		else
+			inform("%s: no buffer for sends: %s", place(c->relay, c->device, text), peerlane_error());
+	}
 	return NCCL_SUCCESS;
 }
 

@@ -98,6 +98,8 @@ struct part {
 	const struct region *region;
 	uint8_t *data;
 	uint64_t bytes, tag, moved;
+	peerlane_memory memory; /* and the offset of data there, or of its copy */
+	uint64_t at;
 	peerlane_operation operation;
 	bool ended;
 };
@@ -107,7 +109,23 @@ struct request {
 	struct communicator *communicator;
 	bool used;
 	int parts, posted, ended;
+	/* A send from the buffer: NCCL has its result, the receiver has its bytes, and the count of the
+	 * buffer's bytes up to its end. */
+	bool buffered, told, landed;
+	uint64_t end;
 	struct part part[NCCL_MAX_RECEIVES];
+};
+
+/* Bytes for sends of host memory that wait for their receives: NCCL's kernel runs ahead of the
+ * receiver's, as with sockets. */
+#define BUFFER_BYTES (1u << 20)
+
+struct buffer {
+	uint8_t *data; /* NULL: there is none */
+	peerlane_memory memory;
+	uint64_t head, tail; /* counts of bytes; what is between them is in use */
+	struct request *queue[MOST_SENDS];
+	unsigned first, count; /* of queue */
 };
 
 /* One direction of one connection. NCCL's service thread registers memory with it while
@@ -125,6 +143,7 @@ struct communicator {
 	unsigned under_way;       /* parts that have not ended */
 	unsigned most;            /* of them */
 	unsigned last;            /* request that was given out */
+	struct buffer buffer;     /* of sends */
 	struct request requests[]; /* of each part one, at least */
 };
 
@@ -201,6 +220,9 @@ int send_one(void *communicator, void *data, size_t bytes, int tag, void *memory
 int receive_group(void *communicator, int n, void **data, const size_t *sizes, const int *tags, void **memories, void **request);
 int flush(void *communicator, int n, void **data, int *sizes, void **memories, void **request);
 int test(void *request, int *done, int *sizes);
+/* Waits until the receiver has all buffered sends, the connection fails, or DRAIN_SECONDS. */
+#define DRAIN_SECONDS 30
+void drain_sends(struct communicator *c);
 
 /* --- settings.c */
 /* Writes the settings of this process into a handle that it gives out. */

@@ -2,6 +2,8 @@
  * calls CUDA, unless it writes to NCCL's log that something has failed. */
 #include "plugin.h"
 
+#include <time.h>
+
 static struct request *free_request(struct communicator *c)
 {
 	for (unsigned i = 1; i <= c->most; i++) {
@@ -23,10 +25,88 @@ static bool set(struct part *p, const void *data, size_t bytes, int tag, const s
 	if (!region || at < region->base || at - region->base > region->bytes || bytes > region->bytes - (at - region->base))
 		return false;
 	*p = (struct part){.region = region, .data = (uint8_t *)(uintptr_t)data, .bytes = bytes, .tag = (uint32_t)tag};
+	p->memory = region->memory;
+	p->at = region->first + (at - region->base);
 	return true;
 }
 
 static uint64_t offset(const struct part *p) { return (uintptr_t)p->data - p->region->base; }
+
+/* --- sends that end before the receiver has them ------------------------------------ */
+
+/* What is aligned alike is copied in words. */
+#define ALIGNED 64
+
+/* buffer copies a send of host memory, if there is room. */
+static bool buffer(struct communicator *c, struct request *r)
+{
+	struct buffer *b = &c->buffer;
+	struct part *p = &r->part[0];
+	uint64_t skew = (uintptr_t)p->data % ALIGNED, begin = b->head;
+	uint64_t room = (skew + p->bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
+
+	if (!b->data || !p->bytes || room > BUFFER_BYTES || b->count == MOST_SENDS)
+		return false;
+	if (begin % BUFFER_BYTES + room > BUFFER_BYTES) /* it does not go on at the beginning */
+		begin += BUFFER_BYTES - begin % BUFFER_BYTES;
+	if (begin + room - b->tail > BUFFER_BYTES)
+		return false;
+	p->memory = b->memory;
+	p->at = begin % BUFFER_BYTES + skew;
+	copy_words(b->data + p->at, p->data, p->bytes);
+	r->buffered = true;
+	r->end = begin + room;
+	return true;
+}
+
+/* reap takes the results of buffered sends, in their order. False: the communicator has failed. */
+static bool reap(struct communicator *c)
+{
+	struct buffer *b = &c->buffer;
+
+	while (b->count) {
+		struct request *r = b->queue[b->first];
+		int status = peerlane_test(c->tie->session, r->part[0].operation, NULL);
+
+		if (status == PEERLANE_STATUS_PENDING)
+			return true;
+		b->first = (b->first + 1) % MOST_SENDS;
+		b->count--;
+		b->tail = r->end;
+		if (!b->count) /* the next send uses the same cache lines */
+			b->head = b->tail = 0;
+		r->part[0].ended = r->landed = true;
+		r->used = !r->told;
+		c->under_way--;
+		if (status) {
+			fail(c, "sending", status);
+			return false;
+		}
+	}
+	return true;
+}
+
+static time_t seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec;
+}
+
+void drain_sends(struct communicator *c)
+{
+	/* The communicators of an abort wait together no longer than one. */
+	static _Atomic time_t limit;
+	time_t begun = seconds();
+
+	if (begun > limit + DRAIN_SECONDS)
+		limit = begun + DRAIN_SECONDS;
+	while (!unusable(c) && reap(c) && c->buffer.count && seconds() < limit)
+		nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+}
+
+/* --- */
 
 /* post posts what is left of a request. PEERLANE_STATUS_FULL: some has to wait. */
 static int post(struct request *r)
@@ -38,8 +118,8 @@ static int post(struct request *r)
 		struct part *p = &r->part[r->posted];
 		struct peerlane_options options = {.tag = p->tag};
 
-		status = (c->sends ? peerlane_send : peerlane_receive)(c->tie->session, c->number, p->region->memory,
-			p->region->first + offset(p), p->bytes, &options, &p->operation);
+		status = (c->sends ? peerlane_send : peerlane_receive)(c->tie->session, c->number, p->memory,
+			p->at, p->bytes, &options, &p->operation);
 		if (!status)
 			r->posted++;
 	}
@@ -72,24 +152,31 @@ int send_one(void *communicator, void *data, size_t bytes, int tag, void *memory
 	*out = NULL;
 	if (error)
 		return error;
+	if (!reap(c))
+		return c->error;
 	if (!(r = free_request(c)))
 		return NCCL_SUCCESS;
 	r->communicator = c;
 	r->parts = 1;
 	r->posted = r->ended = 0;
+	r->buffered = r->told = r->landed = false;
 	if (!set(&r->part[0], data, bytes, tag, memory)) {
 		warn("a send of %zu bytes at %p is not in its registered memory", bytes, data);
 		return NCCL_INVALID_ARGUMENT;
 	}
 	/* The GPU has written it; its word that it has, NCCL has read without order. */
 	__atomic_thread_fence(__ATOMIC_ACQUIRE);
-	if (r->part[0].region->twin)
+	if (r->part[0].region->twin && !buffer(c, r))
 		copy_words(r->part[0].region->twin + offset(&r->part[0]), data, bytes);
 	status = post(r);
 	if (status == PEERLANE_STATUS_FULL)
 		return NCCL_SUCCESS;
 	if (status)
 		return fail(c, "sending", status);
+	if (r->buffered) {
+		c->buffer.head = r->end;
+		c->buffer.queue[(c->buffer.first + c->buffer.count++) % MOST_SENDS] = r;
+	}
 	r->used = true;
 	c->under_way += (unsigned)r->parts;
 	*out = r;
@@ -151,9 +238,19 @@ int test(void *request, int *done, int *sizes)
 	*done = 0;
 	if (error)
 		return error;
-	if (!r->used) {
+	if (!r->used || r->told) {
 		warn("a request was tested that is done already");
 		return NCCL_INVALID_ARGUMENT;
+	}
+	if (c->sends && !reap(c))
+		return c->error;
+	if (r->buffered) {
+		if (sizes)
+			sizes[0] = (int)r->part[0].bytes;
+		r->told = true;
+		r->used = !r->landed;
+		*done = 1;
+		return NCCL_SUCCESS;
 	}
 	/* While some waits for room results are taken all the same: that makes room. */
 	if (!post_rest(c) && c->error)

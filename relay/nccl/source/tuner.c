@@ -107,6 +107,16 @@ static void limit_ll(const struct tuner *t, int kind, size_t bytes, float *cost,
 	}
 }
 
+/* forbid_pat leaves rings to two ranks, whose rings have one step as PAT has. PAT exchanges the parts of
+ * its data one after the other: where both ranks share a GPU each exchange takes a time slice. */
+static void forbid_pat(const struct tuner *t, float *cost, int algorithms, int protocols)
+{
+	if (t->ranks != 2 || algorithms <= NCCL_ALGORITHM_PAT || cost[NCCL_ALGORITHM_RING * protocols + NCCL_PROTOCOL_SIMPLE] < 0)
+		return;
+	for (int i = 0; i < protocols; i++)
+		cost[NCCL_ALGORITHM_PAT * protocols + i] = NCCL_COST_NEVER;
+}
+
 /* few_channels returns the channels for a collective, 0 for NCCL's choice. NCCL takes the
  * cheapest algorithm and protocol of the table. */
 static int few_channels(const struct tuner *t, int kind, size_t bytes, const float *cost, int algorithms, int protocols)
@@ -149,6 +159,7 @@ static int collective(void *context, int kind, size_t bytes, int pipelined, floa
 		cost[i * protocols + NCCL_PROTOCOL_LL128] = NCCL_COST_NEVER;
 	if (!t->local || protocols <= NCCL_PROTOCOL_SIMPLE)
 		return NCCL_SUCCESS;
+	forbid_pat(t, cost, algorithms, protocols);
 	limit_ll(t, kind, bytes, cost, algorithms, protocols);
 	if (t->set_channels && (few = few_channels(t, kind, bytes, cost, algorithms, protocols)))
 		*channels = few;

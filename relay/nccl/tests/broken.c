@@ -34,12 +34,12 @@ static int blocking_connect(void *context, int device, void *handle, void **comm
 	return error;
 }
 
-/* isend that gives out the last request again. */
-static int same_request(void *communicator, void *data, size_t bytes, int tag, void *memory, void *profile, void **request)
+/* irecv that gives out the last request again. */
+static int same_request(void *communicator, int n, void **data, size_t *sizes, int *tags, void **memories, void **profiles, void **request)
 {
 	static void *last;
 	static int calls;
-	int error = sound_v11.send(communicator, data, bytes, tag, memory, profile, request);
+	int error = sound_v11.receive(communicator, n, data, sizes, tags, memories, profiles, request);
 
 	if (!error && *request && last && ++calls % 4 == 0)
 		*request = last;
@@ -239,7 +239,7 @@ static void wait_in_send(void) { ncclNetPlugin_v11.send = waiting_send, ncclNetP
 static void wait_in_receive(void) { ncclNetPlugin_v11.receive = waiting_receive, ncclNetPlugin_v11.test = test_waited_for; }
 static void wait_in_accept(void) { ncclNetPlugin_v11.accept = blocking_accept; }
 static void wait_in_connect(void) { ncclNetPlugin_v11.connect = blocking_connect; }
-static void give_out_twice(void) { ncclNetPlugin_v11.send = same_request; }
+static void give_out_twice(void) { ncclNetPlugin_v11.receive = same_request; }
 static void break_order(void) { ncclNetPlugin_v11.send = held_back; }
 static void say_less(void) { ncclNetPlugin_v11.test = wrong_size; }
 static void say_early(void) { ncclNetPlugin_v11.test = early, ncclNetPlugin_v11.send = no_room; }

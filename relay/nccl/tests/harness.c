@@ -11,6 +11,8 @@
  *	kill   until each link has an error, for each of which there is a line
  *	anew   as kill; each rank then says "ended", waits for a byte, and runs to the end
  *	       over new communicators
+ *	ahead  sends of 8 bytes of host memory end before their receives are posted, and those that are
+ *	       under way when their communicator is closed arrive
  *	stop   as run; rank 0 first says "ready", waits for a byte, and says "waits" when
  *	       connect has returned a hundred times for each link without a communicator
  *
@@ -517,6 +519,67 @@ static pid_t move(const char *mode)
 	return child;
 }
 
+#define AHEAD 64 /* more than the 8 steps of NCCL's buffers */
+
+/* send_ahead sends numbers from the same place, each after the end of the send before. */
+static void send_ahead(struct link *l, uint64_t from)
+{
+	for (uint64_t n = from; n < from + AHEAD; n++) {
+		void *request = NULL;
+		int done = 0, sizes[NCCL_MAX_RECEIVES] = {-1};
+		time_t since = time(NULL);
+
+		memcpy(l->host, &n, sizeof n);
+		must(!prompt("isend", net_send(l->communicator, l->host, sizeof n, 3, l->host_memory, &request)) && request, "isend");
+		while (!done) {
+			must(!prompt("test", ALL(test(request, &done, sizes))), "test");
+			if (time(NULL) - since > (time_t)limit)
+				violation("send %u of host memory does not end before its receive", (unsigned)n);
+		}
+		if (sizes[0] != sizeof n)
+			violation("a sent size of %d", sizes[0]);
+	}
+	memset(l->host, POISON, sizeof(uint64_t));
+}
+
+static void receive_behind(struct link *l, uint64_t from)
+{
+	for (uint64_t n = from; n < from + AHEAD; n++) {
+		void *request = NULL;
+		int done = 0;
+		uint64_t got;
+
+		while (!request)
+			must(!prompt("irecv", net_receive(l->communicator, 1, (void *[]){l->host}, (size_t[]){sizeof n}, (int[]){3}, &l->host_memory, &request)), "irecv");
+		while (!done)
+			must(!prompt("test", ALL(test(request, &done, NULL))), "test");
+		memcpy(&got, l->host, sizeof got);
+		if (got != n)
+			violation("receive %u has the bytes of send %llu", (unsigned)n, (unsigned long long)got);
+	}
+}
+
+static void run_ahead(int other)
+{
+	struct link *l = &link_[0];
+	char byte = 0;
+
+	if (l->sends) {
+		send_ahead(l, 0);
+		tell(other, &byte, 1);
+		hear(other, &byte, 1);
+		send_ahead(l, AHEAD);
+		tell(other, &byte, 1); /* and close_all() */
+	} else {
+		hear(other, &byte, 1);
+		receive_behind(l, 0);
+		tell(other, &byte, 1);
+		hear(other, &byte, 1);
+		usleep(300000); /* the sender closes meanwhile */
+		receive_behind(l, AHEAD);
+	}
+}
+
 static void close_all(void)
 {
 	for (unsigned i = 0; i < links; i++) {
@@ -532,8 +595,9 @@ static void close_all(void)
 static int be_rank(char **argument, const char *mode, const char *plugin, int version, int other)
 {
 	peerlane_gpu uuid = {{0}};
-	pid_t child;
+	pid_t child = 0;
 	char byte = 0;
+	bool ahead = !strcmp(mode, "ahead");
 
 	char *own = getenv(rank ? "HARNESS_RANK_1" : "HARNESS_RANK_0");
 
@@ -553,7 +617,10 @@ static int be_rank(char **argument, const char *mode, const char *plugin, int ve
 	must(!net_init(logger), "init");
 	check_properties();
 	connect_all(other);
-	child = move(mode);
+	if (ahead)
+		run_ahead(other);
+	else
+		child = move(mode);
 	if (!strcmp(mode, "anew")) {
 		close_all();
 		killing = false;
@@ -562,7 +629,7 @@ static int be_rank(char **argument, const char *mode, const char *plugin, int ve
 		connect_all(other);
 		move(mode);
 	}
-	if (!killing) {
+	if (!killing && !ahead) {
 		tell(other, &byte, 1);
 		hear(other, &byte, 1);
 	}

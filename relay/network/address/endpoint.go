@@ -9,9 +9,9 @@ import (
 // EndpointBytes is the length of an endpoint in a listener's handle.
 const EndpointBytes = 24
 
-// Endpoint is where a relay is reached. It has no scope: a link-local address's zone is the number
-// of an interface of the host that has it, and says nothing on another; the dialing host uses local
-// interfaces (Dials).
+// Endpoint is where a relay is reached. An endpoint has no scope: the zone of a link-local address
+// is an interface number of its host, and has no meaning on a remote host; the dialing host uses
+// local interfaces (Dials).
 type Endpoint struct {
 	Address netip.Addr // without a zone
 	Port    uint16

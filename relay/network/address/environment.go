@@ -54,9 +54,9 @@ var ncclKeys = map[string]Ignored{
 	"NCCL_IB_QPS_PER_CONNECTION": {key: "verbs.qps_per_connection", note: isVerbs},
 }
 
-// IgnoredVariables reports, by name, the NCCL_SOCKET_* and NCCL_IB_* variables of an
-// environment ("NAME=value" each): relays are the host's, and nothing that a container
-// sets changes how they use the network.
+// IgnoredVariables reports, by name, the NCCL_SOCKET_* and NCCL_IB_* variables of an environment (a
+// list of "NAME=value"): relays belong to the host, and a container's variables do not change their
+// use of the network.
 func IgnoredVariables(environment []string) []Ignored {
 	var found []Ignored
 	for _, variable := range environment {

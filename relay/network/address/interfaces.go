@@ -11,8 +11,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Interfaces is a choice of network interfaces by their names. The zero value is the
-// standard choice.
+// Interfaces is a choice of network interfaces by name. The zero value is the standard choice.
 type Interfaces struct {
 	named, excluded []pattern
 }
@@ -34,7 +33,7 @@ const (
 
 // ParseInterfaces reads a list as NCCL reads NCCL_SOCKET_IFNAME: prefixes of names, with commas
 // between them; "=" before the list means whole names, "^" excludes the matches, "^=" both. Beyond
-// NCCL, a list that begins with neither can have them in front of single names: "eth,^eth9".
+// NCCL, a list without such a prefix can have the prefixes before single names: "eth,^eth9".
 func ParseInterfaces(text string) (Interfaces, error) {
 	var list Interfaces
 	if text == "" {
@@ -67,11 +66,11 @@ func modifiers(text string) (excludes, exact bool, rest string) {
 	return excludes, exact, rest
 }
 
-// Interface is one of a host's.
+// Interface is a network interface of a host.
 type Interface struct {
 	Name         string
 	Up, Loopback bool
-	// Addresses have the interface's name as the zone where they are link-local IPv6.
+	// Link-local IPv6 addresses have the interface's name as the zone.
 	Addresses []netip.Addr
 }
 
@@ -128,7 +127,7 @@ func (f Family) allows(a netip.Addr) bool {
 	return true
 }
 
-// Chosen is an address that relays may use, and its interface.
+// Chosen is an address for relays, with the interface.
 type Chosen struct {
 	Interface string
 	Address   netip.Addr
@@ -143,7 +142,7 @@ type Chosen struct {
 const NoRail = -1
 
 // Used only by name, as in NCCL: bridges of containers and of virtual machines, whose addresses
-// each host has.
+// every host has.
 var bridges = []string{"docker", "virbr"}
 
 // passedError is the cause of a host without a usable interface.
@@ -201,7 +200,7 @@ func (l Interfaces) Choose(all []Interface, f Family) ([]Chosen, error) {
 	return chosen, nil
 }
 
-// place is where an interface stands in the list, or why it does not.
+// place is the position of an interface in the list, or the reason of its absence.
 func (l Interfaces) place(i Interface) (int, string) {
 	matches := func(p pattern) bool { return p.matches(i.Name) }
 	if slices.ContainsFunc(l.excluded, matches) {
@@ -242,8 +241,7 @@ func kindOf(a netip.Addr) (int, bool) {
 	return 0, true
 }
 
-// Usable reports whether an address is one that a host can have. With a zone, :: is not unspecified
-// for netip.
+// Usable reports whether a host can have the address. With a zone, :: is not unspecified for netip.
 func Usable(a netip.Addr) bool {
 	return a.IsValid() && !a.WithZone("").IsUnspecified() && !a.IsMulticast()
 }

@@ -18,7 +18,7 @@ import (
 // Ports is a range of TCP ports, both ends in it.
 type Ports struct{ First, Last uint16 }
 
-// ParsePorts reads "20000-20999", or one port, "20000".
+// ParsePorts reads "20000-20999", or a single port, "20000".
 func ParsePorts(text string) (Ports, error) {
 	from, to, isRange := strings.Cut(text, "-")
 	if !isRange {
@@ -48,7 +48,7 @@ func (e *takenError) Error() string {
 		e.ports, e.at)
 }
 
-// Listen listens on one port of the range at an address, which may have a zone. The ports are tried
+// Listen listens on a port of the range at an address, which may have a zone. The ports are tried
 // in random order: a host has many relays, which start with the same range.
 func Listen(ctx context.Context, at netip.Addr, ports Ports) (*net.TCPListener, error) {
 	// Of IPv4 or IPv6 as the address says, never both at once.

@@ -83,7 +83,7 @@ func TestListenSkipsUsedPorts(t *testing.T) {
 	}
 }
 
-// Relays that begin at once do not all try the same ports first.
+// Relays that start at once try different ports first.
 func TestPortsOfRelaysAreDrawnAtRandom(t *testing.T) {
 	drawn := map[int]bool{}
 	for range 8 {

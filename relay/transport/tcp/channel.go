@@ -73,7 +73,7 @@ func (c *Channel) Leave() {
 	c.sendFin()
 }
 
-// part tells the other side that this one has left, once its writes have landed: they go
+// sendFin tells the other side that this one has left, once its writes have landed: they go
 // another way than the frame, which ends the other side's grants.
 func (c *Channel) sendFin() {
 	if !c.localClosed || c.finSent || c.writes > 0 {

@@ -254,7 +254,7 @@ func batch(data []byte, most int) int {
 // relay acknowledges small ones only when its loop has its turn.
 const patience = 2
 
-// spin ends a Peer whose other side lives and does nothing with what it is sent. It is
+// look ends a Peer whose other side lives and does nothing with what it is sent. It is
 // called at each heartbeat, and counts these: while this process is stopped there are none,
 // and the other side's may be stopped as well.
 func (p *Peer) look() {
@@ -290,7 +290,7 @@ func (p *Peer) turns() bool {
 // moved says that a write went on.
 func (p *Peer) moved() { p.moves.Add(1) }
 
-// part tells the other side why the Peer ends, where it is to hear that.
+// sendFarewell tells the other side why the Peer ends, where it is to hear that.
 func (p *Peer) sendFarewell() {
 	if p.parted == nil {
 		return

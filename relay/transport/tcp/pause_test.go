@@ -36,7 +36,7 @@ func (c *stopped) SetWriteDeadline(at time.Time) error {
 	return c.Conn.SetWriteDeadline(at)
 }
 
-// closed reports whether a deadline passes while the process is stopped, or soon after.
+// over reports whether a deadline passes while the process is stopped, or soon after.
 func (c *stopped) over(b []byte) bool {
 	if len(b) <= pieceHeader {
 		return false

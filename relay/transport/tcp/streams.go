@@ -55,7 +55,7 @@ type sendQueue struct {
 // messages of a busy connection.
 const spinTime = 100 * time.Microsecond
 
-// maxSpinners is how many writers of this process look.
+// spinners is the number of spinning writers of this process.
 var spinners atomic.Int32
 
 // maxSpinners is how many may: a part of the processors that this process has, and none where

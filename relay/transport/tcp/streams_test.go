@@ -29,7 +29,7 @@ func newSendQueue(t *testing.T, writers int, spinners int32) (s *sendQueue, take
 
 func ofLength(n uint64) *write { return &write{piece: piece{length: n}, from: make([]byte, n)} }
 
-// sleeping waits until so many writers are.
+// sleepers waits until so many writers sleep.
 func (s *sendQueue) sleepers(t *testing.T, n int) {
 	testutil.Until(t, "the writers to sleep", func() bool {
 		s.mu.Lock()

@@ -16,7 +16,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// host makes a host and opens its library.
+// host makes a host and opens the library.
 func host(t testing.TB, devices ...softdevice.Device) (softdevice.Host, *verbs.Library) {
 	t.Helper()
 	h, err := softdevice.New(t.TempDir(), devices...)

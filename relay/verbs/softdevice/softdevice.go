@@ -1,31 +1,29 @@
-// Package softdevice provides a libibverbs.so.1 that needs no RDMA device, for tests: it
-// records each call, fails those that it is told to, and moves bytes between queue pairs
-// by itself, within a process and between processes of one host.
+// Package softdevice provides a libibverbs.so.1 that needs no RDMA device, for tests: it records
+// calls, fails scripted calls, and moves bytes between queue pairs, within a process and between
+// processes of a host.
 //
-// It is a shared library, written in C, that package verbs opens in place of rdma-core's,
-// so that everything above runs unchanged. What is asked of a NIC is checked as a NIC and
-// the kernel check it: keys, bounds and rights on both sides, that memory is there when
-// it is registered, states and their attributes, room in queues. What is given back too
-// early is refused with EBUSY, and recorded. It stands in for librdmacm.so.1, too: devices
-// of iWARP are connected by that alone, at their addresses.
+// It is a shared library, written in C, that package verbs opens in place of rdma-core's, so that
+// everything above runs unchanged. The device checks requests as a NIC and the kernel do: keys,
+// bounds and rights on both sides, the existence of registered memory, states and attributes, room
+// in queues. The device refuses early destruction with EBUSY, and records it. It stands in for
+// librdmacm.so.1, too: devices of iWARP are connected by that alone, at their addresses.
 //
-// A software device's host is a directory ([Host]) with the library in it, and the files that it
-// reads and writes: a process is on the host whose library it opens, by
-// PEERLANE_VERBS_LIBRARY or [verbs.OpenLibrary], and can be on several.
+// A software device's host is a directory ([Host]) with the library and its files: a process is on
+// the host whose library it opens, by PEERLANE_VERBS_LIBRARY or [verbs.OpenLibrary], and can be on
+// several.
 //
-// It registers DMA-BUF descriptors of the CUDA simulator, and through what stands in
-// for nvidia-peermem the simulator's pointers, and moves bytes from and to that memory.
-// When a registration ends it records whether the GPU's memory is still there, by the
-// address that was given as the iova, and how many pairs of the domain are.
+// The device registers DMA-BUF descriptors of the CUDA simulator, and through a substitute for
+// nvidia-peermem the simulator's pointers, and moves bytes from and to that memory. When a
+// registration ends it records whether the GPU's memory is still there, by the address that was
+// given as the iova, and how many pairs of the domain are.
 //
 // If a host has the process of package engine, the library registers GPU memory with that process, on
 // simulated and real GPUs alike, and the GPUs copy the bytes. Work requests for that memory go to the
 // engine, and completions come from the engine, by rings in shared memory (libibverbs/rings.c).
 //
-// What it does not model: segments beyond one, shared receive queues, a NIC that
-// answers late. A request whose pair is not there any more ends with RetryExceeded at
-// once; one whose port, on either side, is down does so after the pair's timeout and
-// retries.
+// Limits of the model: segments beyond one, shared receive queues, a NIC that answers late. A
+// request whose pair is not there any more ends with RetryExceeded at once; one whose port, on
+// either side, is down does so after the pair's timeout and retries.
 package softdevice
 
 import (
@@ -54,8 +52,8 @@ const libraryName = "libpeerlane-softdevice.so"
 //go:embed libibverbs/*.c libibverbs/*.h
 var source embed.FS
 
-// flags are what the library is compiled with, by any C compiler that GCC's command line
-// suits. It needs glibc alone.
+// flags are the flags of the library, for any C compiler with GCC's command line. The library needs
+// glibc alone.
 var flags = []string{
 	"-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-fvisibility=hidden", "-pthread",
 	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
@@ -73,8 +71,8 @@ var files = sync.OnceValue(func() map[string]string {
 	return all
 })
 
-// fingerprint names the source, so that a library of another one is not taken for it.
-// Flags count as source.
+// fingerprint identifies the source, so that a library of a different source is not used. Flags
+// count as source.
 var fingerprint = sync.OnceValue(func() string {
 	h := sha256.New()
 	fmt.Fprintln(h, flags, files()) // maps are printed in order
@@ -117,8 +115,8 @@ func current(path string) bool {
 	return err == nil && strings.Contains(string(content), "peerlane-software-device:"+fingerprint())
 }
 
-// Build compiles the library to path. It replaces what is there at once, so that several
-// processes may do it.
+// Build compiles the library to path. It replaces an existing file atomically, so that concurrent
+// processes are safe.
 func Build(path string) (err error) {
 	compiler, err := libpeerlane.Compiler()
 	if err != nil {
@@ -152,7 +150,7 @@ func Build(path string) (err error) {
 	return os.Rename(filepath.Join(dir, libraryName), path)
 }
 
-// Device is an RDMA device of a host. The zero value of a field is what is said there.
+// Device is an RDMA device of a host. The comment of a field states the meaning of zero.
 type Device struct {
 	Name       string
 	GUID       uint64
@@ -173,21 +171,21 @@ type Device struct {
 	// Holds keeps writes into a GPU's memory back until the NIC reads that memory, as a GPU may that
 	// orders the writes of NICs only for the GPU itself.
 	Holds bool
-	// Fault is how a broken device treats GPUs' memory, one of Faults; none where it is empty.
+	// Fault is how a broken device treats GPUs' memory, one of Faults; empty for none.
 	Fault string
 	// Rate limits the sum of the data rates of all processes, bytes a second; 0 for no limit.
 	Rate uint64
-	// Seed has writes be in the memory in another order than that of the requests, within the limits of
-	// the specification: those of several queue pairs, and of one queue pair in regions with relaxed
-	// ordering until a receive completes or a read is answered. 0 keeps the order.
+	// Seed has writes be in the memory in another order than that of the requests, within the
+	// limits of the specification: writes of several queue pairs, and of a queue pair in regions
+	// with relaxed ordering until a receive completes or a read is answered. 0 keeps the order.
 	Seed uint64
 }
 
-// Faults are the values of Device.Fault. With FaultNoFlush a read brings nothing of the writes
-// before it to the GPU's memory, with FaultReorderedFlush it passes the write before it;
-// with FaultStaleRead the device sends what was in the GPU's memory at the read before; with
-// FaultLostTail some writes lack their last bytes, with FaultWrongGPU writes go to memory of
-// another GPU, with FaultTorn some leave half a cache line as it was.
+// Faults are the values of Device.Fault. With FaultNoFlush a read flushes no earlier write to GPU
+// memory, with FaultReorderedFlush a read passes the previous write; with FaultStaleRead the device
+// sends the GPU memory of the previous read; with FaultLostTail some writes lack the last bytes,
+// with FaultWrongGPU writes go to memory of a wrong GPU, with FaultTorn some writes leave half a
+// cache line unchanged.
 const (
 	FaultNoFlush        = "no-flush"
 	FaultReorderedFlush = "reordered-flush"
@@ -235,11 +233,12 @@ func New(dir string, devices ...Device) (Host, error) {
 	if err != nil {
 		return Host{}, err
 	}
-	// The loader takes two links to one file for one library.
+	// The loader takes two links to a file for a single library.
 	return h, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(h.Library(), text, 0o755), os.WriteFile(filepath.Join(dir, logName), nil, 0o644), h.Set(devices...))
 }
 
-// logName is the file of the record. Without it nothing is recorded, and no script is read.
+// logName is the file of the record. Without the record the library neither records calls nor reads
+// a script.
 const logName = "log"
 
 // Open lets processes of other users be on this host, without a record of calls and without a script,
@@ -250,10 +249,10 @@ func (h Host) Open() error {
 	return errors.Join(err, os.Chmod(number, 0o666))
 }
 
-// Library is what a process opens that is on this host.
+// Library is the library for processes of this host.
 func (h Host) Library() string { return filepath.Join(h.Dir, libraryName) }
 
-// Environment is what a process needs in its environment to be on this host.
+// Environment returns the variables for processes of this host.
 func (h Host) Environment() []string {
 	return []string{verbs.LibraryVariable + "=" + h.Library(), allowed}
 }
@@ -275,8 +274,7 @@ func (h Host) Apart(dir string) (environment []string, err error) {
 // directoryVariable names a host's directory where the library is elsewhere.
 const directoryVariable = "PEERLANE_SOFTDEVICE_DIRECTORY"
 
-// Set replaces the devices. What processes have open sees its port come and go, and its
-// address change.
+// Set replaces the devices. Open devices get events of ports and addresses.
 func (h Host) Set(devices ...Device) error {
 	var text strings.Builder
 	for _, d := range devices {
@@ -285,9 +283,9 @@ func (h Host) Set(devices ...Device) error {
 	return h.replace("devices", text.String())
 }
 
-// Script replaces what calls are told, one line each: a call's name and what it fails
-// with, "ibv_reg_mr errno=14 device=mlx5_0 call=2". The form is in libibverbs/host.c.
-// "send status=12" is a send request that ends with that completion.
+// Script replaces the faults of calls, a line per fault: the call's name and the error, "ibv_reg_mr
+// errno=14 device=mlx5_0 call=2". The form is in libibverbs/host.c. "send status=12" is a send
+// request that ends with that completion.
 func (h Host) Script(lines ...string) error {
 	return h.replace("script", strings.Join(append(lines, ""), "\n"))
 }
@@ -303,12 +301,12 @@ func (h Host) replace(name, text string) error {
 // Call is a line of the record: a call and its arguments.
 type Call struct {
 	pid, Name string
-	// Arguments are by name; "=" is what came of it, an errno.
+	// Arguments are by name; "=" is the result, an errno.
 	Arguments map[string]string
 }
 
-// Calls are those so far, of all processes, in the order of their ends; with names, only
-// those of these names.
+// Calls returns the calls so far, of every process, in the order of their ends; with names, only
+// calls with these names.
 func (h Host) Calls(names ...string) ([]Call, error) {
 	f, err := os.Open(filepath.Join(h.Dir, logName))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -143,7 +143,7 @@ func TestRefusalsOfDeviceAreReported(t *testing.T) {
 				t.Errorf("%s that fails with %v: %v", call, errno, err)
 				continue
 			}
-			// A queue is made of two calls, and the error names what it is for.
+			// Two calls make a queue, and the error names the object.
 			if e.Call != call && call != "ibv_create_comp_channel" {
 				t.Errorf("%s: the error says %v", call, err)
 			}
@@ -151,7 +151,7 @@ func TestRefusalsOfDeviceAreReported(t *testing.T) {
 	}
 	check(t, h.Script())
 	check(t, queue.Close())
-	// Whatever failed on the way, nothing is left: the context closes.
+	// After any failure no object remains: the context closes.
 }
 
 func TestProbeReportsDMABufSupport(t *testing.T) {
@@ -171,7 +171,7 @@ func TestProbeReportsDMABufSupport(t *testing.T) {
 	}
 }
 
-// What is given back too early is refused by name, and stays.
+// An early destruction is refused by name, and the object stays.
 func TestReleaseOutOfOrderIsRefused(t *testing.T) {
 	h, l := host(t, softdevice.Device{Name: "mlx5_0"})
 	c, err := l.OpenDevice("mlx5_0")
@@ -295,8 +295,8 @@ func (s *side) completion() (verbs.Completion, error) {
 	}
 }
 
-// child is the other process: it says who it is, hears who this one is, and waits for a
-// write, whose bytes it sends back. Then it waits to be killed.
+// child is the other process: the process exchanges addresses, waits for a write, and sends the
+// bytes back. Then it waits to be killed.
 func child() error {
 	l, err := verbs.Open()
 	if err != nil {
@@ -386,7 +386,7 @@ func TestTwoProcessesExchangeWrites(t *testing.T) {
 	if got := string(s.memory[200:214]); got != "there and back" {
 		t.Errorf("what came back: %q", got)
 	}
-	// Its process is gone, and with it who would answer.
+	// The process is gone, so no answer arrives.
 	end()
 	_, err = s.pair.PostSend([]verbs.Send{write})
 	check(t, err)
@@ -395,8 +395,7 @@ func TestTwoProcessesExchangeWrites(t *testing.T) {
 	}
 }
 
-// Who asks for a connection may give its pair back before the answer comes, which then
-// finds none.
+// A connecting side may destroy the pair before the answer, which then finds no pair.
 func TestAnswerToDestroyedQueuePairIsDropped(t *testing.T) {
 	at := netip.MustParseAddr("192.0.2.1")
 	_, l := host(t, softdevice.Device{Name: "siw_0", GUID: 1, Address: at.String(), IWARP: true})
@@ -458,7 +457,7 @@ func TestAnswerToDestroyedQueuePairIsDropped(t *testing.T) {
 }
 
 // With a seed, relaxed writes of one queue pair may be in the memory in any order until a receive
-// completes. Writes to other regions keep their order.
+// completes. Writes to further regions keep their order.
 func TestSeedReordersRelaxedWritesUntilReceiveCompletes(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -304,7 +304,7 @@ func (p *protocol) cConstants(b *bytes.Buffer, public bool) {
 	}
 }
 
-// cValues writes the public part of the protocol. It includes nothing.
+// cValues writes the public part of the protocol. The header includes no file.
 func (p *protocol) cValues() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "/* %s */\n#ifndef PEERLANE_VALUES_H\n#define PEERLANE_VALUES_H\n\n", origin)

@@ -27,7 +27,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Version of this protocol. Facts have the versions of the protocol between relays.
+// version is the version of this protocol. Facts have the versions of the protocol between relays.
 const version = 2
 
 // target is the name of a doctor: no listener of a relay has the name, and a relay answers so.

@@ -1,5 +1,5 @@
-// Command build compiles the software device to the path that it is given:
-// go run ./relay/verbs/softdevice/build bin/libpeerlane-softdevice.so
+// Command build compiles the software device to a path: go run ./relay/verbs/softdevice/build
+// bin/libpeerlane-softdevice.so
 package main
 
 import (

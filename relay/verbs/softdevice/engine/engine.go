@@ -1,14 +1,15 @@
-// Package engine moves the bytes of software devices (package softdevice) on GPUs: a process of its
-// own with a context on each GPU that has registered memory. A process with a software device
-// registers its GPU memory here by CUDA's export of the allocation, and asks for copies between
-// regions of all processes of the host. The copy engine of a GPU does each copy, as a NIC reads and
-// writes GPU memory without the GPU's processors.
+// Package engine moves the bytes of software devices (package softdevice) on GPUs: a separate
+// process with a context on every GPU with registered memory. A process with a software device
+// registers GPU memory here by CUDA's export of the allocation, and requests copies between regions
+// of the host's processes. The copy engine of a GPU copies, as a NIC reads and writes GPU memory
+// without the GPU's processors.
 //
-// Work requests and their completions go by rings in shared memory (rings.go): the engine is the NIC
-// of the queue pairs that processes connect to it (pair.go). Registrations, and copies for
+// Work requests and completions travel over rings in shared memory (rings.go): the engine is the
+// NIC of the queue pairs that processes connect to it (pair.go). Registrations, and copies for
 // requests that the engine refuses, go by one message per order and per answer on a seqpacket
-// socket; libibverbs/engine.c is the other side. Numbers of regions are the keys of verbs: an even key (lkey) names a region of
-// the asking process, an odd key (rkey) a region that any process may write.
+// socket; libibverbs/engine.c is the other side. Numbers of regions are the keys of verbs: an even
+// key (lkey) names a region of the asking process, an odd key (rkey) a region that any process may
+// write.
 package engine
 
 import (
@@ -371,8 +372,8 @@ func (c *client) register(o order, fds []int) (err error) {
 	return nil
 }
 
-// importGPU maps an allocation, with access for all GPUs of the engine, and makes a context on the
-// GPU of the allocation if there is none.
+// importGPU maps an allocation, with access for the engine's GPUs, and makes a context on the
+// allocation's GPU if missing.
 func (e *Engine) importGPU(fd int, bytes uint64) (*device.Memory, error) {
 	if e.driver == nil {
 		d, err := cuda.Open()
@@ -421,7 +422,7 @@ func (e *Engine) firstGPU() error {
 	return e.add(busID)
 }
 
-// add makes a context on a GPU, and gives the GPU access to all regions.
+// add makes a context on a GPU, and gives the GPU access to every region.
 func (e *Engine) add(busID string) error {
 	g, err := device.Open(e.driver, busID)
 	if err != nil {
@@ -496,8 +497,8 @@ func (c *client) find(key uint32, address, bytes uint64, access uint32) (*region
 	return r, r.at + address - r.address, nil
 }
 
-// move issues a copy from a region of the process to a region of the process, or to one that others
-// may write.
+// move issues a copy from a region of the process to a region of the process, or to a remotely
+// writable region.
 func (c *client) move(o order) error {
 	access := uint32(localWrite)
 	if o.to&1 != 0 {
@@ -552,7 +553,7 @@ func (e *Engine) issuer(target, source *device.Memory) (*device.Queue, error) {
 	return g.queue, nil
 }
 
-// end closes the connection of a process. Its regions go after its last copy.
+// end closes the connection of a process. Regions end after their last copy.
 func (c *client) end() {
 	if c.gone {
 		return

@@ -306,7 +306,7 @@ func TestArmedQueueTellsOfCompletionBehindUnsignaledWrite(t *testing.T) {
 	}
 }
 
-// Requests of host memory are the process's own, and immediates keep their order among all.
+// The process handles requests of host memory, and immediates keep a common order.
 func TestImmediatesOfEngineAndProcessKeepTheirOrder(t *testing.T) {
 	a, b, _, served := servedEnds(t, 0)
 	var receives []verbs.Recv
@@ -339,7 +339,7 @@ func TestImmediatesOfEngineAndProcessKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// A sender hears of the success of those writes alone whose immediates its receiver gets.
+// A sender gets success only for writes whose immediates the receiver gets.
 func TestReceiverThatFailsHasEachImmediateThatSucceeded(t *testing.T) {
 	for try := range 10 {
 		a, b, _ := twoEnds(t)
@@ -476,7 +476,7 @@ func TestEngineRefusesWhatKeysDoNotAllow(t *testing.T) {
 	}
 }
 
-// A device whose fault is in its treatment of GPU memory has that memory in its own process.
+// A device with a fault of GPU memory handles that memory in its process.
 func TestFaultyDeviceDoesNotUseTheEngine(t *testing.T) {
 	h, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Fault: softdevice.FaultLostTail})
 	check(t, err)

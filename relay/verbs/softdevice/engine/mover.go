@@ -10,9 +10,9 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 )
 
-// mover gives copies to the stream of a GPU. A copy engine loses microseconds between two copies, so
-// few copies are in the stream at a time, and those that wait become one copy where their bytes
-// follow each other: the parts of one write over several queue pairs do.
+// mover gives copies to the stream of a GPU. A copy engine loses microseconds between two copies,
+// so few copies are in the stream at a time, and adjacent waiting copies become a single copy: the
+// parts of one write over several queue pairs do.
 type mover struct {
 	queue   *device.Queue
 	flying  int
@@ -66,8 +66,8 @@ func (m *mover) add(w *work) {
 }
 
 // join returns the copy of both, nil if neither follows the other. Copies of different queue pairs
-// have no order; of one queue pair a later write could be the other way round only within bytes that
-// overlap, which these do not.
+// have no order; within a queue pair the order matters only for overlapping bytes, which adjacent
+// copies do not have.
 func (j *job) join(next *job) *job {
 	if j.from != next.from || j.target != next.target || j.bytes+next.bytes > mergedBytes {
 		return nil
@@ -99,8 +99,8 @@ func (m *mover) pump() {
 	}
 }
 
-// next picks the job that waits first, or of a device with a seed any whose queue pairs have none before
-// it: copies of several queue pairs have no order.
+// next picks the first waiting job, or for a device with a seed any job without an earlier job of
+// its queue pairs: copies of several queue pairs have no order.
 func (m *mover) next() int {
 	p := m.waiting[0].works[0].pair
 	if p.random == 0 {
@@ -138,9 +138,9 @@ func (j *job) end(err error) {
 	}
 }
 
-// port is the port of a device with a rate: a token bucket of all its queue pairs, which have their
-// turn one after the other. The time when it is due is in memory that all processes share, so that
-// requests that the engine does not do count as well.
+// port is the port of a device with a rate: a token bucket for the queue pairs, which take turns.
+// The due time is in memory shared by the processes, so that requests outside the engine count,
+// too.
 type port struct {
 	engine *Engine
 	rate   float64 // bytes a second

@@ -2,7 +2,7 @@ package engine
 
 import "testing"
 
-// The parts of one write become one copy, whatever their order, as long as no copy of them has begun.
+// The parts of a write become a single copy, in any order, as long as no copy has begun.
 func TestMoverMergesPartsInAnyOrder(t *testing.T) {
 	const each = 4096
 	for _, order := range [][]uint64{{0, 1, 2, 3}, {2, 3, 0, 1}, {3, 1, 2, 0}, {0, 2, 1, 3}} {

@@ -10,11 +10,11 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 )
 
-// The engine is the NIC of the queue pairs that processes connect to it. It does writes, writes with
-// an immediate and short reads between regions that it knows, and reports them in the order of the
-// queue pair. It reports success only: a work request that it cannot finish it refuses, with all later
-// ones of the queue pair until the process has taken the refusal (submission.epoch); the process
-// finds the status of the request.
+// The engine is the NIC of the queue pairs that processes connect to it. The engine does writes,
+// writes with an immediate and short reads between known regions, and reports completions in the
+// order of the queue pair. It reports success only: the engine refuses a work request that it
+// cannot finish, with later requests of the queue pair until the process has taken the refusal
+// (submission.epoch); the process finds the status of the request.
 
 // remoteRead is an access of a region, as ibv_access_flags.
 const remoteRead = 4
@@ -176,7 +176,7 @@ func (p *pair) tellRefused(s *submission) {
 	}
 }
 
-// prepare checks a work request as both NICs check it, nil for one that the engine does not do.
+// prepare checks a work request as both NICs do, and returns nil for a request outside the engine.
 func (p *pair) prepare(s *submission) *work {
 	e := p.owner.engine
 	to := e.pairs[p.peer]
@@ -290,7 +290,7 @@ func (w *work) end(err error) {
 // settle reports the works at the head that have ended, in order.
 func (p *pair) settle() {
 	p.again = true
-	if p.settling { // what has ended has called it
+	if p.settling { // the ended job has called it
 		return
 	}
 	p.settling = true

@@ -11,9 +11,9 @@ import (
 	"github.com/peerlane/peerlane/relay/poll"
 )
 
-// A process shares memory with the engine: a ring of work requests to the engine, a ring of reports to
-// the process, and a slot for each of its queue pairs. libibverbs/rings.c has the same layout, and
-// the memory is the process's: the engine copies an entry before it looks at the entry.
+// A process shares memory with the engine: a ring of work requests to the engine, a ring of reports
+// to the process, and a slot per queue pair. libibverbs/rings.c has the same layout, and the memory
+// is the process's: the engine copies an entry before it looks at the entry.
 const (
 	ringEntries = 1024
 	ringSlots   = 4096
