@@ -146,7 +146,7 @@ func newVictim(t *testing.T, change func(*launch.Config), environment ...string)
 	id := hex.EncodeToString(random(t, 16))
 	c := launch.Config{
 		Generation: id, Container: "victim", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: launch.RouteDirect, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir,
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir,
 	}
 	if change != nil {
 		change(&c)
@@ -476,7 +476,7 @@ func TestTruncatedMessagesEndTheirSession(t *testing.T) {
 	v := newVictim(t, nil)
 	for _, m := range []wire.Message{
 		&wire.Hello{}, &wire.Export{}, &wire.Unexport{}, &wire.Listen{}, &wire.Unlisten{}, &wire.Accept{}, &wire.Connect{},
-		&wire.Disconnect{}, &wire.Goodbye{}, &wire.Statistics{}, &wire.Lanes{}, &wire.LaneNIC{}, &wire.Staging{}, &wire.Event{}, &wire.EventClose{}, &wire.Expose{}, &wire.Revoke{}, &wire.DMABuf{}, &wire.PeerHello{}, &wire.PeerGrant{}, &wire.NICWrite{},
+		&wire.Disconnect{}, &wire.Goodbye{}, &wire.Statistics{}, &wire.Lanes{}, &wire.LaneNIC{}, &wire.Staging{}, &wire.Event{}, &wire.EventClose{}, &wire.Expose{}, &wire.Revoke{}, &wire.DMABuf{}, &wire.PeerHello{}, &wire.PeerGrant{}, &wire.PeerRegion{},
 	} {
 		whole := wire.Encode(m, 1)
 		lengths := []int{len(whole) + 1, 1, 7}

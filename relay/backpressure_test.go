@@ -81,7 +81,7 @@ func newSlowWorld(t *testing.T) *slowWorld {
 	id := hex.EncodeToString(random(t, 16))
 	s := &stage{config: launch.Config{
 		Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: launch.RouteStaged, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 64 << 10, Peers: h.dir, NICs: h.dir,
+		Slots: 4, SlotBytes: 64 << 10, Peers: h.dir,
 	}}
 	socketA := filepath.Join(h.dir, "a")
 	s.files = relayListeners(t, socketA, filepath.Join(h.dir, id+".sock"))

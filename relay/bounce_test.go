@@ -402,6 +402,16 @@ func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 			}
 		})
 	}
+	t.Run("never", func(t *testing.T) {
+		h := newHost(t)
+		h.change = func(l *launch.Config) { asConfigured(l); l.Bounce = 0 }
+		h.nic("nic0")
+		fillGPU(t, 1, 0)
+		f := newSelf(t, h, far(0, 1, "nic0"))
+		_, _, err := f.connect(t)
+		demand(t, err, wire.StatusNoStaging, "no server GPU has room to stage for GPU "+devices[0].BusID)
+		f.goesOn(t)
+	})
 	t.Run("a limit without room", func(t *testing.T) {
 		h := newHost(t)
 		h.change = func(l *launch.Config) { asConfigured(l); l.Network.Memory = mib / 2 }

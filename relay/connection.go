@@ -86,7 +86,7 @@ func (c *connection) inReach(m *memory) bool {
 	case launch.TransportVerbs:
 		return c.known(m)
 	}
-	return m.staged != nil // on a server GPU, where NICs reach it
+	return m.staged != nil // on a server GPU
 }
 
 // remote reports whether the remote side is on a different host.

@@ -64,7 +64,7 @@ func newStage(t *testing.T, route string) *stage {
 	id := hex.EncodeToString(random(t, 16))
 	s.config = launch.Config{
 		Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: route, Transport: launch.TransportAuto,
-		Slots: 2, SlotBytes: 64 << 10, Peers: h.dir, NICs: h.dir,
+		Slots: 2, SlotBytes: 64 << 10, Peers: h.dir,
 	}
 	if route == launch.RouteStaged {
 		s.environment = h.withNICs(&s.config)

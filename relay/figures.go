@@ -43,11 +43,10 @@ const (
 	noGrant  cause = iota // the receiver has no receive posted, or no slot
 	noSlot                // no staging slot is free here
 	ringFull              // the client does not read its completions
-	pacing                // the NIC is at its rate
 	causes
 )
 
-var causeNames = [causes]string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull, launch.StallPacing}
+var causeNames = [causes]string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull}
 
 // A histogram has four buckets per power of two of nanoseconds, and ends at about a minute. The
 // first and the last bucket have shorter and longer durations.
@@ -241,8 +240,6 @@ func (c *connection) path() string {
 	switch c.transport {
 	case launch.TransportLocal:
 		steps = append(steps, "one copy")
-	case launch.TransportLoop:
-		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), "emulated NIC")
 	case launch.TransportVerbs:
 		if c.registered != clientDMABuf {
 			steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]))

@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/registration"
 	"github.com/peerlane/peerlane/relay/transport/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // A lane's slots on server GPUs for remote hosts: NICs read and write registered slots in place
@@ -69,13 +70,23 @@ func bounces(why string) slotsWay {
 }
 
 // takeGPU makes a connection's data use slots on server GPUs, registered with the Set's NICs, or
-// returns the reason of a failure. It may block.
-func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (slotsWay, bool) {
-	l := c.lane
-	out, in, err := l.slotsFor(by)
-	if err != nil {
-		return bounces(err.Error()), false
+// returns the reason of a failure. The error is of a lane that may not bounce (staging.bounce). It
+// may block.
+func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (way slotsWay, onGPU bool, err error) {
+	out, in, err := c.lane.slotsFor(by)
+	if err == nil {
+		way, onGPU = r.takeSlots(c, by, sends, out, in)
+		return way, onGPU, nil
 	}
+	if config, _ := r.configured(); config.Bounce == 0 && wire.StatusOf(err) == wire.StatusNoStaging {
+		return way, false, err
+	}
+	return bounces(err.Error()), false, nil
+}
+
+// takeSlots is takeGPU for slots on server GPUs.
+func (r *Relay) takeSlots(c *connection, by *verbs.Set, sends bool, out, in *staging) (slotsWay, bool) {
+	l := c.lane
 	slots, refused := in, &l.registered.refused[1]
 	if sends {
 		slots, refused = out, &l.registered.refused[0]

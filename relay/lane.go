@@ -49,14 +49,10 @@ type lane struct {
 	}
 	// registered has the slots on server GPUs for NICs of remote hosts: out and in, or others.
 	registered gpuSlots
-	// nics are the NICs beside the GPUs with staging.
-	nics []string
 	// placed lists the places of staging, and the places without room.
 	placed []placed
 	// inPlaceBytes is the size of client memory in place, bytes; of the loop.
 	inPlaceBytes uint64
-	// turn picks the NIC of the next connection; of the loop.
-	turn int
 	// mixed divides grants between client memory in place and slots, per direction of a lane with
 	// both; nil for others. It is of the loop.
 	mixed struct{ out, in *stripe.Scheduler }
@@ -224,21 +220,15 @@ func (l *lane) openStaging() error {
 	if time.Since(l.full) < fullPause {
 		return l.noRoom
 	}
-	// A far GPU that the plan has no server for bounces without Peerlane, too.
 	planned := l.spec.Relay && len(l.spec.Servers) > 0
-	bouncing, bounce := bounceWithin(config)
-	if !planned && (l.spec.Role != launch.RoleFar || bouncing == 0) {
+	if !planned {
 		return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
 			Operation: fmt.Sprintf("the lane of GPU %s has no server GPU to stage on (role %s)", l.spec.GPU.BusID, l.spec.Role),
 			Remedy:    "use route direct, or name servers in [[plan.lane]] of config.toml"})
 	}
 	var out, in staging
 	var all []placed
-	servers, spares := l.spec.Servers, l.spec.Spares
-	if !planned {
-		servers, spares = nil, nil
-	}
-	for _, server := range servers {
+	for _, server := range l.spec.Servers {
 		all = append(all, l.stageOn(server, l.slotsOn(server.BusID, config.Slots), config, l.create, &out, &in))
 	}
 	if l.weight("") > 0 && len(out.regions) > 0 && config.Bounce > 0 {
@@ -249,30 +239,15 @@ func (l *lane) openStaging() error {
 			all = append(all, p)
 		}
 	}
-	nics := l.spec.NICs
-	for _, spare := range spares {
+	for _, spare := range l.spec.Spares {
 		if len(out.regions) > 0 {
 			break
 		}
 		p := l.stageOn(spare.GPU, config.Slots, config, l.create, &out, &in)
 		if p.bytes > 0 {
 			p.note = strings.TrimSuffix("it serves in place of the lane's own servers; "+p.note, "; ")
-			nics = spare.NICs
 		}
 		all = append(all, p)
-	}
-	if len(out.regions) == 0 && bouncing > 0 {
-		p := l.bounce(size{config.Slots, config.SlotBytes}, bouncing, device.CreateHost, &out, &in)
-		if !planned {
-			p.note = strings.TrimSuffix("the plan has no server GPU for this lane; "+p.note, "; ")
-		}
-		all = append(all, p)
-		bounce = ", and nor has the host's memory"
-		if text := notes(all); p.bytes > 0 {
-			logrus.Warnf("the lane of GPU %s bounces through %s of host memory, for as long as this relay lives: %s",
-				l.spec.GPU.BusID, humanize.IBytes(p.bytes), text)
-			l.announced = text
-		}
 	}
 	l.announce(all, len(out.regions) > 0)
 	if len(out.regions) == 0 {
@@ -284,7 +259,7 @@ func (l *lane) openStaging() error {
 			lacks = "is fit"
 		}
 		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
-			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s%s", lacks, l.spec.GPU.BusID, bounce), Cause: errors.New(notes(all))})
+			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s", lacks, l.spec.GPU.BusID), Cause: errors.New(notes(all))})
 		return l.noRoom
 	}
 	most := 1
@@ -301,7 +276,7 @@ func (l *lane) openStaging() error {
 	out.fill()
 	in.fill()
 	if !l.relay.loop.Call(func() {
-		l.out, l.in, l.nics, l.placed = &out, &in, nics, all
+		l.out, l.in, l.placed = &out, &in, all
 		l.relay.endIfWrong() // what came meanwhile
 	}) {
 		return errEnding
@@ -310,15 +285,6 @@ func (l *lane) openStaging() error {
 		"gpu": l.spec.GPU.BusID, "servers": len(out.regions), "slots": len(out.free), "slot": humanize.IBytes(out.regions[0].slotBytes),
 	}).Info("staging is ready")
 	return nil
-}
-
-// bounceWithin returns the limit of slots in host memory for the emulated NIC, and the text without
-// a limit. Data that NICs carry bounces through the slots for other hosts.
-func bounceWithin(c launch.Config) (limit uint64, none string) {
-	if stagedByNICs(c) {
-		return 0, ""
-	}
-	return c.Bounce, ", and staging.bounce in config.toml does not allow the host's memory"
 }
 
 // openRemote makes the slots for remote hosts, in host memory: TCP traffic uses these slots.
@@ -641,7 +607,7 @@ type region struct {
 	memory    *device.Memory
 	slots     int
 	slotBytes uint64
-	fd        int // export, for emulated NICs; -1 for none
+	fd        int // export; -1 for none
 	// weight is by which the region has its part of the lane's slots' turns, and nics those of
 	// NICs for what is in it; nil where all are alike.
 	weight  int

@@ -164,7 +164,7 @@ func (c *container) begin(h *host, route string) {
 	}
 	config := launch.Config{
 		Generation: generation, Container: c.name, Lanes: []launch.Lane{c.lane}, Route: route, Transport: launch.TransportAuto,
-		Slots: modelSlots, SlotBytes: modelSlot, Peers: h.dir, NICs: h.dir,
+		Slots: modelSlots, SlotBytes: modelSlot, Peers: h.dir,
 	}
 	if h.soft != nil && route != launch.RouteDirect {
 		err = h.useNICs(r, &config)

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"bytes"
-	"io"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -123,7 +122,7 @@ func (w *world) ends(r *receiver) {
 		w.leave(r.connection)
 	}
 	if !r.immediateEnd {
-		r.immediatesEnded(io.EOF)
+		r.landingsEnded()
 	}
 	w.copied()
 }

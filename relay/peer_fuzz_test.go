@@ -133,7 +133,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) memory(bytes uint64) *memory {
 	m := &memory{
 		session: w.session, number: uint32(len(w.session.memories)) + 1, kind: wire.MemoryHost, lane: w.lane, mapped: w.host(bytes), length: bytes,
-		access: wire.AccessSend | wire.AccessReceive, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{},
+		access: wire.AccessSend | wire.AccessReceive, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	m.parts = []device.Part{{FD: -1, Bytes: bytes}}
 	w.session.memories[m.number] = m
@@ -166,11 +166,14 @@ func (w *world) route(first int) uint32 {
 	return []uint32{wire.RouteStaged, wire.RouteDirect}[first%2]
 }
 
+// fuzzTransport carries data through slots, and in place in memory on server GPUs.
+const fuzzTransport = "slots"
+
 func (w *world) connection(route uint32) *connection {
 	c := &connection{session: w.session, number: uint32(len(w.session.connections)) + 1, lane: w.lane, route: route, peer: "the fuzzer"}
 	c.transport = launch.TransportLocal
 	if route == wire.RouteStaged {
-		c.transport, c.out, c.in = launch.TransportLoop, w.lane.out, w.lane.in
+		c.transport, c.out, c.in = fuzzTransport, w.lane.out, w.lane.in
 		if w.tcp {
 			c.transport, c.quotas = launch.TransportTCP, w.quotas
 		}
@@ -277,7 +280,6 @@ type fuzzLink struct {
 	opening []func(error)
 	writes  []*fuzzWrite
 	taken   map[uint64]bool // source offsets under way, of slots
-	source  bool            // the client's memory is known
 	quota   uint64          // where the windows begin
 	closed  bool
 }
@@ -325,16 +327,6 @@ func (l *fuzzLink) RemoveTarget(number uint32) {
 	delete(l.targets, number)
 }
 
-func (l *fuzzLink) AddSource(number, _ uint32, _ int, _ uint64) {
-	if l.source || l.closed || l.memory.staged == nil && !l.tcp || number != l.memory.region() {
-		l.t.Fatalf("source %#x is added twice, to a closed link, or is not the client's", number)
-	}
-	l.source = true
-}
-
-// RemoveSource: the client keeps the memory here.
-func (l *fuzzLink) RemoveSource(number uint32) { l.t.Fatalf("source %#x is taken back", number) }
-
 func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediate uint64, done func(error)) {
 	if immediate&eagerGrant != 0 {
 		l.writeEager(to, from, n, int(immediate&^eagerGrant), done)
@@ -350,7 +342,7 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 	}
 	switch {
 	case (l.memory.staged != nil || l.tcp) && l.s.route == wire.RouteStaged:
-		if !l.source || from.Region != l.memory.region() || from.Offset != op.offset+g.Part || n != g.Length {
+		if from.Region != l.memory.region() || from.Offset != op.offset+g.Part || n != g.Length {
 			l.t.Fatalf("a write of %d bytes from byte %d of source %#x, for byte %d of a message at %d", n, from.Offset, from.Region, g.Part, op.offset)
 		}
 	case l.s.route == wire.RouteStaged:
@@ -835,8 +827,8 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 						w.leave(r.connection)
 					}
 				case 4:
-					if r.down != nil && !r.immediateEnd { // else a timer waits for the loop
-						r.immediatesEnded(io.EOF)
+					if r.down != nil && !r.immediateEnd {
+						r.landingsEnded()
 					}
 				case 5:
 					if cookie := uint64(do.next()); w.posted[cookie] != nil {
@@ -872,7 +864,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 			w.leave(r.connection)
 		}
 		if !r.immediateEnd {
-			r.immediatesEnded(io.EOF)
+			r.landingsEnded()
 		}
 		w.copied()
 		w.over()

@@ -102,6 +102,9 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 		if err = r.take(c, by, true); err == nil {
 			return by, nil
 		}
+		if wire.StatusOf(err) == wire.StatusNoStaging {
+			return nil, err
+		}
 		if config.Transport != launch.TransportVerbs {
 			logrus.WithField("relay", peer.Name()).Warnf("data of a connection goes over tcp: %v", err)
 		}
@@ -134,7 +137,10 @@ func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
 // take registers the slots of a connection, out or in, with the NICs, and makes the connection use
 // the slots: those on server GPUs, or else those in the host's memory. It may block.
 func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
-	way, onGPU := r.takeGPU(c, by, sends)
+	way, onGPU, err := r.takeGPU(c, by, sends)
+	if err != nil {
+		return err
+	}
 	slots := c.in
 	if sends {
 		slots = c.out

@@ -1,9 +1,7 @@
 package relay
 
 import (
-	"io"
 	"slices"
-	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
@@ -447,30 +445,6 @@ func (r *receiver) stop(why *wire.Error) {
 	}
 	r.unended = nil
 	r.settle()
-}
-
-// closeDelay is the permitted delay of a sender's close after the end of the sender's NIC, which
-// arrives on a different socket.
-const closeDelay = 100 * time.Millisecond
-
-// immediatesEnded is the NIC's word that it writes no slot any more. Where the
-// sender says nothing, the NIC itself has ended. Any other error than io.EOF is ours: the
-// NIC may go on writing until the sender has heard of it.
-func (r *receiver) immediatesEnded(err error) {
-	if err != io.EOF {
-		r.shutdown(wire.Errorf(wire.StatusInternal, "%s cannot hear the emulated NIC of %s: %v", r.session.relay.name(), r.peer, err))
-		return
-	}
-	r.immediateEnd = true
-	r.settle()
-	if r.down != nil {
-		return
-	}
-	time.AfterFunc(closeDelay, func() {
-		r.session.relay.loop.Do(func() {
-			r.shutdown(wire.Errorf(wire.StatusNICDied, "the emulated NIC of %s ended the connection", r.peer))
-		})
-	})
 }
 
 // landingsEnded is the transport's word that no byte comes from another host any more.

@@ -249,8 +249,7 @@ func (r *Relay) end(cause string, why *wire.Error) {
 	for _, s := range r.sessions {
 		s.end(why)
 	}
-	// Of writes that are under way the emulated NIC's end within this time or
-	// later, as the receiver sees; Run waits for our own copies.
+	// Messages leave meanwhile; Run waits for our own copies.
 	time.AfterFunc(100*time.Millisecond, r.loop.Stop)
 }
 

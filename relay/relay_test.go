@@ -272,7 +272,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	}
 	c := launch.Config{
 		Generation: generation, Container: name, Lanes: lanes, Route: route, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir,
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, Bounce: 1 << 30,
 	}
 	if h.soft != nil && route != launch.RouteDirect {
 		if err := h.useNICs(r, &c); err != nil {
@@ -1032,18 +1032,6 @@ func TestRelayStoppedAfterContainerEndReportsContainerEnd(t *testing.T) {
 			demand(t, err, c.status, c.words)
 		})
 	}
-}
-
-func TestMissingEmulatedNICIsNamed(t *testing.T) {
-	h := newHost(t)
-	h.change = func(c *launch.Config) { c.Transport = launch.TransportLoop }
-	a, b := attach(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0"))), attach(t, h.relay("b", launch.RouteStaged, far(3, 2, "nic1")))
-	listener, err := b.Listen(within(t), uuid(t, 3))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = a.Connect(within(t), uuid(t, 0), listener.Handle())
-	demand(t, err, wire.StatusNICDied, "the emulated NIC at "+filepath.Join(h.dir, "nic0.sock")+" does not answer")
 }
 
 func TestUnexportedMemoryIsUnmappedAfterLastOperation(t *testing.T) {

@@ -316,7 +316,7 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 	r, memory, at := s.session.relay, op.memory, op.offset+m.Part
 	from, routed := transport.Source{Place: memory.place(at)}, &r.counters.direct
 	if s.route == wire.RouteStaged {
-		from.Region, from.Offset, routed = s.source(memory), at, &r.counters.staged
+		from.Region, from.Offset, routed = memory.region(), at, &r.counters.staged
 		from.NICs = s.nicsFor(memory)
 	}
 	s.hold(op)
@@ -499,8 +499,5 @@ func (s *sender) free() {
 	s.parts = nil
 	for _, t := range s.targets {
 		s.session.relay.release(quota{foreign: t.foreign})
-	}
-	for _, m := range s.session.memories {
-		delete(m.registrars, s)
 	}
 }
