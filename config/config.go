@@ -159,9 +159,9 @@ type Relay struct {
 	Launcher string `toml:"launcher"`
 	// The route between two containers of this host: auto, staged or direct.
 	Route string `toml:"route"`
-	// The carrier of messages: loop and local within this host; tcp and verbs (RDMA)
-	// between hosts and within this one; auto uses verbs, or tcp for a lane without a
-	// capable NIC, for other hosts only.
+	// The carrier of messages: local within this host on route direct; tcp and verbs (RDMA)
+	// between hosts and within this one; auto uses local on route direct, else verbs, or tcp
+	// for a lane without a capable NIC.
 	Transport string `toml:"transport"`
 	// The peers of containers: host (this one), cluster (any), or auto (host without a
 	// cluster key). With cluster the relay tells NCCL rate and guid of the lane's NIC,
@@ -645,9 +645,16 @@ func (c Config) check() error {
 	return nil
 }
 
+// removedTransport was the transport of emulated NICs, of releases before verbs within a host.
+const removedTransport = "loop"
+
 // checkChoices checks keys that have a list of possible values.
 func (c Config) checkChoices() error {
 	r := c.Relay
+	if r.Transport == removedTransport {
+		return &KeyError{"relay.transport", fmt.Errorf(`relay.transport is %q, which was removed with the emulated NIC; `+
+			`must be "verbs" for RDMA by NICs, or "auto"`, r.Transport)}
+	}
 	for _, choice := range []struct {
 		key, value string
 		known      []string
@@ -661,7 +668,7 @@ func (c Config) checkChoices() error {
 		{"relay.calibration", r.Calibration, []string{CalibrationAuto, CalibrationOff}},
 		{"relay.cuda_ipc", r.CUDAIPC, []string{CUDAIPCAllow, CUDAIPCNever}},
 		{"relay.events", r.Events, []string{EventsTimeline, EventsIPC}},
-		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal,
+		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLocal,
 			launch.TransportTCP, launch.TransportVerbs}},
 		{"relay.sandbox", r.Sandbox, []string{SandboxAuto, SandboxOff}},
 		{"staging.bounce", c.Staging.Bounce, []string{BounceAllow, BounceNever}},

@@ -55,7 +55,7 @@ annotations = true
 binary = "/opt/peerlane-relay"
 launcher = "systemd"
 route = "staged"
-transport = "loop"
+transport = "verbs"
 scope = "host"
 slots = 4
 slot_size = "1MiB"
@@ -141,7 +141,7 @@ data_direct = false
 	want := config.Config{
 		Hook: config.Hook{OnFailure: "warn", Annotations: true},
 		Relay: config.Relay{
-			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Scope: "host", Slots: 4,
+			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "verbs", Scope: "host", Slots: 4,
 			SlotSize: 1 << 20,
 			SelfTest: "required", Calibration: "off", Chunk: 4 << 20, Depth: 6, Streams: 3,
 			Reserve: "start", CUDAIPC: "never", Events: "timeline",
@@ -251,6 +251,7 @@ func TestLoadBadValueIsRefused(t *testing.T) {
 		{"route", "[relay]\nroute = \"lane\"", "relay.route"},
 		{"scope", "[relay]\nscope = \"rack\"", "relay.scope"},
 		{"transport", "[relay]\ntransport = \"rdma\"", "relay.transport"},
+		{"removed transport", "[relay]\ntransport = \"loop\"", "relay.transport"},
 		{"a traffic class of nine bits", "[verbs]\ntc = 256", "verbs.tc"},
 		{"an odd MTU", "[verbs]\nmtu = 1500", "verbs.mtu"},
 		{"no timeout", "[verbs]\ntimeout = 0", "verbs.timeout"},

@@ -269,7 +269,7 @@ func TestRefusedContainerLeavesNothing(t *testing.T) {
 		"link in a circle": {func(b *bundle) { b.dropAnchor(); b.link("peerlane", "run/peerlane") }, "or in a circle"},
 		"another empty directory": {func(b *bundle) {
 			b.dropAnchor()
-			b.mount(b.layout.EmulatedNICs(), paths.ContainerDir, "bind")
+			b.mount(b.layout.Peers(), paths.ContainerDir, "bind")
 		}, "is not the anchor"},
 		"covered anchor": {func(b *bundle) {
 			b.Spec.Mounts = append(b.Spec.Mounts, specs.Mount{Destination: paths.ContainerDir, Type: "tmpfs", Source: "tmpfs"})

@@ -209,7 +209,7 @@ func claim(l paths.Layout, init process.Process, r Request, relay string) (g *ge
 		Generation: g.ID, Container: r.Container.ID, Lanes: lanes,
 		Route: r.Config.Relay.Route, Transport: r.Config.Relay.Transport,
 		Slots: r.Config.Relay.Slots, SlotBytes: uint64(r.Config.Relay.SlotSize),
-		Peers: l.Peers(), NICs: l.EmulatedNICs(),
+		Peers:         l.Peers(),
 		OwnHostMemory: ownHostMemory(init.PID),
 		Reserve:       r.Config.Relay.Reserve, Bounce: r.Config.Bounce(),
 		CUDAIPC: r.Config.Relay.CUDAIPC == config.CUDAIPCAllow, IPCEvents: r.Config.Relay.Events == config.EventsIPC,

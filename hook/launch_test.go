@@ -74,7 +74,6 @@ func TestOneLifeOfAContainer(t *testing.T) {
 	want := []launch.Config{{
 		Version: launch.Version, Generation: g.ID, Container: "../an id/is data", Lanes: []launch.Lane{lane(3)},
 		Route: "auto", Transport: "auto", Slots: 8, SlotBytes: 32 << 20, Peers: h.layout.Peers(),
-		NICs:      h.layout.EmulatedNICs(),
 		Admission: true, HostAdmission: true, OwnHostMemory: g.Config.OwnHostMemory, Endings: true, Reserve: "attach",
 		Scope: launch.ScopeHost, SelfTest: launch.SelfTestOff, Calibrated: true, Bounce: 1 << 30,
 		Limits:    launch.DefaultLimits,

@@ -313,7 +313,7 @@ func (h host) victim(t *testing.T) targets {
 		at.Passwords = "/etc/shadow"
 	}
 	for _, dir := range []string{"/", "/tmp", "/usr", "/dev", "/dev/shm", "/run", "/var/tmp", h.layout.Peers(),
-		h.layout.EmulatedNICs(), h.layout.SocketDir(g.ID), h.layout.State()} {
+		h.layout.SocketDir(g.ID), h.layout.State()} {
 		if unix.Access(dir, unix.W_OK) == nil { // skip read-only folders
 			at.Directory = append(at.Directory, dir)
 		}

@@ -167,7 +167,7 @@ func newBedIn(t *testing.T, root, runtimeName string, change func(*config.Config
 
 func asItIs(*config.Config) {}
 
-// nics starts the emulated NICs, and then demands that the test leaves nothing.
+// nics starts the software devices, and then demands that the test leaves nothing.
 func (b *bed) nics() {
 	b.Helper()
 	stop, err := b.StartNICs(context.Background(), b.lanes[:]...)
@@ -488,7 +488,7 @@ func TestDeathOfARelay(t *testing.T) {
 				t.Fatalf("the supervisor knows no relay: %+v", g.Status)
 			}
 			died := kill(t, g.Status.Relay.PID)
-			z.mustLearn(died, "the relay of", a.id, "died")
+			z.mustLearn(died, "the relay ", a.id)
 			a.mustLearn(died, "the relay of this container died")
 			// The successor serves on the same socket.
 			a.next("again")
@@ -840,7 +840,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 	}
 	b.mustLog(journal, says, "starting it again", a.id, g.ID)
 	b.mustLog(journal, says, "stays down", a.id, g.ID, "PRIORITY=3")
-	z.mustLearn(time.Now(), "the relay of", a.id)
+	z.mustLearn(time.Now(), "the relay ", a.id)
 	a.mustLearn(time.Now(), "the relay of this container died")
 	b.mustPeerlane("relay", "resume", a.id)
 	for _, c := range []*container{a, z} {

@@ -48,13 +48,13 @@ func TestDemoVerifiesMessages(t *testing.T) {
 	}
 }
 
-// Over transport verbs the messages of the demo go by queue pairs of software devices through the
-// server GPUs, after tests of GPUs and NICs.
+// The messages of the demo go by queue pairs of software devices through the server GPUs, after
+// tests of GPUs and NICs.
 func TestDemoVerifiesMessagesOverVerbs(t *testing.T) {
-	for _, runtimeName := range []string{demo.RuntimeNone, "runc"} {
+	for _, runtimeName := range []string{"runc"} {
 		t.Run(runtimeName, func(t *testing.T) {
 			o := demoOptions(t, runtimeName, launch.RouteStaged)
-			o.Transport = launch.TransportVerbs
+			o.Quick = false
 			r := runDemo(t, o)
 			if len(r.Ways) == 0 {
 				t.Error("the demo reports no RDMA connection")
@@ -258,7 +258,7 @@ func TestBenchMeasuresEveryTable(t *testing.T) {
 		}
 	}
 	for table, want := range map[string]int{
-		"copy": 14, "latency": 8, "routes": 12, "rdma": 10, "bounce": 6, "client-copy": 9, "busy": 26, "bystander": 6,
+		"copy": 14, "latency": 8, "routes": 12, "bounce": 6, "client-copy": 9, "busy": 26, "bystander": 6,
 		"uniformity": 9, "many-clients": 4, "cpu": 12, "first-copy": 5, "network": 15,
 	} {
 		if rows[table] != want {

@@ -17,6 +17,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // inspection returns the output of `peerlane relay inspect` for a container.
@@ -35,7 +36,8 @@ func TestRelaySandboxRestrictsProcess(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
-			b := newBed(t, runtimeName, asItIs)
+			// Relays on route staged are on the network.
+			b := newBed(t, runtimeName, func(c *config.Config) { c.Relay.Route = launch.RouteDirect })
 			b.nics()
 			a, z := b.streaming("stream", "rounds")
 			users := map[int]bool{}
@@ -107,7 +109,7 @@ func TestBounceWorksInSandbox(t *testing.T) {
 						gpu += s.Bytes
 					}
 				}
-				if host != 8<<20 || gpu != 0 || i.Report.Staged == 0 { // four slots of a MiB, both ways
+				if host != 64<<20 || gpu != 0 || i.Report.Staged == 0 { // 32 slots of a MiB, both ways
 					t.Errorf("staging is %+v, %d bytes were staged", i.Report.Staging, i.Report.Staged)
 				}
 				if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // where cgroup v2 has that controller
@@ -120,13 +122,15 @@ func TestBounceWorksInSandbox(t *testing.T) {
 					}
 				}
 				table := b.mustPeerlane("relay", "inspect", c.id)
-				for _, says := range []string{"8.0 MiB in host memory: the lane of " + i.Config.Lanes[0].GPU.BusID + " bounces",
+				lane := i.Config.Lanes[0].GPU.BusID
+				for _, says := range []string{"64 MiB in host memory for other hosts, by tcp: the lane of " + lane,
 					"0 B (staging.limit)"} {
 					if !strings.Contains(table, says) {
 						t.Errorf("inspect does not say %q: %s", says, table)
 					}
 				}
-				if log := strings.Join(i.LogTail, "\n"); strings.Count(log, "bounces through 8.0 MiB of host memory") != 1 {
+				log := read(t, filepath.Join(b.Layout.GenerationDir(i.Generation.ID), "relay.log"))
+				if strings.Count(log, "bounce: host memory, registered by ibv_reg_mr") != 1 {
 					t.Errorf("want one line in the log: %s", log)
 				}
 			}

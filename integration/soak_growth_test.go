@@ -79,7 +79,7 @@ func (s *relaySoak) sample(at time.Duration) {
 			s.Errorf("the relay of %s has %v bytes of staging, and %v are in the account", c.Name, reported, admitted)
 		}
 	}
-	s.process(&now, "NIC emulated0", s.fleet.NICs()["emulated0"])
+	s.process(&now, "the NICs", s.fleet.NICs())
 	// The last processes of an ended container may still be ending.
 	most := math.Inf(1)
 	if n := len(s.samples); n > 0 {

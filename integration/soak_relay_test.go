@@ -35,8 +35,8 @@ const (
 )
 
 // TestSoakOfRelays runs 16 clients at a time, which exchange verified messages by both routes,
-// while it kills clients, relays, containers and an emulated NIC at random, and stops clients for a
-// while. No byte is corrupt, no client gets an error that no death explains, no operation hangs,
+// while it kills clients, relays and containers at random, takes a NIC's port down, and stops clients
+// for a while. No byte is corrupt, no client gets an error that no death explains, no operation hangs,
 // and no resource of long-lived processes grows.
 //
 // Between two segments all clients detach, so that the state is the same each time, and the test
@@ -94,7 +94,7 @@ type relaySoak struct {
 	samples []sample
 }
 
-// Containers with number 0 of their GPU and route, and the first emulated NIC, are never killed:
+// Containers with number 0 of their GPU and route are never killed:
 // they run throughout, and their resources may not grow. Their clients and connected containers are
 // killed as usual.
 func steady(number int) bool { return number == 0 }
@@ -243,7 +243,7 @@ func (s *relaySoak) kill(random *rand.Rand, long bool, ended <-chan struct{}) {
 		case n < 19:
 			err = s.fleet.KillContainer(s.fleet.Any(random, func(c int) bool { return !steady(c) }))
 		default:
-			err = s.fleet.KillNIC(1)
+			err = s.fleet.FlapNIC(1, time.Duration(random.Int64N(int64(pause))))
 		}
 		if err != nil {
 			s.Error(err)
@@ -254,10 +254,10 @@ func (s *relaySoak) kill(random *rand.Rand, long bool, ended <-chan struct{}) {
 
 func (s *relaySoak) progress() {
 	r := s.fleet.Report()
-	fmt.Printf("soak: %v, %d lives, %d rounds, %d messages, %d MB, killed %v, stopped %d, ended so %v, wrong %d, "+
-		"problems %d\n",
-		time.Since(s.begin).Round(
-			time.Second), r.Lives, r.Rounds, r.Transfers, r.Bytes>>20, r.Kills, r.Stops, r.Explained, r.Wrong, len(r.Problems))
+	fmt.Printf("soak: %v, %d lives, %d rounds, %d messages, %d MB, killed %v, stopped %d, flapped %d, ended so %v, "+
+		"wrong %d, problems %d\n",
+		time.Since(s.begin).Round(time.Second), r.Lives, r.Rounds, r.Transfers, r.Bytes>>20, r.Kills, r.Stops, r.Flaps,
+		r.Explained, r.Wrong, len(r.Problems))
 }
 
 func (s *relaySoak) print() {

@@ -26,7 +26,7 @@ import (
 // that commit, while the programs of this commit replace them.
 func TestUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 	beside(t)
-	for _, c := range []struct{ runtime, route string }{{"runc", launch.RouteStaged}, {"crun", launch.RouteDirect}} {
+	for _, c := range []struct{ runtime, route string }{{"runc", launch.RouteDirect}, {"crun", launch.RouteDirect}} {
 		t.Run(c.runtime, func(t *testing.T) {
 			u := newUpgrade(t, c.runtime, c.route)
 			a, z := u.start(0), u.start(1)

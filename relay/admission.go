@@ -10,8 +10,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Asker asks for memory on a server GPU and waits for the answer. An error says
-// that there is none.
+// Asker asks for memory on a server GPU and waits for the answer. An error means no answer.
 type Asker func(launch.Claim) (launch.Admission, error)
 
 // claims are the admitted allocations of this relay on server GPUs, over its lanes. The lock is

@@ -117,8 +117,8 @@ func closeFiles(files []*os.File) {
 	}
 }
 
-// startRelay starts a relay in a separate process, which ends with its standard input. It can be
-// done again with the same listeners.
+// startRelay starts a relay in a separate process, which ends with its standard input. The start
+// can be repeated with the same listeners.
 func startRelay(c launch.Config, listeners []*os.File, log *os.File, environment ...string) (*exec.Cmd, io.Closer, error) {
 	config, err := json.Marshal(c)
 	if err != nil {
@@ -129,7 +129,7 @@ func startRelay(c launch.Config, listeners []*os.File, log *os.File, environment
 
 func startRole(role string, files []*os.File, log *os.File, environment ...string) (*exec.Cmd, io.Closer, error) {
 	cmd := exec.Command("/proc/self/exe")
-	// The race detector makes a process wait for a second at its end.
+	// The race detector makes a process wait for a second at the end.
 	cmd.Env = append(append(os.Environ(), "PEERLANE_TEST_ROLE="+role, "GORACE=atexit_sleep_ms=0"), environment...)
 	cmd.Stderr, cmd.ExtraFiles = log, files
 	stdin, err := cmd.StdinPipe()
@@ -146,7 +146,7 @@ func newVictim(t *testing.T, change func(*launch.Config), environment ...string)
 	id := hex.EncodeToString(random(t, 16))
 	c := launch.Config{
 		Generation: id, Container: "victim", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: launch.RouteDirect, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir,
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir,
 	}
 	if change != nil {
 		change(&c)
@@ -297,7 +297,7 @@ const (
 	moreResident = 96 << 20
 )
 
-// closes waits until the relay has closed the files of those that have left.
+// closes waits until the relay has closed the files of ended clients.
 func (v *victim) closes() (now taken) {
 	v.t.Helper()
 	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
@@ -338,7 +338,7 @@ func (v *victim) dial() packet.Conn {
 	return c
 }
 
-// session is one that is not cleaned up.
+// session is a session without a cleanup.
 func (v *victim) session() packet.Conn {
 	v.t.Helper()
 	c := v.dial()
@@ -401,7 +401,7 @@ func TestSocketWithThousandConnectionsStillServes(t *testing.T) {
 	}
 	v.recovered()
 
-	// The same with sessions: those beyond the limit are refused with a sentence.
+	// The same with sessions: connections above the limit are refused with a message.
 	var open []packet.Conn
 	var lock sync.Mutex
 	var wait sync.WaitGroup
@@ -476,7 +476,7 @@ func TestTruncatedMessagesEndTheirSession(t *testing.T) {
 	v := newVictim(t, nil)
 	for _, m := range []wire.Message{
 		&wire.Hello{}, &wire.Export{}, &wire.Unexport{}, &wire.Listen{}, &wire.Unlisten{}, &wire.Accept{}, &wire.Connect{},
-		&wire.Disconnect{}, &wire.Goodbye{}, &wire.Statistics{}, &wire.Lanes{}, &wire.LaneNIC{}, &wire.Staging{}, &wire.Event{}, &wire.EventClose{}, &wire.Expose{}, &wire.Revoke{}, &wire.DMABuf{}, &wire.PeerHello{}, &wire.PeerGrant{}, &wire.NICWrite{},
+		&wire.Disconnect{}, &wire.Goodbye{}, &wire.Statistics{}, &wire.Lanes{}, &wire.LaneNIC{}, &wire.Staging{}, &wire.Event{}, &wire.EventClose{}, &wire.Expose{}, &wire.Revoke{}, &wire.DMABuf{}, &wire.PeerHello{}, &wire.PeerGrant{}, &wire.PeerRegion{},
 	} {
 		whole := wire.Encode(m, 1)
 		lengths := []int{len(whole) + 1, 1, 7}
@@ -524,7 +524,7 @@ func TestMessageWithThousandDescriptorsIsRefused(t *testing.T) {
 			demand(t, err, wire.StatusMalformed, "4 descriptors")
 		}
 	}
-	// And with messages that ask for none.
+	// And with messages without descriptors.
 	for range 1000 {
 		_, fds, err := c.Exchange(&wire.Statistics{}, time.Minute, many[:wire.MaxDescriptors]...)
 		if err != nil {
@@ -640,7 +640,7 @@ func TestRingRewrittenAtRandomHarmsNoOtherClient(t *testing.T) {
 	v.recovered()
 }
 
-// withConnection exports memory on a raw session and connects it to itself; the receiving end
+// withConnection exports memory on a raw session with a loopback connection; the receiving end
 // belongs to the good client, which takes every message.
 func (v *victim) withConnection(c packet.Conn) (connection, region uint32, own *memory) {
 	v.t.Helper()
@@ -774,7 +774,7 @@ func TestForgedTimelinesAffectOwnOperationsOnly(t *testing.T) {
 	v.recovered()
 }
 
-// Memory that changes under the relay, or whose owner goes, while it is copied.
+// Memory that changes, or whose owner ends, during a copy.
 func TestExportRemovedDuringCopyHarmsNoOtherClient(t *testing.T) {
 	v := newVictim(t, nil)
 	listener, err := v.good.Listen(within(t), uuid(t, 0))
@@ -823,7 +823,7 @@ func TestExportRemovedDuringCopyHarmsNoOtherClient(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _ = wait(t, receive, nil) // done, or the other side has ended
+		_, _ = wait(t, receive, nil) // done, or the remote side has ended
 		if err := receiving.Close(within(t)); err != nil {
 			t.Fatal(err)
 		}
@@ -975,7 +975,7 @@ func (f *fuse) hanging() int {
 	return len(f.held)
 }
 
-// letGo lets every close return, also those to come.
+// letGo lets every close return, also later closes.
 func (f *fuse) letGo() {
 	f.lock.Lock()
 	defer f.lock.Unlock()
@@ -1096,8 +1096,7 @@ func TestLingeringSocketsBlockNoOtherClient(t *testing.T) {
 	v := newVictim(t, nil)
 	var releases []func()
 	var sessions []packet.Conn
-	// brings sends a message with a lingering socket, to which nobody else has a
-	// descriptor then.
+	// brings sends a message with a lingering socket, whose only descriptor is in the message.
 	brings := func(c packet.Conn, m wire.Message, before int) {
 		fd, release := lingering(t)
 		releases = append(releases, release)
@@ -1106,7 +1105,7 @@ func TestLingeringSocketsBlockNoOtherClient(t *testing.T) {
 			fds = append(fds, int(null.Fd()))
 		}
 		if err := c.Send(m, 1, append(fds, fd)...); err != nil {
-			release() // it would be this process's close that waits
+			release() // this process's close would wait
 			t.Error(err)
 		}
 		unix.Close(fd)
@@ -1209,8 +1208,8 @@ func TestGuessedHandlesAreRefusedAndCounted(t *testing.T) {
 	}
 }
 
-// A process with a container's socket has the container's lanes: he exports memory of his own, and
-// nothing that others exported there is within his reach.
+// A process with a container's socket has the container's lanes: the process can export memory, and
+// cannot access memory of further clients.
 func TestSocketOfOtherContainerGivesNoMemory(t *testing.T) {
 	h := newHost(t)
 	socket := h.relay("b", launch.RouteDirect, far(3, 2, "nic1"))

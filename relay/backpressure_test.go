@@ -36,8 +36,8 @@ func told(t *testing.T, r *relay.Relay, what string, says func(*launch.Report) b
 	}
 }
 
-// waiting is how many operations wait for a cause now, and whether one has for long
-// enough to be told.
+// waiting returns the number of operations that wait for a cause, and whether a wait is long enough
+// for the report.
 func waiting(f launch.Figures, cause string) (n int) {
 	for _, s := range f.Stalls {
 		if s.Cause == cause && s.Longest > 0 {
@@ -81,7 +81,7 @@ func newSlowWorld(t *testing.T) *slowWorld {
 	id := hex.EncodeToString(random(t, 16))
 	s := &stage{config: launch.Config{
 		Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: launch.RouteStaged, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 64 << 10, Peers: h.dir, NICs: h.dir,
+		Slots: 4, SlotBytes: 64 << 10, Peers: h.dir,
 	}}
 	socketA := filepath.Join(h.dir, "a")
 	s.files = relayListeners(t, socketA, filepath.Join(h.dir, id+".sock"))
@@ -130,8 +130,8 @@ func (w *slowWorld) passes(messages int, from *client.Connection, source *client
 	}
 }
 
-// A relay that is stopped holds slots of another container's lane that it was granted and does not
-// fill. The stopped relay does not hold every slot: further senders continue.
+// A stopped relay holds granted slots of a further container's lane, and does not fill them. The
+// stopped relay does not hold every slot: further senders continue.
 func TestStoppedPeerLeavesSlotsToOtherSenders(t *testing.T) {
 	w := newSlowWorld(t)
 	slowSends, slowReceives, _ := join(t, w.clientA, 0, w.clientB, 3)
@@ -191,8 +191,8 @@ func TestStoppedPeerBacklogIsBoundedByRing(t *testing.T) {
 	for end := testutil.Begin(); ; {
 		op, err := slowSends.Send(w.memoryB, 0, length)
 		if errors.Is(err, ring.ErrFull) {
-			// As many as the ring holds are under way, and as many wait in it; the relay
-			// takes them in its time.
+			// The capacity of the ring is in flight, and the same number waits in the ring; the
+			// relay takes them later.
 			if len(posted) == 2*wire.RingEntries {
 				break
 			}

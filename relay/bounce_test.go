@@ -33,7 +33,7 @@ const mib = 1 << 20
 // fillGPU takes a GPU's memory but for so many bytes.
 func fillGPU(t *testing.T, i int, leave uint64) {
 	t.Helper()
-	// The context stays, so its memory is allocated before.
+	// The context stays, so the context's memory is allocated before.
 	g, err := device.Open(driver, devices[i].BusID)
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ type fixture struct {
 var selves atomic.Int32
 
 const (
-	selfBytes  = 68 * mib // in two halves, each longer than a slot as configured
+	selfBytes  = 68 * mib // in two halves, longer than a configured slot
 	shortBytes = 3*mib + 5
 )
 
@@ -352,8 +352,7 @@ func through(t *testing.T, s *client.Session, server wire.UUID) wire.ServerBytes
 	return wire.ServerBytes{}
 }
 
-// bouncesBecause returns why the data of all connections of the relay bounces through the host's
-// memory.
+// bouncesBecause returns the reason that the relay's data bounces through host memory.
 func (f *fixture) bouncesBecause(t *testing.T) (why string) {
 	t.Helper()
 	for _, c := range f.relay.Report().Connections {
@@ -365,8 +364,7 @@ func (f *fixture) bouncesBecause(t *testing.T) (why string) {
 	return why
 }
 
-// The bytes go through the host's memory when no server GPU has room, and which way
-// they went is there to be read.
+// The bytes go through host memory when no server GPU has room, and the report has the route.
 func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 	needGPUs(t, 2)
 	for _, c := range []struct {
@@ -404,6 +402,16 @@ func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 			}
 		})
 	}
+	t.Run("never", func(t *testing.T) {
+		h := newHost(t)
+		h.change = func(l *launch.Config) { asConfigured(l); l.Bounce = 0 }
+		h.nic("nic0")
+		fillGPU(t, 1, 0)
+		f := newSelf(t, h, far(0, 1, "nic0"))
+		_, _, err := f.connect(t)
+		demand(t, err, wire.StatusNoStaging, "no server GPU has room to stage for GPU "+devices[0].BusID)
+		f.goesOn(t)
+	})
 	t.Run("a limit without room", func(t *testing.T) {
 		h := newHost(t)
 		h.change = func(l *launch.Config) { asConfigured(l); l.Network.Memory = mib / 2 }
@@ -441,8 +449,8 @@ func (f *fixture) goesOn(t *testing.T) {
 	}
 }
 
-// Lanes that bounce, and lanes that do not, on both sides of a connection: the NIC
-// copies between memories of each kind.
+// Lanes that bounce, and lanes that do not, on both sides of a connection: the NIC copies between
+// memories of both kinds.
 func TestBounceAtOneSideTransfers(t *testing.T) {
 	const crowded = 1
 	for _, c := range []struct {
@@ -511,7 +519,7 @@ func TestReservedStagingIsAllocatedAtStart(t *testing.T) {
 	}
 }
 
-// asker admits so much on each GPU.
+// asker admits so much per GPU.
 type asker struct {
 	sync.Mutex
 	limit  uint64
@@ -579,7 +587,7 @@ func TestStagingAboveHostAccountIsMadeSmaller(t *testing.T) {
 	}
 	refused("not admitted: container trainer has the rest")
 
-	// However often a client connects, it is asked for once a second.
+	// For any number of connects, the relay asks once a second.
 	each := a.count() - before
 	begun := time.Now()
 	before = a.count()

@@ -168,7 +168,7 @@ func startWatchedClient(t *testing.T, socket string) *watchedClient {
 	return c
 }
 
-// use runs the program once. It returns the error of the program.
+// use runs the program once. The result is the error of the program.
 func (c *watchedClient) use() (told string, err error) {
 	if _, err := c.stdin.(io.Writer).Write([]byte{1}); err != nil {
 		return "", err
@@ -200,7 +200,7 @@ func TestClientSystemCallFaultsReturnErrors(t *testing.T) {
 		}
 	}
 	calls := c.watcher.seen()
-	delete(calls, "clone") // Go's threads, without which it ends
+	delete(calls, "clone") // Go's threads, without which the process ends
 	idle, err := c.rests()
 	if err != nil {
 		t.Fatal(err)

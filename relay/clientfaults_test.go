@@ -29,7 +29,7 @@ type clientCalls struct {
 	Files, Maps   int    // that it has in the end
 }
 
-// playClient is a program that uses all of package client that calls CUDA, twice.
+// playClient is a program that makes the CUDA calls of package client, twice.
 func playClient() error {
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
@@ -99,7 +99,7 @@ func contextLost(effect string) bool {
 	return strings.HasSuffix(effect, "lost") || strings.HasSuffix(effect, "error=700")
 }
 
-// callCUDA uses timelines, a hand-over and staging memory, and frees them.
+// callCUDA makes and frees timelines, a hand-over and staging memory.
 func callCUDA(ctx context.Context, d *cuda.Driver, stream cuda.Stream, s *client.Session, id wire.UUID) (err error) {
 	timelines, err := s.RegisterTimelines(d)
 	if err != nil {
@@ -226,7 +226,7 @@ func TestClientCUDAFaultsReturnErrors(t *testing.T) {
 	}
 	group.Wait()
 	t.Logf("%d faults, of %d calls", len(list), idle.End-idle.Begin)
-	// The relay has given all of it back.
+	// The relay has freed the memory.
 	s := attach(t, socket)
 	m, err := s.Staging(within(t), driver, client.Staging{Bytes: mib, GPU: uuid(t, 0)})
 	if err != nil {

@@ -43,12 +43,12 @@ func TestClosedSessionMemoryIsNotWritten(t *testing.T) {
 			if failed == 0 {
 				t.Error("all was over before the session was closed, so that this test has seen nothing")
 			}
-			for _, op := range sends { // when the last has ended nobody copies any more
+			for _, op := range sends { // after the last end no process copies
 				if _, err := op.Wait(within(t)); err != nil {
 					demand(t, err, wire.StatusPeerClosed)
 				}
 			}
-			time.Sleep(10 * time.Millisecond) // for a copy that nobody waits for
+			time.Sleep(10 * time.Millisecond) // for a copy without a waiter
 			if got := p.target.read(0, pairBytes); !bytes.Equal(got, want) {
 				t.Errorf("byte %d was written after the session was closed", firstDifference(got, want))
 			}
@@ -81,8 +81,8 @@ func TestCloseBesideStoppedPeerReturns(t *testing.T) {
 	demand(t, err, wire.StatusPeerClosed)
 }
 
-// A sender may have a connection before the listener's client gets the event. Whether the listener
-// is closed just before or just after, it is why the connection ends.
+// A sender may have a connection before the listener's client gets the event. The close of the
+// listener just before or just after is the reason for the connection's end.
 func TestListenerClosedDuringConnectNamesTheReason(t *testing.T) {
 	s := attach(t, newHost(t).relay("a", launch.RouteAuto, far(0, 1, "nic0")))
 	for range 100 {

@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// connection is one end of a unidirectional stream of messages. Operations start in the order in
-// which they were posted; each may wait for a timeline first.
+// connection is one end of a unidirectional stream of messages. Operations start in the order of
+// the posts; an operation may wait for a timeline first.
 type connection struct {
 	session *session
 	number  uint32
@@ -23,8 +23,9 @@ type connection struct {
 	// route direct.
 	transport string
 	out, in   *staging
-	// registered is how NICs know those, over verbs, or a near GPU's memory. Of that, inPlaceKnown
-	// says that some was used, and unlent why the latest was not reached in place.
+	// registered is the registration of the slots with NICs, over verbs, or of a near GPU's memory.
+	// Of that, inPlaceKnown says that some was used, and unlent why the latest was not reached in
+	// place.
 	registered   slotsWay
 	inPlaceKnown bool
 	onGPUs       bool // the slots are on server GPUs, and NICs reach them
@@ -42,11 +43,11 @@ type connection struct {
 	side       side
 	// listener is the number of the accepting listener, 0 for a connection made here.
 	listener uint32
-	// hidden: the client knows nothing of it. twin pairs a connection with its reverse connection
-	// (reverse.go); nil without one.
+	// hidden: the client does not have the connection. twin pairs a connection with its reverse
+	// connection (reverse.go); nil without one.
 	hidden bool
 	twin   *connection
-	// serving is the number of operations that the relay does here for the other side.
+	// serving is the number of local operations for the remote side.
 	serving int
 	flushes flushes
 
@@ -62,10 +63,9 @@ type connection struct {
 type side interface {
 	// start begins an operation whose timeline has come.
 	start(op *operation)
-	// cancel ends the operation if nothing moves for it yet.
+	// cancel ends an operation of which no byte has moved.
 	cancel(cookie uint64)
-	// message handles a message of the other relay; an error takes the
-	// connection down.
+	// message handles a message of the remote relay; an error takes the connection down.
 	message(m wire.Message, fds []int) error
 	// stop fails started operations; it is called once.
 	stop(why *wire.Error)
@@ -76,7 +76,7 @@ type side interface {
 	free()
 }
 
-// inReach reports whether the transport reads and writes a memory where it lies.
+// inReach reports whether the transport accesses a memory in place.
 func (c *connection) inReach(m *memory) bool {
 	switch c.transport {
 	case launch.TransportLocal:
@@ -86,10 +86,10 @@ func (c *connection) inReach(m *memory) bool {
 	case launch.TransportVerbs:
 		return c.known(m)
 	}
-	return m.staged != nil // on a server GPU, where NICs reach it
+	return m.staged != nil // on a server GPU
 }
 
-// remote reports whether the other side is reached over the network.
+// remote reports whether the remote side is on a different host.
 func (c *connection) remote() bool {
 	return c.transport == launch.TransportTCP || c.transport == launch.TransportVerbs
 }
@@ -100,7 +100,7 @@ func (c *connection) open(fd int) (*packet.Port, error) {
 	if err != nil {
 		return nil, err
 	}
-	port.Linger() // its end says that the other side writes no more
+	port.Linger() // its end means that the remote side writes no more
 	c.port, c.shared = port, port
 	return port, nil
 }
@@ -181,7 +181,7 @@ func (c *connection) receive(m wire.Message, _ uint32, fds []int) {
 	}
 }
 
-// ofPeer is the status with which the other relay ends a connection.
+// ofPeer is the status with which the remote relay ends a connection.
 func ofPeer(status uint32) wire.Status {
 	if wire.Status(status) == wire.StatusOK {
 		return wire.StatusPeerClosed
@@ -189,7 +189,7 @@ func ofPeer(status uint32) wire.Status {
 	return wire.Status(status)
 }
 
-// ended is the other relay's end of the connection.
+// ended handles the remote relay's end of the connection.
 func (c *connection) ended(err error) {
 	c.portDown = errors.Is(err, io.EOF)
 	if c.portDown {
@@ -245,7 +245,7 @@ func (c *connection) shutdown(why *wire.Error) {
 	}
 }
 
-// settle ends a connection that is down once nothing of it is under way.
+// settle ends a connection that is down, after operations in flight.
 func (c *connection) settle() {
 	if c.down == nil || c.session.connections[c.number] != c || !c.side.drained() {
 		return
@@ -271,7 +271,7 @@ func (s *session) disconnect(number uint32) error {
 	return nil
 }
 
-// statistics are the counters of the relay and of its staging.
+// statistics returns the counters of the relay and of the staging.
 func (r *Relay) statistics() *wire.StatisticsReply {
 	m := &wire.StatisticsReply{
 		Sent: r.counters.sent, Received: r.counters.received, Direct: r.counters.direct, Staged: r.counters.staged,
@@ -323,7 +323,7 @@ func (r *Relay) given() *wire.LanesReply {
 	return m
 }
 
-// unknownPeerMbps is the rate of a local lane whose GPU has no link of a known rate. It is
+// unknownPeerMbps is the rate of a local lane whose GPU has no link of a known rate. The rate is
 // not 0, by which a client recognises local lanes.
 const unknownPeerMbps = 100000
 

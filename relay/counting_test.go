@@ -31,7 +31,7 @@ func TestHistogramsKeepBucketOrder(t *testing.T) {
 	}
 }
 
-// A report of very many busy lanes and connections fits into its datagram.
+// A report of very many busy lanes and connections fits into a datagram.
 func TestReportOfManyLanesFitsDatagram(t *testing.T) {
 	busy := launch.Figures{Operations: 1 << 62, Bytes: 1 << 62, InFlight: 1024}
 	for i := range buckets - 1 {
@@ -86,7 +86,7 @@ func counting(tb testing.TB) (*connection, *operation) {
 	return c, &operation{moved: 8}
 }
 
-// count is all that is counted of an operation that had to wait twice.
+// count makes the counts of an operation with two waits.
 func (c *connection) count(op *operation) {
 	c.begun()
 	c.stalled(noGrant, 0)
@@ -101,8 +101,8 @@ func TestCountersAddAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkCounting measures the cost of counters per operation. One of 8 bytes takes some 6.5 µs
-// on the fastest GPUs that were measured (docs/benchmarks.md).
+// BenchmarkCounting measures the cost of counters per operation. An operation of 8 bytes takes some
+// 6.5 µs on the fastest measured GPUs (docs/benchmarks.md).
 func BenchmarkCounting(b *testing.B) {
 	c, op := counting(b)
 	b.ReportAllocs()

@@ -23,7 +23,7 @@ const (
 	eachSends       = 2 // messages, in each direction
 )
 
-// attachment is one connection of a communicator.
+// attachment is a connection of a communicator.
 type attachment struct {
 	sending, receiving *client.Connection
 	source, target     *memory
@@ -39,8 +39,7 @@ type parcel struct {
 // Many communicators share a pair of relays with two slots per direction: every message arrives,
 // for any order of posted receives.
 //
-// PEERLANE_DEADLOCK_ROUNDS says how many orders are tried; PEERLANE_DEADLOCK_SEED
-// repeats one.
+// PEERLANE_DEADLOCK_ROUNDS says how many orders are tried; PEERLANE_DEADLOCK_SEED repeats an order.
 func TestCommunicatorsOverTwoSlotsDoNotDeadlock(t *testing.T) {
 	rounds, communicators := 3, communicators
 	if wanted := os.Getenv("PEERLANE_DEADLOCK_ROUNDS"); wanted != "" {
@@ -79,11 +78,11 @@ func TestCommunicatorsOverTwoSlotsDoNotDeadlock(t *testing.T) {
 	}
 }
 
-// exchangeAll sends messages on all ways. Sends lie in the first half of a memory,
-// receives in the second.
+// exchangeAll sends messages on every connection. Sends lie in the first half of a memory, receives
+// in the second.
 func exchangeAll(t *testing.T, ways []*attachment, half uint64, order int, draw *rand.Rand) {
 	t.Helper()
-	// Long: an emulated machine is ten times slower, and all is waited for at once.
+	// Long: an emulated machine is ten times slower, and the test waits once for the whole.
 	ctx, cancel := testutil.WithLimit(t.Context(), 5*time.Minute)
 	defer cancel()
 	want := map[*memory][]byte{ways[0].source: make([]byte, half), ways[0].target: make([]byte, half)}
@@ -129,14 +128,14 @@ func exchangeAll(t *testing.T, ways []*attachment, half uint64, order int, draw 
 			send(sends[i])
 			receive(receives[i])
 		}
-	case 1: // all wait for the slots that there are, before the first is sent
+	case 1: // every message waits for the slots, before the first send
 		for _, p := range receives {
 			receive(p)
 		}
 		for _, p := range sends {
 			send(p)
 		}
-	case 2: // each receive waits for the one before: no other message may have the slots
+	case 2: // a receive waits for the previous receive: no later message may get the slots
 		for _, p := range sends {
 			send(p)
 		}

@@ -10,17 +10,18 @@ import (
 // Short messages to another container of this host, on route direct, out of the host's memory, do
 // not wait for a grant: the bytes are in a window mapped by both relays when the announcement
 // arrives, and the receiver copies the bytes into the client's memory. If the receiver cannot copy
-// at once, it grants room, and the message travels as a long message. A window is the sender's
-// again when its message is delivered, or refused. A message that finds none waits for a grant.
+// at once, it grants room, and the message travels as a long message. The sender owns a window
+// again when the message is delivered, or refused. A message without a free window waits for a
+// grant.
 
 // windows are a port's.
 type windows interface {
-	// Window is nil where there is none of this number, or not yet.
+	// Window returns nil without a window of this number.
 	Window(number uint64) []byte
 }
 
-// hasWindows reports whether both relays of a connection between two containers of a host
-// expect windows, by the version that they agreed on.
+// hasWindows reports whether both relays of a connection between two containers of a host expect
+// windows, by the agreed version.
 func hasWindows(c *connection, version uint32) bool {
 	return c.route == wire.RouteDirect && version >= wire.WindowsVersion
 }
@@ -80,7 +81,7 @@ func (r *receiver) announcedEagerLocal(m *wire.PeerEager) error {
 	return r.announce(&arrival{send: m.Send, tag: m.Tag, length: m.Length, short: window[:m.Length]})
 }
 
-// takeEagerLocal copies a message out of its window. It returns false if the message has to wait
+// takeEagerLocal copies a message from the window. The result is false if the message has to wait
 // for a grant. The window is mapped for as long as the connection is up, and so has messages.
 func (r *receiver) takeEagerLocal(a *arrival) bool {
 	op := a.op

@@ -19,7 +19,7 @@ const (
 	eagerBytes = 4 << 10
 	// eagerWindows is how many a connection has.
 	eagerWindows = 8
-	// eagerQuotas is how many connections of a lane have some, in each direction.
+	// eagerQuotas is the number of connections of a lane with a quota, per direction.
 	eagerQuotas = 64
 	quotaBytes  = eagerBytes * eagerWindows
 
@@ -30,7 +30,7 @@ const (
 	eagerGrant = 1 << 63
 )
 
-// eagerBuffers are one direction's of a lane, in the host's memory. They belong to the loop.
+// eagerBuffers are a lane's buffers of a direction, in host memory. They belong to the loop.
 type eagerBuffers struct {
 	memory *region
 	free   []uint64 // where each begins
@@ -145,7 +145,7 @@ func (s *sender) answered(window int) {
 	s.freeEager(window)
 }
 
-// freeEager has a window used again once both sides are done with it.
+// freeEager frees a window after both sides have finished.
 func (s *sender) freeEager(window int) {
 	if w := &s.eager.windows[window]; w.answered && !w.writing {
 		w.answered = false
@@ -162,7 +162,7 @@ type eagerIn struct {
 	windows [eagerWindows]eagerWindow
 }
 
-// eagerWindow is one message's: announcement and bytes arrive in any order.
+// eagerWindow is the window of a message: announcement and bytes arrive in any order.
 type eagerWindow struct {
 	arrival *arrival // nil until it is announced
 	arrived uint64   // bytes; 0 until they are there
@@ -170,7 +170,7 @@ type eagerWindow struct {
 
 // renewer is implemented by transports that can write into windows.
 type renewer interface {
-	// Renew gives a range anew under the number of a grant that it was given by before.
+	// Renew grants a range again under the number of the earlier grant.
 	Renew(immediate uint64, region uint32, offset, length uint64) error
 }
 
@@ -237,8 +237,8 @@ func (r *receiver) arrivedEager(window, length uint64) {
 	}
 }
 
-// settleEager goes on with a message once its bytes are there: into the client's memory,
-// or nowhere where it is refused.
+// settleEager continues a message after its bytes have arrived: into the client's memory, or
+// nowhere for a refused message.
 func (r *receiver) settleEager(a *arrival) {
 	switch {
 	case a.eager.arrived == 0:

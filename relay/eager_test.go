@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// near are two containers of a host on route direct, with a memory each of a kind.
+// near are two containers of a host on route direct, with two memories of a kind.
 type near struct {
 	from, to           side
 	sender, receiver   *relay.Relay
@@ -64,7 +64,7 @@ func (n *near) passTo(t *testing.T, size, at uint64) {
 }
 
 // A short message between two host memories is not granted room: the sender's relay has nothing of
-// the receiver's memory mapped. It counts as others do. An unreceived message leaves its window to
+// the receiver's memory mapped. It counts as others do. An unreceived message leaves the window to
 // further messages.
 func TestEagerMessagesNeedNoGrant(t *testing.T) {
 	n := neighbours(t, "host", "host")

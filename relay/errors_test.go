@@ -113,8 +113,8 @@ func TestSendAfterUnknownEventFails(t *testing.T) {
 	}
 }
 
-// A GPU on which no context can be made is the trouble of its own lane: lanes of the container's
-// further GPUs continue.
+// A GPU without a possible context affects only that GPU's lane: lanes of the container's further
+// GPUs continue.
 func TestFailedGPUEndsNoOtherLane(t *testing.T) {
 	needGPUs(t, 4)
 	v := newVictim(t, func(c *launch.Config) { c.Lanes = append(c.Lanes, far(2, 3, "nic0")) }, "PEERLANE_SIM_FAULT=cuCtxCreate:after=1:error=719")

@@ -8,8 +8,8 @@ import (
 )
 
 // event is a client's event that the relay has opened: an operation can wait until the work before
-// the event's latest record has completed. The relay asks the driver; it never has a stream wait
-// for a stranger's event.
+// the event's latest record has completed. The relay asks the driver; the relay never makes a
+// stream wait for a foreign event.
 type event struct {
 	relay   *Relay
 	lane    *lane
@@ -18,7 +18,7 @@ type event struct {
 	retired bool // it goes with the last of them
 }
 
-// ofEvent is the quota of an event: the driver has a file of it open.
+// ofEvent is the quota of an event: the driver has an open file of the event.
 var ofEvent = quota{descriptors: 1}
 
 // openEvent opens an event for the client. The driver decides on an event that the client destroys,
@@ -101,8 +101,8 @@ func (e *event) close() {
 	}
 }
 
-// reached reports whether the event has. One that cannot be asked any more counts as that,
-// and ends the operation.
+// reached reports whether the event has. An event with a failing query counts as reached, and ends
+// the operation.
 func (op *operation) reached() bool {
 	e := op.event
 	if e == nil {
@@ -133,7 +133,7 @@ func (op *operation) leaveEvent() {
 	}
 }
 
-// waitFor has the operation wait for an event of its session.
+// waitFor makes the operation wait for an event of the session.
 func (op *operation) waitFor(number uint32, c *connection) wire.Status {
 	if number == 0 {
 		return wire.StatusOK

@@ -20,8 +20,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// A send waits for an event of another process's stream; and a process that is killed
-// while one does leaves nothing.
+// A send waits for an event of another process's stream; and a process killed during the wait
+// leaves nothing.
 func TestSendsAfterEventWaitForEvent(t *testing.T) {
 	for _, allowed := range []bool{true, false} {
 		t.Run(fmt.Sprintf("allowed: %v", allowed), func(t *testing.T) {

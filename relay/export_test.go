@@ -9,30 +9,29 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Patient has the relay wait so long before it counts another host's as dead; for machines
-// that are far slower than any host. It comes before Configure.
+// Patient sets the time after which the relay counts a remote relay as dead; for machines that are
+// far slower than any host. It comes before Configure.
 func (r *Relay) Patient(dead time.Duration) {
 	r.timing = func(c *tcp.Config) { c.Dead = dead }
 }
 
-// Elsewhere has the relay be of another host than the others of this process, with this
-// libibverbs and addresses of NICs; it comes before Configure.
+// Elsewhere assigns the relay to a separate host, with a libibverbs and addresses of NICs; it comes
+// before Configure.
 func (r *Relay) Elsewhere(host wire.UUID, libibverbs string, nics ...netip.Addr) {
 	r.host = host
 	r.Devices(libibverbs, nics...)
 }
 
-// Devices gives the relay a libibverbs and the addresses of its NICs; it comes before Configure.
+// Devices gives the relay a libibverbs and the addresses of NICs; it comes before Configure.
 func (r *Relay) Devices(libibverbs string, nics ...netip.Addr) {
 	r.libibverbs = libibverbs
 	r.nicAddresses = func() ([]netip.Addr, error) { return nics, nil }
 }
 
-// Redialing is how long its queue pairs may take to be connected anew; it comes before
-// Configure.
+// Redialing limits the reconnect of the relay's queue pairs; it comes before Configure.
 func (r *Relay) Redialing(limit time.Duration) { r.redial = limit }
 
-// Settling limits the first connection of its queue pairs; it comes before Configure.
+// Settling limits the first connection of the relay's queue pairs; it comes before Configure.
 func (r *Relay) Settling(limit time.Duration) { r.settle = limit }
 
 // LendingAtMost limits the memory in place of a relay's first lane, which must be open, and returns
@@ -42,13 +41,13 @@ func (r *Relay) LendingAtMost(bytes uint64) (before uint64) {
 	return before
 }
 
-// Foreign is how much of other containers' host memory the relay has mapped, bytes.
+// Foreign is the size of foreign containers' host memory mapped by the relay, bytes.
 func (r *Relay) Foreign() (bytes uint64) {
 	r.loop.Call(func() { bytes = r.used.foreign })
 	return bytes
 }
 
-// Targets is the number of remote memories known to the relay, over its connections.
+// Targets is the number of remote memories known to the relay.
 func (r *Relay) Targets() (n int) {
 	r.loop.Call(func() {
 		for _, s := range r.sessions {

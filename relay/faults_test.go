@@ -27,8 +27,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// stage is a small world in which one process has faults: the relay of container a. All others
-// are healthy.
+// stage is a small world with a faulty process: the relay of container a. All others are healthy.
 type stage struct {
 	route   string
 	host    *host
@@ -65,7 +64,7 @@ func newStage(t *testing.T, route string) *stage {
 	id := hex.EncodeToString(random(t, 16))
 	s.config = launch.Config{
 		Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: route, Transport: launch.TransportAuto,
-		Slots: 2, SlotBytes: 64 << 10, Peers: h.dir, NICs: h.dir,
+		Slots: 2, SlotBytes: 64 << 10, Peers: h.dir,
 	}
 	if route == launch.RouteStaged {
 		s.environment = h.withNICs(&s.config)
@@ -142,7 +141,7 @@ func (p *subject) stop() (said string, err error) {
 	return string(text), errors.Join(err, read)
 }
 
-// holding counts the resources of a process, except those of the Go runtime.
+// holding counts the resources of a process, without the Go runtime's resources.
 type holding struct {
 	files, mappings, streams int
 	goroutines               int // 0: nobody knows
@@ -212,7 +211,7 @@ func (p *subject) rests() (h holding, err error) {
 	return h, err
 }
 
-// settles waits until the process holds no more than it does without a fault.
+// settles waits until the process holds no more than without a fault.
 func (p *subject) settles(most holding) error {
 	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		h, err := p.holds()
@@ -225,7 +224,7 @@ func (p *subject) settles(most holding) error {
 	}
 }
 
-// errWrongBytes says that a message was delivered with other bytes than were sent.
+// errWrongBytes: the delivered bytes differ from the sent bytes.
 var errWrongBytes = errors.New("wrong bytes were delivered")
 
 // party is a client in the program that is run with faults.
@@ -250,8 +249,8 @@ func attachParty(ctx context.Context, socket string, gpu wire.UUID, m *allocatio
 	return p, nil
 }
 
-// exercise is a small program that uses all that relays and NICs do: memory of GPUs
-// and of the host, messages either way of a few bytes and of several slots.
+// exercise is a small program with every function of relays and NICs: memory of GPUs and of the
+// host, messages either way of a few bytes and of several slots.
 func (s *stage) exercise() (err error) {
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
@@ -286,7 +285,7 @@ func (s *stage) exercise() (err error) {
 	return nil
 }
 
-// passAll connects two parties, and sends between all kinds of memory.
+// passAll connects two parties, and sends between every kind of memory.
 func passAll(ctx context.Context, from, to *party, by, at wire.UUID) error {
 	listener, err := to.session.Listen(ctx, at)
 	if err != nil {
@@ -372,7 +371,7 @@ func callsIn(list string) (map[string]int, error) {
 	return calls, err
 }
 
-// fault is one that a process meets once, in the call after so many of that name.
+// fault is a single fault of a process, in the call after so many calls of that name.
 type fault struct {
 	call   string
 	after  int
@@ -387,14 +386,15 @@ func (f fault) String() string {
 // only where one is current.
 func (f fault) ends() bool { return f.effect == "lost" }
 
-// isNamed reports whether a text names the fault: the call, or, where another call was the first to
-// see the loss of the context, its result.
+// isNamed reports whether a text names the fault: the call, or, if a different call first detected
+// the loss of the context, that call's result.
 func (f fault) isNamed(text string) bool {
 	result := map[string]string{"error=700": "CUDA_ERROR_ILLEGAL_ADDRESS", "lost": "CUDA_ERROR_UNKNOWN"}[f.effect]
 	return strings.Contains(text, f.call) || result != "" && strings.Contains(text, result)
 }
 
-// mayEnd reports whether it may end: where something cannot be given back but by that.
+// mayEnd reports whether the fault may end the process: where something cannot be given back but by
+// that.
 func (f fault) mayEnd() bool {
 	switch f.call {
 	case "cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuMemHostUnregister", "cuCtxSetCurrent", "cuCtxGetCurrent":
@@ -405,8 +405,8 @@ func (f fault) mayEnd() bool {
 
 var effects = []string{"error=304", "error=700", "oom", "lost", "delay=200", "corrupt=1"}
 
-// faults are those of the calls that a process has made: of each effect, at the
-// first call, the last, and some between.
+// faults returns faults for the calls of a process: per effect, at the first call, the last, and
+// some between.
 func faults(calls map[string]int, all bool) (first, more []fault) {
 	for _, call := range slices.Sorted(maps.Keys(calls)) {
 		n := calls[call]
@@ -504,7 +504,7 @@ func (k *keeper) next(p *subject) *subject {
 	return k.now
 }
 
-// current is the process that there is, and whether it is a successor.
+// current is the present process, and whether the process is a successor.
 func (k *keeper) current() (p *subject, replaced bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -522,8 +522,7 @@ func (k *keeper) stop() (said string, err error) {
 	return k.said, k.err
 }
 
-// meet runs the program in a world in which a process meets a fault, and then until
-// it works again.
+// meet runs the program in a world with a faulty process, and then until the program works again.
 func (s *stage) meet(f fault, log string) (err error) {
 	if err := os.RemoveAll(log + ".calls"); err != nil {
 		return err
@@ -588,7 +587,7 @@ func (s *stage) meet(f fault, log string) (err error) {
 	return err
 }
 
-// Every CUDA call of a relay in a small program meets every fault: the program ends, its error
+// Every CUDA call of a relay in a small program meets every fault: the program ends, the error
 // names the call, delivered bytes are right, the next program works in the same or in the next
 // process, and no resource remains. The calls are those that the simulator has seen.
 //
@@ -617,7 +616,7 @@ func TestRelayCUDAFaultsEndOperationsWithErrors(t *testing.T) {
 			// The same in each run: the soak finds the rest.
 			rand.New(rand.NewPCG(9, 4)).Shuffle(len(more), func(i, j int) { more[i], more[j] = more[j], more[i] })
 			stages := []*stage{s}
-			for range 2 { // the programs of one stage would share their memory
+			for range 2 { // the programs of a stage would share memory
 				other := newStage(t, route)
 				other.idle = s.idle
 				stages = append(stages, other)
@@ -656,5 +655,5 @@ func TestRelayCUDAFaultsEndOperationsWithErrors(t *testing.T) {
 	}
 }
 
-// moreFaults are tried beside the first of each call.
+// moreFaults are tried in addition to the first fault per call.
 const moreFaults = 3

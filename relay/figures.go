@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// figures count the operations of a connection, or of a lane in one direction.
-// Counting is done by the loop, with its clock: no system call, no allocation.
+// figures count the operations of a connection, or of a lane per direction. The loop counts, with
+// the loop's clock: no system call, no allocation.
 type figures struct {
 	operations, bytes, failed uint64 // that have ended
 	inPlace                   uint64 // of the bytes, read or written where clients have them on a GPU
@@ -43,14 +43,13 @@ const (
 	noGrant  cause = iota // the receiver has no receive posted, or no slot
 	noSlot                // no staging slot is free here
 	ringFull              // the client does not read its completions
-	pacing                // the NIC is at its rate
 	causes
 )
 
-var causeNames = [causes]string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull, launch.StallPacing}
+var causeNames = [causes]string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull}
 
-// A histogram has four buckets for each power of two of nanoseconds, and ends at about a minute.
-// The first and the last bucket have shorter and longer durations.
+// A histogram has four buckets per power of two of nanoseconds, and ends at about a minute. The
+// first and the last bucket have shorter and longer durations.
 type histogram [buckets]uint64
 
 const (
@@ -139,7 +138,7 @@ func (f *figures) add(other *figures) {
 	}
 }
 
-// leave leaves a connection's figures to its lane.
+// leave adds a connection's figures to the lane.
 func (c *connection) leave() { c.lane.ended[c.sends].add(&c.figures) }
 
 // directions are a lane's figures, of senders (true) and of receivers.
@@ -163,7 +162,7 @@ func (f *figures) report() launch.Figures {
 	return t
 }
 
-// maxReportedConnections bounds the connections that a report shows, those with the most bytes
+// maxReportedConnections limits the connections in a report, the connections with the most bytes
 // first: the list must fit into a datagram beside the rest of the report.
 const maxReportedConnections = 24
 
@@ -241,8 +240,6 @@ func (c *connection) path() string {
 	switch c.transport {
 	case launch.TransportLocal:
 		steps = append(steps, "one copy")
-	case launch.TransportLoop:
-		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), "emulated NIC")
 	case launch.TransportVerbs:
 		if c.registered != clientDMABuf {
 			steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]))

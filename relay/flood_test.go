@@ -25,7 +25,7 @@ const (
 	floodUID    = "PEERLANE_TEST_UID"
 )
 
-// playFlooder floods a socket as another user, until its standard input ends. The process writes to
+// playFlooder floods a socket as a different user, until standard input ends. The process writes to
 // descriptor 3 when the first connection is open.
 func playFlooder() error {
 	socket := os.Getenv(floodSocket)
@@ -77,8 +77,7 @@ func (v *victim) flood(socket string, uids ...int) {
 	}
 }
 
-// PEERLANE_FLOOD_CONNECTS says how many connects are tried: flooders take all processors
-// meanwhile.
+// PEERLANE_FLOOD_CONNECTS says how many connects are tried: flooders use every processor meanwhile.
 func TestPeerSocketFloodHonestConnectsSucceed(t *testing.T) {
 	n := 2
 	if wanted := os.Getenv("PEERLANE_FLOOD_CONNECTS"); wanted != "" {
@@ -130,7 +129,7 @@ func TestPeerSocketFloodHonestConnectsSucceed(t *testing.T) {
 	v.goesOn()
 }
 
-// A dial waits while the queue is full, and says so when it has waited for too long.
+// A dial waits while the queue is full, and returns that reason at the limit.
 func TestPeerQueueFullConnectWaits(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)

@@ -58,14 +58,14 @@ func (f *flushes) cancel(cookie uint64) {
 	}
 }
 
-// missed is a failure of an operation behind all flushes that are posted.
+// missed is a failure of an operation after the last posted flush.
 func (f *flushes) missed(status wire.Status) {
 	if f.lost == wire.StatusOK {
 		f.lost = status
 	}
 }
 
-// over takes an ended operation away from the flushes behind it.
+// over removes an ended operation from the later flushes.
 func (f *flushes) over(op *operation, status wire.Status) {
 	own := op.kind == wire.OpFlush
 	if own {

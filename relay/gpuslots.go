@@ -18,12 +18,13 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/registration"
 	"github.com/peerlane/peerlane/relay/transport/verbs"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // A lane's slots on server GPUs for remote hosts: NICs read and write registered slots in place
 // (relay/registration). Before slots are made, a small piece of memory shows the working method of
-// registration, and the required kind of memory. Where none does, data bounces through the slots in
-// the host's memory.
+// registration, and the required kind of memory. Without a working method, data bounces through the
+// slots in host memory.
 
 // gpuSlots has the results.
 type gpuSlots struct {
@@ -48,8 +49,8 @@ type refusedSlots struct {
 	why  string
 }
 
-// lately says why slots could not be registered with those NICs a moment ago, however often
-// clients connect; empty where it is to be tried.
+// lately returns the reason of a recent failed registration of slots with the NICs, for any number
+// of connects; empty where it is to be tried.
 func (r *refusedSlots) lately(nics string, now time.Time) string {
 	if r.nics != nics || now.Sub(r.at) >= fullPause {
 		return ""
@@ -68,14 +69,24 @@ func bounces(why string) slotsWay {
 	return slotsWay{registration.Bounce, "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: " + why}
 }
 
-// takeGPU has a connection's data go through slots on server GPUs, which the Set's NICs
-// know from then on, or says why it cannot. It may block.
-func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (slotsWay, bool) {
-	l := c.lane
-	out, in, err := l.slotsFor(by)
-	if err != nil {
-		return bounces(err.Error()), false
+// takeGPU makes a connection's data use slots on server GPUs, registered with the Set's NICs, or
+// returns the reason of a failure. The error is of a lane that may not bounce (staging.bounce). It
+// may block.
+func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (way slotsWay, onGPU bool, err error) {
+	out, in, err := c.lane.slotsFor(by)
+	if err == nil {
+		way, onGPU = r.takeSlots(c, by, sends, out, in)
+		return way, onGPU, nil
 	}
+	if config, _ := r.configured(); config.Bounce == 0 && wire.StatusOf(err) == wire.StatusNoStaging {
+		return way, false, err
+	}
+	return bounces(err.Error()), false, nil
+}
+
+// takeSlots is takeGPU for slots on server GPUs.
+func (r *Relay) takeSlots(c *connection, by *verbs.Set, sends bool, out, in *staging) (slotsWay, bool) {
+	l := c.lane
 	slots, refused := in, &l.registered.refused[1]
 	if sends {
 		slots, refused = out, &l.registered.refused[0]
@@ -142,8 +153,7 @@ func registered(steps []registration.Step) slotsWay {
 	return slotsWay{w, text}
 }
 
-// slotsFor are the slots that the NICs of a Set can have, or why there are none. It may
-// block.
+// slotsFor returns the slots for the NICs of a Set, or the reason of their absence. It may block.
 func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
 	switch {
 	case l.spec.Direct && !l.spec.Relay:
@@ -181,8 +191,8 @@ func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
 	return l.out, l.in, nil
 }
 
-// try finds out how NICs know memory of the lane's first server GPU, or of the next one, or a spare,
-// where that has no room.
+// try finds the method of registration for memory of the lane's first server GPU, or, without room,
+// of the next server GPU or a spare.
 func (l *lane) try(by *verbs.Set) (tried *registration.Registered, err error) {
 	if err := l.open(); err != nil {
 		return nil, err
@@ -302,7 +312,7 @@ func (l *lane) openAllocated() (out, in *staging, err error) {
 	return out, in, nil
 }
 
-// pools are all slots of the lane; of the loop.
+// pools returns the slots of the lane; of the loop.
 func (l *lane) pools() (list []*staging) {
 	for _, s := range []*staging{l.out, l.in, l.registered.out, l.registered.in, l.remote.out, l.remote.in} {
 		if s != nil {
@@ -335,9 +345,9 @@ func (l *lane) logSlots(w slotsWay) {
 	to.Warn(&fault.Error{Code: fault.NotRegistered, Operation: "data to and from other hosts by RDMA is not registered by DMA-BUF", Cause: errors.New(w.text)})
 }
 
-// unordered reports whether a NIC's writes into memory need a flush before a GPU reads them. The
-// client's GPU reads a server GPU's slots. A client's own memory, which NICs write in place, is read by
-// its owner.
+// unordered reports whether a NIC's writes into memory need a flush before a GPU reads the memory.
+// The client's GPU reads a server GPU's slots. Client memory, which NICs write in place, is read by
+// the owner.
 func (r *Relay) unordered(m *device.Memory) bool {
 	d, err := r.cuda()
 	if err != nil {
@@ -359,7 +369,7 @@ func (r *Relay) stages() (does bool) {
 	return does
 }
 
-// current runs f with the context of one of the lanes current.
+// current runs f with the context of a lane current.
 func (r *Relay) current(f func() error) error {
 	var on *device.Device
 	r.loop.Call(func() {

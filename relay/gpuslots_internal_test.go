@@ -22,8 +22,7 @@ func TestLateVerdictConcernsEverySlotKind(t *testing.T) {
 	}
 }
 
-// Slots that could not be registered are tried again after a pause, and at once with other
-// NICs.
+// Unregistered slots are tried again after a pause, and at once with different NICs.
 func TestUnregisteredSlotsAreTriedAgain(t *testing.T) {
 	now := time.Now()
 	r := refusedSlots{now, "mlx5_0 (0)", "ENOMEM"}

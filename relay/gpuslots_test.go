@@ -59,8 +59,8 @@ func throughSlots(t *testing.T, s *client.Session, server int) (gpu, host uint64
 
 // Bytes travel from a far GPU through slots of the server GPU and both NICs to the remote GPU, and
 // the NIC's writes are flushed before the copy. After any error of DMA-BUF the relay tries
-// nvidia-peermem, if necessary with memory of cuMemAlloc, and then host memory; both relays say
-// which it is, and why.
+// nvidia-peermem, if necessary with memory of cuMemAlloc, and then host memory; both relays report
+// the method and the reason.
 func TestServerGPUSlotsAreRegisteredWithNICs(t *testing.T) {
 	// The NIC of both sides, with the report.
 	type nic struct {
@@ -142,8 +142,8 @@ func TestServerGPUSlotsAreRegisteredWithNICs(t *testing.T) {
 	}
 }
 
-// flushed looks whether a NIC has flushed, beside once when the queue pairs were tried, by a
-// queue pair that has nothing else to do and that nobody else reaches.
+// flushed checks that a NIC has flushed, after the trial of the queue pairs, by a separate loopback
+// queue pair.
 func flushed(t *testing.T, rdma softdevice.Host, nic string, want bool) {
 	t.Helper()
 	calls, err := rdma.Calls("ibv_post_send", "ibv_modify_qp")
@@ -214,7 +214,7 @@ func TestNICWithoutFlushReceivesIntoHostMemory(t *testing.T) {
 }
 
 // NICs access a client's memory on a server GPU in place after registration, and through slots
-// before; the relay deregisters the memory before it is freed.
+// before; the relay deregisters the memory before the free.
 func TestStagingMemoryOverRDMAIsUsedInPlace(t *testing.T) {
 	p := &byRDMA{lane: copying}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
@@ -260,7 +260,7 @@ func TestStagingMemoryOverRDMAIsUsedInPlace(t *testing.T) {
 		}
 	}
 	p.source, p.target = from, to
-	p.arrive(t, 1, 4096) // short messages go over TCP all the same
+	p.arrive(t, 1, 4096) // short messages use TCP nevertheless
 	for _, m := range []*memory{from, to} {
 		if err := m.Unexport(within(t)); err != nil {
 			t.Fatal(err)

@@ -29,7 +29,7 @@ type worker struct {
 	timelines *client.StreamTimelines
 }
 
-// newWorker locks the test to its thread.
+// newWorker locks the test to a thread.
 func newWorker(t *testing.T, i int, s *client.Session) *worker {
 	t.Helper()
 	runtime.LockOSThread()
@@ -117,8 +117,7 @@ func (w *worker) give(h *client.HandOver) func() error {
 	return func() error { return w.timelines.Give(w.stream, h) }
 }
 
-// theOther is a GPU of another lane than the first's, and its server: on a machine of
-// two GPUs each is the other's.
+// theOther is a GPU of a second lane, with a server: on a machine of two GPUs both serve mutually.
 func theOther() (gpu, server int) {
 	if len(devices) < 4 {
 		return 1, 0
@@ -239,8 +238,8 @@ func TestCapturedStreamWithGrowingValuesIsRefused(t *testing.T) {
 	w.ends("a value that grows")
 }
 
-// Whatever dies: replays that wait are released, and so are those of later, whose
-// graph sets the turn back itself.
+// Whatever dies: waiting replays are released, and so are later replays, whose graph resets the
+// turn.
 func TestGraphReplaysAfterDeathAreReleased(t *testing.T) {
 	for _, c := range []struct {
 		name   string

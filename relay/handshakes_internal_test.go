@@ -43,7 +43,7 @@ func TestGreetingsFloodEvictsFlooderOnly(t *testing.T) {
 	g.add(first, honest)
 	silent, _ := greetingPair(t)
 	g.add(silent, flooder)
-	// This peer has sent its hello, which the relay has not read yet.
+	// This peer has sent a hello, which the relay has not read yet.
 	said, client := greetingPair(t)
 	if err := client.Send(&wire.PeerHello{}, 1); err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestGreetingsFloodEvictsFlooderOnly(t *testing.T) {
 	}
 }
 
-// Users that are many do not have more than their share.
+// Many users do not get more than their share.
 func TestGreetingsManyUsersEvictLargestShare(t *testing.T) {
 	g := &pendingHandshakes{from: packet.Relays}
 	var large []packet.Conn
@@ -85,7 +85,7 @@ func TestGreetingsManyUsersEvictLargestShare(t *testing.T) {
 	}
 }
 
-// A connection counts for the user of its process.
+// A connection counts for the user of the process.
 func TestGreetingsCountForUserOfPeerProcess(t *testing.T) {
 	c, _ := greetingPair(t)
 	if uid := uidOf(c); uid != uint32(unix.Geteuid()) {

@@ -12,11 +12,11 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// hostAccount counts the host memory that a relay allocates on behalf of its container: memory of
-// clients, slots, rings, and memory shared with remote relays. The kernel charges a page to the
-// control group of the process that touches it first. Clients allocate the pages of their memory
-// and rings (wire.HostMemoryPopulated), but a hostile client need not, so the limit is a part of
-// the container's own memory limit.
+// hostAccount counts a relay's host memory for the container: memory of clients, slots, rings, and
+// memory shared with remote relays. The kernel charges a page to the control group of the first
+// process that touches the page. Clients allocate the pages of host memory and rings
+// (wire.HostMemoryPopulated), but a hostile client need not, so the limit is a part of the
+// container's memory limit.
 type hostAccount struct {
 	mu    sync.Mutex
 	limit uint64 // bytes; 0 for none
@@ -48,12 +48,12 @@ func (a *hostAccount) release(bytes uint64) {
 	a.used -= bytes
 }
 
-// hostGranule is the unit in which a relay claims host memory: the supervisor writes a
-// file for each claim.
+// hostGranule is the unit in which a relay claims host memory: the supervisor writes a file per
+// claim.
 const hostGranule = 16 << 20
 
-// takeHost claims bytes of host memory within staging.host_limit, or returns the reason
-// why they are not admitted.
+// takeHost claims bytes of host memory within staging.host_limit, or returns the reason of a
+// refusal.
 func (c *claims) takeHost(bytes uint64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -85,7 +85,7 @@ func (s *stranger) say(m wire.Message, fds ...int) {
 	}
 }
 
-// hear reads until a message of one kind comes.
+// hear reads until a message of a kind arrives.
 func hear[M wire.Message](s *stranger) M {
 	s.t.Helper()
 	for {
@@ -108,7 +108,7 @@ func TestGrantAfterEndMovesNothing(t *testing.T) {
 	const n, secret = 256 << 20, 4096
 	source, target := exported(t, s.a, 0, n), allocate(t, 3, n+2<<20)
 	source.write(n-secret, random(t, secret))
-	// The long copy keeps the connection for a while after its end.
+	// The long copy keeps the ended connection for a while.
 	long, err := s.sending.Send(source.Memory, 0, n-secret)
 	if err != nil {
 		t.Fatal(err)
@@ -290,7 +290,7 @@ func TestInvalidMessagesOfSendingRelayEndConnection(t *testing.T) {
 	attach(t, socket)
 }
 
-// raw is a client without its library.
+// raw is a client without the library.
 type raw struct {
 	packet.Conn
 	*ring.Client
@@ -345,7 +345,7 @@ func TestHostileClientCannotStopTheLoop(t *testing.T) {
 	}
 }
 
-// aside is a raw client of one container and a listener of another.
+// aside is a raw client of a container, and a listener of a second container.
 func aside(t *testing.T) (raw, *client.Listener) {
 	t.Helper()
 	h := newHost(t)

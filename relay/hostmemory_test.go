@@ -59,10 +59,9 @@ func sideOf(t *testing.T, s *client.Session, gpu int, kind string, n uint64) sid
 		func(offset, n uint64) []byte { return bytes.Clone(m.Data[offset : offset+n]) }}
 }
 
-// far2 are a second client's GPU and its server: with two GPUs each is the other's
-// server. These tests, and those of several allocations and of cudaMalloc, also run on
-// real GPUs, with PEERLANE_TEST_CUDA=driver and
-// -test.run 'AtEitherEnd|InFlight|SeveralAllocations|OfCudaMalloc$'.
+// far2 are a second client's GPU and a server: with two GPUs both serve mutually. These tests, and
+// the tests of several allocations and of cudaMalloc, also run on real GPUs, with
+// PEERLANE_TEST_CUDA=driver and -test.run 'AtEitherEnd|InFlight|SeveralAllocations|OfCudaMalloc$'.
 func far2() (client, server int) {
 	if len(devices) < 4 {
 		return 1, 0
@@ -144,7 +143,7 @@ func TestHostMemoryIsRefused(t *testing.T) {
 	if c := report.Clients; len(c) != 2 || c[0].HostMemory+c[1].HostMemory != report.Used.HostMemory {
 		t.Errorf("the clients are %+v", c)
 	}
-	// When the answer is there it is gone.
+	// After the answer the memory is gone.
 	for range 20 {
 		if err := first.Unexport(ctx); err != nil {
 			t.Fatal(err)
@@ -361,7 +360,7 @@ func TestHostMemoryBeforeItsPagesIsUnusable(t *testing.T) {
 	if _, err := wait(t, receive, nil); err != nil {
 		t.Error(err)
 	}
-	// Memory whose client never answers counts until its session ends.
+	// Memory without an answer of the client counts until the session's end.
 	if _, fd = made(); pages(fd) != 0 {
 		t.Errorf("the relay has allocated %d bytes", pages(fd))
 	}
@@ -472,8 +471,8 @@ func TestHostMemoryOfHostileClientHarmsNoOther(t *testing.T) {
 	v.recovered()
 }
 
-// Operations that are under way when the client dies end before its memory goes:
-// the other side never sees anything but an error or the whole message.
+// Operations in flight at the client's death end before the memory is unmapped: the remote side
+// gets an error or the whole message.
 func TestClientDeathWithHostMemoryInFlightEndsOperationsFirst(t *testing.T) {
 	needGPUs(t, 2)
 	second, server := far2()
@@ -597,7 +596,7 @@ func TestHostAccountBoundsAllAllocations(t *testing.T) {
 	hostMemory(t, a, 0, 3<<20)
 }
 
-// Host memory is claimed by granules, and given back when it is not in use.
+// Host memory is claimed by granules, and given back when unused.
 func TestHostMemoryClaimsAndReturnsGranules(t *testing.T) {
 	h := newHost(t)
 	h.change = func(c *launch.Config) { c.HostAdmission = true }

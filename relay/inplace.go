@@ -19,8 +19,8 @@ import (
 
 // Memory of a GPU near the NICs needs no slots: the client passes a DMA-BUF descriptor of the
 // memory, and NICs read and write the memory in place. The memory is registered from the first use
-// after the descriptor's arrival until unexport; nothing of it is under way then, as with memory
-// that is copied. Memory without a DMA-BUF, or refused by NICs, bounces through slots in host
+// after the descriptor's arrival until unexport; no operation on the memory is in flight then, as
+// with copied memory. Memory without a DMA-BUF, or refused by NICs, bounces through slots in host
 // memory: never through slots on the same GPU, to which a copy would wait for the client's kernels.
 
 // wanted reports whether the relay would have NICs know a client's memory in place.
@@ -76,8 +76,8 @@ func (l *lane) allowsInPlace(bytes uint64) error {
 	return nil
 }
 
-// checkDMABuf looks at a descriptor that is said to be a DMA-BUF of a GPU's memory, as
-// checkForeign does: the kernel says whose it is without a word to any file system.
+// checkDMABuf looks at a descriptor that is said to be a DMA-BUF of a GPU's memory, as checkForeign
+// does: the kernel returns the exporter without a call to a file system.
 func checkDMABuf(fd int, simulated bool) error {
 	if simulated { // there it is the memory's own
 		return checkForeign(fd, true)
@@ -88,10 +88,9 @@ func checkDMABuf(fd int, simulated bool) error {
 // maxInfo is more than the kernel tells of a DMA-BUF, bytes.
 const maxInfo = 4096
 
-// checkProcDMABuf looks at a descriptor below a process's directory in /proc. The link comes
-// first, which asks nothing of the file but its path ("/dmabuf:" of dmabuffs_dname): fdinfo
-// calls the file's own show_fdinfo, and an epoll descriptor's waits for a lock that its owner
-// can hold for ever.
+// checkProcDMABuf looks at a descriptor below a process's directory in /proc. The link is first,
+// which needs only the file's path ("/dmabuf:" of dmabuffs_dname): fdinfo calls the file's
+// show_fdinfo, which for an epoll descriptor waits for a lock that the owner can hold for ever.
 func checkProcDMABuf(proc string, fd int) error {
 	link, err := os.Readlink(fmt.Sprintf("%s/fd/%d", proc, fd))
 	switch {
@@ -115,7 +114,7 @@ func checkProcDMABuf(proc string, fd int) error {
 }
 
 // ofGPU reads the exporter of a DMA-BUF from the kernel's fdinfo (dma_buf_show_fdinfo, Linux 5.3).
-// The driver calls itself nv_dmabuf, and before by its module's name.
+// The driver's name is nv_dmabuf, and was the module's name before.
 func ofGPU(fdinfo []byte) bool {
 	for line := range bytes.Lines(fdinfo) {
 		if by, is := bytes.CutPrefix(line, []byte("exp_name:\t")); is {
@@ -126,7 +125,7 @@ func ofGPU(fdinfo []byte) bool {
 	return false
 }
 
-// near is memory as the NICs of a connection that goes over verbs can know it; nil where they
+// near returns memory for registration with the NICs of a connection over verbs; nil where they
 // cannot.
 func (c *connection) near(m *memory) *device.Memory {
 	switch {
@@ -179,7 +178,7 @@ func (c *connection) known(m *memory) bool {
 // clientDMABuf is the registration of client memory.
 var clientDMABuf = slotsWay{registration.DMABuf, "dmabuf: the client's own memory, in place, registered by DMA-BUF: GPUDirect RDMA"}
 
-// noMemoryInPlace is said of a near GPU's connection before it has carried anything.
+// noMemoryInPlace describes a near GPU's connection before the first message.
 const noMemoryInPlace = "the GPU is near the NICs and has no slots; a client's memory goes in place when NICs know it, and none has come yet"
 
 // noDMABufAnswer is the reason for memory whose process has not answered the export's request,
@@ -204,7 +203,7 @@ func (c *connection) reportInPlace(refused string) {
 	r.warnings.warn(c.session.log.WithField("gpu", c.lane.spec.GPU.BusID), errors.New(refused), "memory of a GPU near the NICs bounces through host memory")
 }
 
-// countInPlace counts so many bytes of an operation that nobody has copied on the way.
+// countInPlace counts bytes of an operation that were not copied.
 func (c *connection) countInPlace(op *operation, n uint64) {
 	if m := op.memory; m.staged != nil || m.inPlace != nil && c.transport == launch.TransportVerbs {
 		op.inPlace += n

@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// The kernel's fdinfo of descriptors: of a GPU's memory as Linux 6.18 does with an H200's driver,
-// and of others.
+// The kernel's fdinfo of descriptors: of a GPU's memory as of Linux 6.18 with an H200's driver, and
+// of further files.
 func TestDMABufLinkNamesItsOwner(t *testing.T) {
 	const file = "pos:\t0\nflags:\t02000002\nmnt_id:\t12\nino:\t1\n"
 	for _, c := range []struct {
@@ -46,7 +46,7 @@ func TestDMABufOfClientIsCheckedByItsLink(t *testing.T) {
 		{"/dmabuf:weights", gpu, ""},
 		{"/dmabuf:", strings.Repeat("x", maxInfo) + "\n" + gpu, "is no DMA-BUF of the NVIDIA driver"},
 		{"/dmabuf:", "", "is no DMA-BUF of the NVIDIA driver"},
-		// These have no fdinfo here: to open it would be another error.
+		// These have no fdinfo here: opening the file would be a different error.
 		{"anon_inode:[eventpoll]", "none", "is no DMA-BUF, but anon_inode:[eventpoll]"},
 		{"anon_inode:inotify", "none", "is no DMA-BUF, but anon_inode:inotify"},
 		{"/memfd:/dmabuf: (deleted)", "none", "is no DMA-BUF, but /memfd:"},
@@ -75,7 +75,7 @@ func TestDMABufOfClientIsCheckedByItsLink(t *testing.T) {
 	mustSay(t, checkDMABuf(inotify, false), "but anon_inode:inotify")
 }
 
-// mustSay demands that a descriptor is refused so, or not at all.
+// mustSay demands a refusal of a descriptor with a text, or no refusal.
 func mustSay(t *testing.T, err error, says string) {
 	t.Helper()
 	switch {

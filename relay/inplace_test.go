@@ -27,7 +27,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// direct is a lane of a GPU that is near its NICs.
+// direct is a lane of a GPU near the NICs.
 func direct(l launch.Lane) launch.Lane {
 	return launch.Lane{GPU: l.GPU, Role: "near", Direct: true, Servers: []launch.GPU{}, NICs: l.NICs}
 }
@@ -41,7 +41,7 @@ func (m *memory) dmabuf() (fd int, err error) {
 	return fd, err
 }
 
-// lend exports [offset, offset+n) of memory, and lends it: the relay's first operation on the
+// lend exports [offset, offset+n) of memory with a DMA-BUF: the relay's first operation on the
 // memory then finds the DMA-BUF. The DMA-BUF message has no answer, and the relay may read the ring
 // first; a later request does not overtake the message.
 func (m *memory) lend(s *client.Session, offset, n uint64) {
@@ -223,8 +223,7 @@ func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 	}
 }
 
-// lentRegions is how often a NIC was told of so many bytes of lent memory, and how many of
-// these registrations there still are.
+// lentRegions returns the numbers of past and present registrations of memory of a size in place.
 func lentRegions(t *testing.T, rdma softdevice.Host, nic string, bytes uint64) (made, left int) {
 	t.Helper()
 	calls, err := rdma.Calls("ibv_reg_dmabuf_mr", "ibv_dereg_mr")
@@ -251,7 +250,7 @@ func nearByRDMA(t *testing.T) *byRDMA {
 	return nearThatRedial(t, 0)
 }
 
-// nearThatRedial has them try for so long, 0 for as long as is promised.
+// nearThatRedial sets the time limit of reconnects, 0 for the default.
 func nearThatRedial(t *testing.T, limit time.Duration) *byRDMA {
 	t.Helper()
 	return (&byRDMA{lane: direct, redial: limit}).lendAll(t)
@@ -282,8 +281,7 @@ func (p *byRDMA) lendBegun(t *testing.T) *byRDMA {
 	}
 }
 
-// TestCudaMallocMemoryTransfersInPlace demands that a NIC reads memory of cudaMalloc where it lies: a DMA-BUF
-// is of any range that a client owns.
+// A NIC reads memory of cudaMalloc in place: a DMA-BUF is of any range that a client owns.
 func TestCudaMallocMemoryTransfersInPlace(t *testing.T) {
 	p := &byRDMA{lane: direct, change: func(c *launch.Config) { c.CUDAIPC = true }}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
@@ -388,8 +386,8 @@ func TestOneSidedOperationsInPlaceDelayRevoke(t *testing.T) {
 	p.takenBackUnderTraffic(t, o, func() error { return p.target.Unexport(within(t)) })
 }
 
-// A message that waits for its receiver uses memory that is given back meanwhile: the NICs
-// forget it when the message has gone, and not before.
+// A message that waits for a receive uses memory that the client unexports meanwhile: the NICs
+// deregister the memory after the message, not before.
 func TestInPlaceMemoryUnexportedInFlightStaysRegistered(t *testing.T) {
 	p := nearByRDMA(t)
 	want := random(t, 1<<20)
@@ -416,9 +414,9 @@ func TestInPlaceMemoryUnexportedInFlightStaysRegistered(t *testing.T) {
 	testutil.Until(t, "the registrations of lent memory", func() bool { _, left := lentRegions(t, p.rdma, "mlx5_0", pairBytes); return left == 0 })
 }
 
-// A NIC fails under a message between two memories, whether or not they are given back meanwhile:
-// other queue pairs come, whose domains know both, and the message arrives. Freed memory is
-// deregistered then, and remaining memory is in place at once.
+// A NIC fails during a message between two memories, with or without an unexport meanwhile: new
+// queue pairs, with both memories registered, replace the failed pairs, and the message arrives.
+// Freed memory is deregistered then, and remaining memory is in place at once.
 func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 	for _, c := range []struct {
 		name, fails string
@@ -585,7 +583,7 @@ func TestOwnerDeathInPlaceKeepsMemoryUntilWriteEnds(t *testing.T) {
 // lenderBytes is the size of the dying process's memory, and the length of its messages.
 const lenderBytes = 1<<20 + 4096
 
-// dying is a client that lends memory, in a process of its own: the process sends to a handle, or
+// dying is a client with memory in place, in a separate process: the process sends to a handle, or
 // listens and prints its handle.
 type dying struct {
 	socket, handle string
@@ -593,7 +591,7 @@ type dying struct {
 	ipc            bool // its memory is of cudaMalloc
 }
 
-// start starts it, and gives its first line.
+// start starts the process, and returns the first line.
 func (p dying) start(t *testing.T) (*exec.Cmd, string) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -826,8 +824,8 @@ func TestUnrequestedDMABufIsClosed(t *testing.T) {
 	}
 }
 
-// An older library does not answer the export's request: its memory bounces, and inspect says why.
-// An answer that comes late is as good as any.
+// An older library does not answer the export's request: the client's memory bounces, and inspect
+// has the reason. An answer that comes late is as good as any.
 func TestLibraryWithoutInPlaceSupportBounces(t *testing.T) {
 	p := &byRDMA{lane: direct}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)

@@ -15,8 +15,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// plain is memory of cudaMalloc of this process, which is another one than the
-// relay's.
+// plain is memory of cudaMalloc of this process, which is not the relay's process.
 type plain struct {
 	t      *testing.T
 	gpu    *device.Device
@@ -157,7 +156,7 @@ func TestCudaMallocMemoryIsRefused(t *testing.T) {
 	forged[16] ^= 1 // the nonce
 	_, err = v.good.ExportIPC(within(t), forged, client.Allocation{GPU: uuid(t, 0), Length: 8})
 	demand(t, err, wire.StatusBadDescriptor, "CUDA_ERROR_MAP_FAILED")
-	// One allocation can be exported more than once, up to the limit.
+	// An allocation can be exported more than once, up to the limit.
 	for range 2 {
 		if _, err := v.export(p, 0, 8); err != nil {
 			t.Fatal(err)
@@ -206,7 +205,7 @@ func TestCudaMallocMemoryFreedInFlightHarmsNoOther(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = wait(t, receive, nil) // done, or the other side has ended
+		_, _ = wait(t, receive, nil) // done, or the remote side has ended
 		if err := receiving.Close(within(t)); err != nil {
 			t.Fatal(err)
 		}

@@ -21,7 +21,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// lane is one of the container's GPUs. A lane allocates nothing before a client needs it.
+// lane is a GPU of the container. A lane allocates nothing before a client needs it.
 type lane struct {
 	relay *Relay
 	spec  launch.Lane
@@ -47,24 +47,19 @@ type lane struct {
 		// eagerBuffers are for short messages, out and in; nil where there was no room.
 		quotas [2]*eagerBuffers
 	}
-	// registered are the slots on server GPUs for other hosts' NICs: out and in, or others.
+	// registered has the slots on server GPUs for NICs of remote hosts: out and in, or others.
 	registered gpuSlots
-	// nics are those beside the GPUs that staging is on.
-	nics []string
-	// placed says where staging is, and where it is not for want of room.
+	// placed lists the places of staging, and the places without room.
 	placed []placed
 	// inPlaceBytes is the size of client memory in place, bytes; of the loop.
 	inPlaceBytes uint64
-	// turn picks the NIC of the next connection; of the loop.
-	turn int
-	// mixed deals grants to the client's memory in place and to slots, in each direction of a
-	// lane that has both; nil for others. It is of the loop.
+	// mixed divides grants between client memory in place and slots, per direction of a lane with
+	// both; nil for others. It is of the loop.
 	mixed struct{ out, in *stripe.Scheduler }
 
 	// copies: clients may copy to the server GPUs themselves; of the loop.
 	copies bool
-	// serverUsage are the server GPUs as they are clients' that copy themselves; of the
-	// loop.
+	// serverUsage has the memory of server GPUs for clients that copy; of the loop.
 	serverUsage []*serverUsage
 
 	// ended are the figures of the connections that have; of the loop.
@@ -106,8 +101,8 @@ func (l *lane) identity() (wire.UUID, error) {
 	return id, nil
 }
 
-// open makes the context on the client's GPU, the only one that a relay has.
-// It blocks for as long as CUDA takes.
+// open makes the context on the client's GPU, the relay's only context. The call blocks during
+// CUDA's work.
 func (l *lane) open() error {
 	l.opening.Lock()
 	defer l.opening.Unlock()
@@ -172,8 +167,7 @@ func (t *turns) take() *device.Queue {
 	return q
 }
 
-// streams makes more queues, until there are so many in each direction. The lane's
-// lock is held.
+// streams makes more queues, up to a number per direction. The lane's lock is held.
 func (l *lane) streams(n int) error {
 	for len(l.push.queues) < n {
 		push, err := l.device.NewQueue()
@@ -194,8 +188,8 @@ func (l *lane) streams(n int) error {
 	return nil
 }
 
-// fullPause is how long nothing is tried again where there was no room, however
-// often clients connect: each try asks driver and supervisor many times.
+// fullPause is how long nothing is tried again where there was no room, however often clients
+// connect: a try makes many calls of driver and supervisor.
 const fullPause = time.Second
 
 // isStaged reports whether openStaging has nothing more to do.
@@ -226,21 +220,15 @@ func (l *lane) openStaging() error {
 	if time.Since(l.full) < fullPause {
 		return l.noRoom
 	}
-	// A far GPU that the plan has no server for bounces without Peerlane, too.
 	planned := l.spec.Relay && len(l.spec.Servers) > 0
-	bouncing, bounce := bounceWithin(config)
-	if !planned && (l.spec.Role != launch.RoleFar || bouncing == 0) {
+	if !planned {
 		return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
 			Operation: fmt.Sprintf("the lane of GPU %s has no server GPU to stage on (role %s)", l.spec.GPU.BusID, l.spec.Role),
 			Remedy:    "use route direct, or name servers in [[plan.lane]] of config.toml"})
 	}
 	var out, in staging
 	var all []placed
-	servers, spares := l.spec.Servers, l.spec.Spares
-	if !planned {
-		servers, spares = nil, nil
-	}
-	for _, server := range servers {
+	for _, server := range l.spec.Servers {
 		all = append(all, l.stageOn(server, l.slotsOn(server.BusID, config.Slots), config, l.create, &out, &in))
 	}
 	if l.weight("") > 0 && len(out.regions) > 0 && config.Bounce > 0 {
@@ -251,30 +239,15 @@ func (l *lane) openStaging() error {
 			all = append(all, p)
 		}
 	}
-	nics := l.spec.NICs
-	for _, spare := range spares {
+	for _, spare := range l.spec.Spares {
 		if len(out.regions) > 0 {
 			break
 		}
 		p := l.stageOn(spare.GPU, config.Slots, config, l.create, &out, &in)
 		if p.bytes > 0 {
 			p.note = strings.TrimSuffix("it serves in place of the lane's own servers; "+p.note, "; ")
-			nics = spare.NICs
 		}
 		all = append(all, p)
-	}
-	if len(out.regions) == 0 && bouncing > 0 {
-		p := l.bounce(size{config.Slots, config.SlotBytes}, bouncing, device.CreateHost, &out, &in)
-		if !planned {
-			p.note = strings.TrimSuffix("the plan has no server GPU for this lane; "+p.note, "; ")
-		}
-		all = append(all, p)
-		bounce = ", and nor has the host's memory"
-		if text := notes(all); p.bytes > 0 {
-			logrus.Warnf("the lane of GPU %s bounces through %s of host memory, for as long as this relay lives: %s",
-				l.spec.GPU.BusID, humanize.IBytes(p.bytes), text)
-			l.announced = text
-		}
 	}
 	l.announce(all, len(out.regions) > 0)
 	if len(out.regions) == 0 {
@@ -286,7 +259,7 @@ func (l *lane) openStaging() error {
 			lacks = "is fit"
 		}
 		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
-			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s%s", lacks, l.spec.GPU.BusID, bounce), Cause: errors.New(notes(all))})
+			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s", lacks, l.spec.GPU.BusID), Cause: errors.New(notes(all))})
 		return l.noRoom
 	}
 	most := 1
@@ -303,7 +276,7 @@ func (l *lane) openStaging() error {
 	out.fill()
 	in.fill()
 	if !l.relay.loop.Call(func() {
-		l.out, l.in, l.nics, l.placed = &out, &in, nics, all
+		l.out, l.in, l.placed = &out, &in, all
 		l.relay.endIfWrong() // what came meanwhile
 	}) {
 		return errEnding
@@ -314,16 +287,7 @@ func (l *lane) openStaging() error {
 	return nil
 }
 
-// bounceWithin returns the limit of slots in host memory for the emulated NIC, and the words for none.
-// Data that NICs carry bounces through the slots for other hosts.
-func bounceWithin(c launch.Config) (limit uint64, none string) {
-	if stagedByNICs(c) {
-		return 0, ""
-	}
-	return c.Bounce, ", and staging.bounce in config.toml does not allow the host's memory"
-}
-
-// openRemote makes the slots for other hosts, in the host's memory: TCP traffic uses these slots.
+// openRemote makes the slots for remote hosts, in host memory: TCP traffic uses these slots.
 func (l *lane) openRemote(n *launch.Network) error {
 	if err := l.open(); err != nil {
 		return err
@@ -356,7 +320,7 @@ func (l *lane) openRemote(n *launch.Network) error {
 	return nil
 }
 
-// reserve takes the staging before a client needs it. After a failure the next connection tries
+// reserve allocates staging before a client needs it. After a failure the next connection tries
 // again.
 func (l *lane) reserve() {
 	if !l.spec.Relay {
@@ -423,7 +387,7 @@ const (
 	minSlotBytes = 4 << 20
 )
 
-// smaller is the next smaller size, if there is one.
+// smaller returns the next smaller size, if any.
 func (z size) smaller() (size, bool) {
 	const granule = 64 << 10 // of slots, as in config.toml
 	half := z.slotBytes / 2 / granule * granule
@@ -436,8 +400,8 @@ func (z size) smaller() (size, bool) {
 	return z, false
 }
 
-// place makes a region in each direction on a server GPU: of the size that is
-// wanted, or the largest smaller one that there is room for.
+// place makes a region per direction on a server GPU: of the size that is wanted, or the largest
+// smaller one that there is room for.
 func (l *lane) place(server launch.GPU, want size, admission bool, create maker, out, in *staging) placed {
 	p := placed{gpu: server, wanted: 2 * uint64(want.slots) * want.slotBytes}
 	for z, more := want, true; more; z, more = z.smaller() {
@@ -462,9 +426,8 @@ func (l *lane) place(server launch.GPU, want size, admission bool, create maker,
 	return p
 }
 
-// bounce makes a region in each direction in the host's memory, of which this
-// relay's lanes together may have so much: of the size that is wanted, or the
-// largest smaller one that there is room for.
+// bounce makes a region per direction in host memory, within a common limit of the relay's lanes:
+// of the size that is wanted, or the largest smaller one that there is room for.
 func (l *lane) bounce(want size, limit uint64, create hostMaker, out, in *staging) placed {
 	p := placed{host: true, wanted: 2 * uint64(want.slots) * want.slotBytes}
 	for z, more := want, true; more; z, more = z.smaller() {
@@ -488,7 +451,7 @@ func (l *lane) bounce(want size, limit uint64, create hostMaker, out, in *stagin
 // hostMaker is device.CreateHost or device.CreateHuge.
 type hostMaker func(name string, bytes uint64) (*device.Memory, error)
 
-// inHost makes a region in each direction in the host's memory.
+// inHost makes a region per direction in host memory.
 func (l *lane) inHost(z size, limit uint64, create hostMaker) (out, in *region, err error) {
 	r, bytes := l.relay, 2*uint64(z.slots)*z.slotBytes
 	if have := r.bounced.Add(bytes); have > limit {
@@ -540,7 +503,7 @@ func (l *lane) inHost(z size, limit uint64, create hostMaker) (out, in *region, 
 	return out, in, nil
 }
 
-// serve makes a region in each direction on a server GPU.
+// serve makes a region per direction on a server GPU.
 func (l *lane) serve(server launch.GPU, z size, admission bool, create maker) (out, in *region, err error) {
 	ordinal, id, err := l.server(server)
 	if err != nil {
@@ -635,8 +598,7 @@ func (l *lane) create(on cuda.Device, bytes uint64) (m *device.Memory, fd int, e
 	return m, fd, nil
 }
 
-// region is the staging memory on one server GPU, or in the host's memory, as
-// slots.
+// region is the staging memory on a server GPU, or in host memory, as slots.
 type region struct {
 	number    uint32
 	kind      uint32 // wire.Memory*
@@ -645,7 +607,7 @@ type region struct {
 	memory    *device.Memory
 	slots     int
 	slotBytes uint64
-	fd        int // export, for emulated NICs; -1 for none
+	fd        int // export; -1 for none
 	// weight is by which the region has its part of the lane's slots' turns, and nics those of
 	// NICs for what is in it; nil where all are alike.
 	weight  int

@@ -107,8 +107,8 @@ func (r *Relay) release(u quota) {
 	r.used.descriptors -= u.descriptors
 }
 
-// Limits of the connections that have not said hello, of clients and of relays each. A relay has a
-// separate uid, and so a separate share of the connections.
+// Limits of connections without a hello, separate for clients and relays. A relay has a separate
+// uid, and so a separate share of the connections.
 const (
 	maxGreetings      = 256 // in all
 	maxGreetingsOfUID = 64
@@ -116,8 +116,8 @@ const (
 
 // pendingHandshakes are the connections that have not said hello, oldest first. When a uid has too
 // many connections, pendingHandshakes evicts a connection of that uid; when the total is too large,
-// a connection of the uid with the most. So a process that floods the socket evicts only its own
-// connections. The evicted connection is the oldest that has sent nothing.
+// a connection of the uid with the most. So a flooding process evicts only connections of the same
+// user. The evicted connection is the oldest that has sent nothing.
 type pendingHandshakes struct {
 	from *packet.Source
 
@@ -126,7 +126,7 @@ type pendingHandshakes struct {
 	refused map[packet.Conn]bool
 }
 
-// greeting is a connection that has not said hello, and the uid of the process that made it.
+// greeting is a connection without a hello, and the uid of the connecting process.
 type greeting struct {
 	conn packet.Conn
 	uid  uint32
@@ -138,7 +138,7 @@ var errSilent = wire.Errorf(wire.StatusBusy, "%d connections of the same user, o
 // unknownUID stands for a uid that the kernel does not tell.
 const unknownUID = ^uint32(0)
 
-// begin adds a connection, and evicts one where there are too many.
+// begin adds a connection, and evicts one above the limits.
 func (g *pendingHandshakes) begin(conn packet.Conn) { g.add(conn, uidOf(conn)) }
 
 func (g *pendingHandshakes) add(conn packet.Conn, uid uint32) {
@@ -165,7 +165,7 @@ func (g *pendingHandshakes) add(conn packet.Conn, uid uint32) {
 	g.evict(most)
 }
 
-// evict ends the wait for one connection of a uid, which has some.
+// evict ends the wait for a connection of a uid with at least one.
 func (g *pendingHandshakes) evict(uid uint32) {
 	evicted := -1
 	for i, w := range g.waiting {
@@ -201,7 +201,7 @@ func uidOf(conn packet.Conn) uint32 {
 	return uid
 }
 
-// unread reports whether a message has come on a connection that nobody has read yet.
+// unread reports whether a connection has an unread message.
 func unread(conn packet.Conn) bool {
 	n := 0
 	control(conn, func(fd int) {
@@ -219,7 +219,7 @@ func control(conn packet.Conn, f func(fd int)) {
 
 // receive reads the first message of a connection, which brings no descriptors.
 func (g *pendingHandshakes) receive(conn packet.Conn) (wire.Message, error) {
-	// An evicted connection has its deadline already.
+	// An evicted connection already has a deadline.
 	err := conn.SetWriteDeadline(time.Now().Add(handshakeTimeout))
 	timer := time.AfterFunc(handshakeTimeout, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	var m wire.Message
@@ -233,8 +233,8 @@ func (g *pendingHandshakes) receive(conn packet.Conn) (wire.Message, error) {
 	return m, err
 }
 
-// end removes a connection that has said hello, or has ended. It reports false where the
-// connection was evicted.
+// end removes a connection that has said hello, or has ended. The result is false for an evicted
+// connection.
 func (g *pendingHandshakes) end(conn packet.Conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

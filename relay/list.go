@@ -13,13 +13,13 @@ import (
 )
 
 // List operations: a single operation of a client reads or writes many ranges of the remote side's
-// regions. The client writes the entries into list memory and posts one descriptor. The sender's
-// relay copies the entries in parts, checks the copies, and runs a part as a one-sided operation
-// (onesided.go) whose message is the concatenated bytes of the entries. Both sides divide the
-// message into pieces, and merge adjacent pieces: on route direct a copy goes from piece to piece,
-// on route staged several pieces share a slot.
+// regions. The client writes the entries into list memory and posts a single descriptor. The
+// sender's relay copies the entries in parts, checks the copies, and runs a part as a one-sided
+// operation (onesided.go) whose message is the concatenated bytes of the entries. Both sides divide
+// the message into pieces, and merge adjacent pieces: on route direct a copy goes from piece to
+// piece, on route staged several pieces share a slot.
 
-// maxParts bounds the parts of one session that are under way: each has about 100 KiB.
+// maxParts limits the parts of a session in flight: each has about 100 KiB.
 const maxParts = 32
 
 // entryBytes is the size of an entry in list memory.
@@ -57,7 +57,7 @@ type pieces struct {
 	starts []uint64 // where in the message each entry begins
 	failed uint64   // where in the message the first refused byte is
 
-	// Of exposed memory, which the relay reads or writes for the other side:
+	// Of a region, which the relay reads or writes for the remote side:
 	serves *servedPart
 }
 
@@ -103,7 +103,7 @@ func (p *pieces) copies(from, n uint64, place device.Place, into bool) []device.
 	return all
 }
 
-// copyOut copies n bytes of a message, from one byte on, to a slot.
+// copyOut copies n bytes of a message, from an offset on, to a slot.
 func (op *operation) copyOut(by *device.Queue, slot device.Place, from, n uint64, done func(error)) {
 	if op.pieces != nil {
 		by.MoveList(op.pieces.copies(from, n, slot, true), done)
@@ -112,7 +112,7 @@ func (op *operation) copyOut(by *device.Queue, slot device.Place, from, n uint64
 	by.Move(slot, op.memory.place(op.offset+from), n, done)
 }
 
-// copyIn copies n bytes of a slot into a message, from one byte on.
+// copyIn copies n bytes of a slot into a message, from an offset on.
 func (op *operation) copyIn(by *device.Queue, slot device.Place, from, n uint64, done func(error)) {
 	if op.pieces != nil {
 		by.MoveList(op.pieces.copies(from, n, slot, false), done)
@@ -313,7 +313,7 @@ func (p *pieces) take(entries []wire.ListEntryLayout, kind uint32, c *connection
 	return ranges, length, wire.StatusOK
 }
 
-// sendRanges tells the other relay of the ranges of the list message that will come.
+// sendRanges announces the ranges of the next list message to the remote relay.
 func (s *sender) sendRanges(ranges []keyedRange) {
 	for len(ranges) > 0 {
 		m := &wire.PeerRanges{Key: ranges[0].key}
@@ -338,7 +338,7 @@ func (s *sender) stopList(l *list, entry uint64, status wire.Status) {
 	s.settleList(l)
 }
 
-// settleList ends a list of which no part is under way and none will begin.
+// settleList ends a list without present and further parts.
 func (s *sender) settleList(l *list) {
 	if l.parts > 0 || l.stopped == wire.StatusOK && l.next < l.op.length {
 		return
@@ -371,7 +371,7 @@ func (p *pieces) partOver(op *operation, status wire.Status) {
 	s.session.giveParts()
 }
 
-// giveParts lets other connections of the session begin parts.
+// giveParts permits further connections of the session to start parts.
 func (s *session) giveParts() {
 	for len(s.wantParts) > 0 && s.listParts < maxParts {
 		by := s.wantParts[0]
@@ -403,7 +403,7 @@ func (s *sender) stopLists(why wire.Status) {
 	s.listing.pending, s.listing.ranges = nil, nil
 }
 
-// listRefused is the other side's word that a part gets nothing.
+// listRefused handles the remote side's refusal of a part.
 func (s *sender) listRefused(m *wire.PeerListRefused) error {
 	from := s.active
 	if m.Reads == 1 {

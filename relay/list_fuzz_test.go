@@ -160,7 +160,7 @@ func (l *fuzzListLink) learn(do *script, duplicate func() int) {
 	l.opened(nil)
 }
 
-// grants has the sender hear of a grant for a part of a list, mostly as it should be.
+// grants gives the sender a mostly valid grant for a part of a list.
 func (l *fuzzListLink) grants(do *script) {
 	s := l.s
 	send := do.near(max(1, uint64(do.next())%(s.last+1)))
@@ -228,9 +228,10 @@ func (w *world) fillsList(r *receiver, do *script, what func(op *operation, at u
 	}
 }
 
-// FuzzPeerOfAListReader sends arbitrary messages and completions, as a hostile owner's relay and NIC,
-// to a relay whose client reads and writes lists. Each byte read must land at its entry, each byte
-// written must come from its entry, each list must complete once, and no resource may remain.
+// FuzzPeerOfAListReader sends arbitrary messages and completions, as a hostile owner's relay and
+// NIC, to a relay whose client reads and writes lists. Read bytes must land at their entries,
+// written bytes must come from their entries, a list must complete once, and no resource may
+// remain.
 func FuzzPeerOfAListReader(f *testing.F) {
 	read, write := []byte{0, 1, 3, 0, 100, 50, 0, 4, 5, 1, 0, 0, 0}, []byte{0, 0, 3, 0, 100, 50, 0, 2, 0}
 	fillSlot, fillDirect := []byte{6, 1, 0, 0, 8}, []byte{6, 1, 0, 8}

@@ -16,9 +16,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// A client without its library posts lists that are wrong, and changes entries while the relay
-// copies them. Each list ends once, nothing but the exposed range is written, and the relay and
-// its other clients go on.
+// A client without the library posts invalid lists, and changes entries during the relay's copies.
+// A list ends once, only the exposed range is written, and the relay and further clients continue.
 func TestHostileListsEndAndWriteNothingElse(t *testing.T) {
 	const exposed, bytesThere = 64 << 10, 2 << 20
 	h := newHost(t)
@@ -63,7 +62,8 @@ func TestHostileListsEndAndWriteNothingElse(t *testing.T) {
 	for i := range used {
 		entries[i] = good(i)
 	}
-	// A goroutine writes the entries all the time: good ones, bad ones, and words of any value.
+	// A goroutine writes the entries continuously: valid and invalid entries, and words of any
+	// value.
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -97,7 +97,7 @@ func TestHostileListsEndAndWriteNothingElse(t *testing.T) {
 	attach(t, socket)
 }
 
-// listAttacker is a client without its library that posts lists.
+// listAttacker is a client without the library that posts lists.
 type listAttacker struct {
 	raw
 	t                  *testing.T
@@ -126,7 +126,7 @@ func (c *listAttacker) ask(m wire.Message, fds ...int) (wire.Message, []int) {
 	return answer, received
 }
 
-// listMemory asks for the list memory, and maps it.
+// listMemory requests and maps the list memory.
 func (c *listAttacker) listMemory() []byte {
 	c.t.Helper()
 	answer, fds := c.ask(&wire.ListMemory{})
@@ -163,7 +163,7 @@ func (c *listAttacker) post(d wire.Descriptor) {
 	}
 }
 
-// end waits for the end of a list, each of which ends once.
+// end waits for the end of a list, which ends once.
 func (c *listAttacker) end() wire.Completion {
 	c.t.Helper()
 	for limit := testutil.Begin(); ; time.Sleep(100 * time.Microsecond) {
@@ -188,8 +188,7 @@ func (c *listAttacker) demandEnd(d wire.Descriptor, status wire.Status) {
 	}
 }
 
-// fourLists posts lists of 1500 entries, waits for their end and returns the bytes that they
-// moved.
+// fourLists posts lists of 1500 entries, waits for the ends and returns the moved bytes.
 func (c *listAttacker) fourLists(entryBytes uint64) (moved uint64) {
 	c.t.Helper()
 	const entries = 1500

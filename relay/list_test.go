@@ -27,7 +27,7 @@ func TestListOperationsMoveEachEntry(t *testing.T) {
 	}
 }
 
-// listSide is a memory at one end, with its expected content.
+// listSide is a memory at one end, with the expected content.
 type listSide struct {
 	memory *client.Memory
 	key    wire.RemoteKey // of a range that begins at base

@@ -15,9 +15,7 @@ import (
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/packet"
-	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/transport/local"
-	"github.com/peerlane/peerlane/relay/transport/loop"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -27,7 +25,7 @@ const maxUnaccepted = 64
 // handleMagic begins a handle: "LANEHNDL".
 const handleMagic = 0x4c444e48454e414c
 
-// listener waits for senders that have its handle.
+// listener waits for senders with its handle.
 type listener struct {
 	session *session
 	number  uint32
@@ -75,7 +73,7 @@ func (s *session) listen(m *wire.Listen, sequence uint32) {
 	})
 }
 
-// generation is this relay's own, as the handle carries it.
+// generation is this relay's generation, as in the handle.
 func (r *Relay) generation() (wire.UUID, error) {
 	var text string
 	if !r.loop.Call(func() { text = r.config.Generation }) {
@@ -106,7 +104,7 @@ func (l *listener) close() {
 	l.ready, l.accepts = nil, nil
 }
 
-// closed is why a connection ends that nobody accepted.
+// closed is the reason for the end of an unaccepted connection.
 func (l *listener) closed() *wire.Error {
 	return wire.Errorf(wire.StatusPeerClosed, "%s closed the listener", l.session.relay.name())
 }
@@ -124,8 +122,8 @@ func (s *session) accept(m *wire.Accept, sequence uint32) {
 	}
 }
 
-// left reports whether the sender went by itself before it was accepted. Another may come. After a
-// failure the sender may count as connected, and an accept would wait for ever.
+// left reports whether the sender left before the accept. Another may come. After a failure the
+// sender may count as connected, and an accept would wait for ever.
 func (r *receiver) left() bool {
 	if r.down == nil {
 		return false
@@ -226,30 +224,15 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *pendingHandshakes) error {
 	if err != nil {
 		return err
 	}
-	if c.route == wire.RouteStaged && c.transport == "" { // the sender connects again, over the network
-		if err := conn.Send(welcome, 1); err != nil {
-			logrus.WithError(err).Debug("a sender left during its handshake")
-		}
+	err = conn.Send(welcome, 1)
+	fd := -1
+	if err == nil && c.route == wire.RouteStaged { // the sender connects again, over the network
 		return nil
 	}
-	ours, theirs := -1, -1
-	if c.route == wire.RouteStaged {
-		if ours, theirs, err = packet.Pair(); err != nil {
-			return err
-		}
-		defer unix.Close(theirs)
-		err = conn.Send(welcome, 1, theirs)
-	} else {
-		err = conn.Send(welcome, 1)
-	}
-	fd := -1
 	if err == nil {
 		fd, err = conn.Detach()
 	}
 	if err != nil {
-		if ours >= 0 {
-			unix.Close(ours)
-		}
 		if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
 			logrus.WithError(err).Debug("a sender left during its handshake")
 			return nil
@@ -258,7 +241,7 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *pendingHandshakes) error {
 		return wire.Errorf(wire.StatusInternal, "%s answers a sender: %v", r.name(), err)
 	}
 	windows := hasWindows(c, welcome.Version)
-	r.loop.Do(func() { l.connect(c, fd, ours, hello.Shares == 1, windows) })
+	r.loop.Do(func() { l.connect(c, fd, hello.Shares == 1, windows) })
 	return nil
 }
 
@@ -296,44 +279,22 @@ func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, laun
 	return l, c, welcome, nil
 }
 
-// stagedByNICs reports whether NICs, or tcp, carry staged data within a host too. A relay on no network
-// has the emulated NIC.
-func stagedByNICs(c launch.Config) bool {
-	return c.Network != nil && c.Transport != launch.TransportLoop
-}
-
-// openLocal makes the lane ready for a sender of this host.
+// openLocal makes the lane ready for a sender of this host. Staged data of two relays of a host goes
+// by NICs, or tcp, as between two hosts.
 func (l *lane) openLocal(c *connection, config launch.Config, hello *wire.PeerHello) error {
 	var err error
 	if c.route, err = l.route(config, hello); err != nil {
 		return err
 	}
-	if c.route == wire.RouteStaged && stagedByNICs(config) {
+	if c.route == wire.RouteStaged {
 		return nil
 	}
-	if err := l.open(); err != nil {
-		return err
-	}
-	return l.local(c)
-}
-
-// local is the way of a connection whose route is settled between two relays of a host.
-// It may block.
-func (l *lane) local(c *connection) error {
-	if c.route == wire.RouteDirect {
-		c.transport = launch.TransportLocal
-		return nil
-	}
-	c.transport = launch.TransportLoop
-	if err := l.openStaging(); err != nil {
-		return err
-	}
-	c.out, c.in = l.out, l.in
-	return nil
+	c.transport = launch.TransportLocal
+	return l.open()
 }
 
 // connect makes the receiver of a sender of this host whose handshake is done.
-func (l *listener) connect(c *connection, fd, immediates int, shares, windows bool) {
+func (l *listener) connect(c *connection, fd int, shares, windows bool) {
 	s := l.session
 	receiver := newReceiver(c)
 	c.number = s.number()
@@ -346,20 +307,7 @@ func (l *listener) connect(c *connection, fd, immediates int, shares, windows bo
 			s.log.WithError(missing).Warn("no memory is shared with the other relay; the socket does alone")
 		}
 	}
-	if err == nil && immediates >= 0 {
-		var arrivals *loop.Arrivals
-		arrivals, err = loop.Receive(s.relay.loop, immediates, receiver.immediate, receiver.immediatesEnded)
-		if err != nil {
-			c.port.Send(wire.NewFailure(err), 0)
-			c.port.Close()
-		} else {
-			receiver.writes = arrivals
-		}
-	}
 	if err != nil {
-		if immediates >= 0 {
-			unix.Close(immediates)
-		}
 		s.log.WithError(err).Error("a sender could not be watched")
 		l.miss(err)
 		return
@@ -383,7 +331,7 @@ func (l *listener) take(r *receiver) {
 	switch {
 	case s.ended != nil:
 		c.shutdown(s.ended)
-		if s.relay.sessions[s.id] != s { // nobody settles for it any more
+		if s.relay.sessions[s.id] != s { // settling it has no effect
 			c.port.Leave()
 			c.side.free()
 			if c.counted {
@@ -430,13 +378,7 @@ func (r *receiver) introduce() error {
 		if err := r.writes.AddMemory(g.number, g.memory); err != nil {
 			return err
 		}
-		region := &wire.PeerRegion{Region: g.number, Kind: g.kind, Bytes: g.memory.Bytes, GPU: g.server}
-		if r.remote() {
-			region.Kind = wire.MemoryRemote
-			r.port.Send(region, 0)
-		} else {
-			r.port.Send(region, 0, g.fd)
-		}
+		r.port.Send(&wire.PeerRegion{Region: g.number, Kind: wire.MemoryRemote, Bytes: g.memory.Bytes, GPU: g.server}, 0)
 	}
 	if r.hidden {
 		return nil // no short messages come by it
@@ -470,7 +412,7 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 		}
 		s.connections[c.number] = c
 		if s.ended != nil {
-			c.shutdown(s.ended) // so that the other side hears of the cause
+			c.shutdown(s.ended) // so that the remote side gets the cause
 		} else {
 			s.reply(c.connected(), sequence)
 		}
@@ -478,10 +420,10 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 	})
 }
 
-// attachment is the result of a handshake with the listener's relay. Its methods belong to the
+// attachment is the result of a handshake with the listener's relay. The methods belong to the
 // loop.
 type attachment interface {
-	// attach makes the connection its sender's; where it fails nothing is left of the way.
+	// attach binds the link to the connection's sender; after an error no resource remains.
 	attach(c *connection) error
 	// begin is called when the client knows of the connection.
 	begin(c *connection)
@@ -489,7 +431,7 @@ type attachment interface {
 
 // localPeer is the attachment to a relay of this host.
 type localPeer struct {
-	link    transport.Link
+	link    *local.Link
 	fd      int
 	windows bool
 }
@@ -547,8 +489,8 @@ var errStagedByNICs = errors.New("the route between the containers is staged: NI
 // localDialTimeout is how long a relay waits for room in the queue of another relay of the host.
 const localDialTimeout = 15 * time.Second
 
-// greetNeighbour connects to the relay of another container, says hello and returns the
-// answer. While that relay is busy it tries again, until localDialTimeout is over.
+// greetNeighbour connects to the relay of another container, says hello and returns the answer.
+// While that relay is busy, dial tries again, until localDialTimeout.
 func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Message, []int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), localDialTimeout)
 	defer cancel()
@@ -601,65 +543,22 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 	if !ok {
 		return nil, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with a %T", answer)
 	}
-	if route, err := agree(hello.Route, welcome.Route); err != nil || route != welcome.Route || welcome.Route != wire.RouteStaged && len(fds) > 0 || len(fds) > 1 {
+	if route, err := agree(hello.Route, welcome.Route); err != nil || route != welcome.Route || len(fds) > 0 {
 		return nil, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with route %d and %d descriptors", welcome.Route, len(fds))
 	}
-	if welcome.Route == wire.RouteStaged && len(fds) == 0 {
-		if config.Transport == launch.TransportLocal || config.Transport == launch.TransportLoop {
+	if welcome.Route == wire.RouteStaged {
+		if config.Transport == launch.TransportLocal {
 			return nil, wire.Errorf(wire.StatusUnreachable, "route staged uses transport verbs or tcp, and relay.transport in config.toml says %s", config.Transport)
 		}
 		return nil, errStagedByNICs
 	}
 	c.route, c.peer, c.version = welcome.Route, wire.Text(welcome.Name[:]), welcome.Version
-	link, err := r.link(c, config, fds)
-	if err != nil {
-		return nil, err
-	}
+	c.transport = launch.TransportLocal
+	link := local.New(r.loop, c.lane.device, c.lane.push.queues[0], r.wear)
 	fd, err := conn.Detach()
 	if err != nil {
 		r.loop.Call(link.Close)
 		return nil, err
 	}
 	return &localPeer{link, fd, hasWindows(c, welcome.Version)}, nil
-}
-
-func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.Link, error) {
-	if c.route == wire.RouteStaged && config.Transport == launch.TransportLocal {
-		return nil, wire.Errorf(wire.StatusUnreachable, "route staged uses transport loop, and relay.transport in config.toml says local")
-	}
-	if c.route == wire.RouteDirect && config.Transport == launch.TransportLoop {
-		return nil, wire.Errorf(wire.StatusUnreachable, "route direct uses transport local, and relay.transport in config.toml says loop")
-	}
-	if err := c.lane.local(c); err != nil {
-		return nil, err
-	}
-	if c.route == wire.RouteDirect {
-		return local.New(r.loop, c.lane.device, c.lane.push.queues[0], r.wear), nil
-	}
-	var nics []string
-	var turn int
-	if !r.loop.Call(func() { nics, turn = c.lane.nics, c.lane.turn; c.lane.turn++ }) {
-		return nil, errEnding
-	}
-	if len(nics) == 0 {
-		return nil, wire.Errorf(wire.StatusUnreachable, "the lane of GPU %s has no NIC", c.lane.spec.GPU.BusID)
-	}
-	nic := filepath.Join(config.NICs, nics[turn%len(nics)]+".sock")
-	link, err := loop.Dial(r.loop, nic, fds[0], func(err error) {
-		// Before the connection is open, its first call on the link gets the error.
-		if c.port != nil {
-			c.shutdown(wire.Errorf(wire.StatusOf(err), "%s: %v", r.name(), err))
-		}
-	}, func(waited time.Duration) { c.stalled(pacing, r.loop.Now()-waited) })
-	if err != nil {
-		return nil, err
-	}
-	if !r.loop.Call(func() {
-		for _, g := range c.lane.out.regions {
-			link.AddSource(g.number, g.kind, g.fd, g.memory.Bytes)
-		}
-	}) {
-		return nil, errEnding
-	}
-	return link, nil
 }

@@ -9,15 +9,15 @@ import (
 
 // The side whose memory lists read and write, and the grants of lists on route direct.
 
-// maxServedParts bounds the parts of one connection that this side works on: the remote side's
-// parts in flight, and the same number of parts that have ended there (maxServing has the reason).
+// maxServedParts limits the parts of a connection in work at this side: the remote side's parts in
+// flight, and the same number of parts that have ended there (maxServing has the reason).
 const maxServedParts = 2 * wire.PartsAtOnce
 
-// rangeBytes is about the relay's memory for each range of a part.
+// rangeBytes approximates the relay's memory per range of a part.
 const rangeBytes = 128
 
-// servedPart is a part of a list that the owner's relay serves, with the regions that it holds until
-// the part ends.
+// servedPart is a part of a list that the owner's relay serves, with the regions held until the
+// part's end.
 type servedPart struct {
 	receiver *receiver
 	offers   []*exposedRegion // once for each run of ranges of one key
@@ -53,7 +53,7 @@ func (r *receiver) addRanges(m *wire.PeerRanges) error {
 	return nil
 }
 
-// takeRanges returns the ranges of a list message, whose lengths have to have its sum.
+// takeRanges returns the ranges of a list message, and checks the sum of the lengths.
 func (r *receiver) takeRanges(count uint32, length uint64) ([]keyedRange, error) {
 	ranges := r.ranges
 	r.ranges = nil
@@ -71,7 +71,7 @@ func (r *receiver) takeRanges(count uint32, length uint64) ([]keyedRange, error)
 	return ranges, nil
 }
 
-// putList is a part of a list that the other side's client writes.
+// putList handles a part of a list that the remote client writes.
 func (r *receiver) putList(m *wire.PeerWriteList) error {
 	switch {
 	case r.down != nil:
@@ -93,7 +93,7 @@ func (r *receiver) putList(m *wire.PeerWriteList) error {
 	return nil
 }
 
-// getList is a part of a list that the other side's client reads.
+// getList handles a part of a list that the remote client reads.
 func (r *receiver) getList(m *wire.PeerReadList) error {
 	w := r.back
 	if r.down != nil || w == nil {
@@ -132,8 +132,8 @@ func (r *receiver) bringList(m *wire.PeerReadList, ranges []keyedRange, by *send
 	by.port.Send(&wire.PeerReadData{Send: op.send, Read: m.Read, Length: op.length}, 0)
 }
 
-// serveList makes the operation that reads or writes ranges for the other side: one check of
-// the key for each run of ranges under it. position is where the first refused byte is.
+// serveList makes the operation that reads or writes ranges for the remote side: one check of the
+// key per run of ranges. position is where the first refused byte is.
 func (r *receiver) serveList(kind uint32, ranges []keyedRange, length uint64) (op *operation, position uint64, status wire.Status) {
 	p := &pieces{list: make([]piece, 0, len(ranges))}
 	v := &servedPart{receiver: r, bytes: uint64(len(ranges)) * rangeBytes}
@@ -204,7 +204,7 @@ type listGrant struct {
 	ranges []grantedRange
 }
 
-// targets calls f for the region of each run of ranges.
+// targets calls f for the region of every run of ranges.
 func (g *listGrant) targets(f func(*target)) {
 	for i := range g.ranges {
 		if i == 0 || g.ranges[i].target != g.ranges[i-1].target {
@@ -213,7 +213,7 @@ func (g *listGrant) targets(f func(*target)) {
 	}
 }
 
-// ready reports whether all regions are mapped.
+// ready reports whether the regions are mapped.
 func (g *listGrant) ready() bool {
 	ready := true
 	g.targets(func(t *target) { ready = ready && t.ready })
@@ -319,7 +319,7 @@ func (s *sender) fillList(g *listGrant) {
 	})
 }
 
-// between are the copies from the pieces of a message to its ranges: as few as both allow.
+// between returns the copies from the pieces of a message to the ranges: as few as both allow.
 func between(from []piece, to []grantedRange) []transport.Copy {
 	all := make([]transport.Copy, 0, max(len(from), len(to)))
 	for i, k, at := 0, 0, uint64(0); i < len(from) && k < len(to); {

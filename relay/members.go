@@ -9,10 +9,10 @@ import (
 // A lane's members say how much of its traffic goes out of which GPU's memory and over which NIC. A
 // lane takes slots by the weights of server GPUs, divides writes among NICs by the NICs' weights
 // for that GPU, at both sides, and a lane with direct and staged members divides grants between
-// both, per direction. A failed member gets no turns, and the remaining members get its share.
+// both, per direction. A failed member gets no turns, and the remaining members get the share.
 
-// weight is that of a GPU's memory, by its PCI address, or of the host's (""): of all members
-// there. It is 0 where the lane has no members.
+// weight returns the weight of a GPU's memory, by PCI address, or of host memory (""): of all
+// members there. It is 0 where the lane has no members.
 func (l *lane) weight(server string) (sum int) {
 	for _, m := range l.spec.Members {
 		if m.Server == server {
@@ -22,7 +22,7 @@ func (l *lane) weight(server string) (sum int) {
 	return sum
 }
 
-// staged is the weight of all slots: of what is not in place.
+// staged returns the weight of the slots: of what is not in place.
 func (l *lane) staged() (sum int) {
 	for _, m := range l.spec.Members {
 		if m.Server != l.spec.GPU.BusID {
@@ -82,9 +82,9 @@ func (l *lane) mixture(sends bool) *stripe.Scheduler {
 	return *mixed
 }
 
-// throughSlots reports whether the next grant of a message goes through slots although NICs
-// reach its memory: it is the turn of the lane's staged members. A staged part none of whose NICs
-// has data of this connection has no turn.
+// throughSlots reports whether the next grant of a message uses slots although the memory is in
+// place: a turn of the lane's staged members. A staged part none of whose NICs has data of this
+// connection has no turn.
 func (c *connection) throughSlots(m *memory) bool {
 	if c.transport != launch.TransportVerbs || m.inPlace == nil || m.staged != nil || !c.onGPUs {
 		return false
@@ -119,7 +119,7 @@ func (c *connection) nicsFor(m *memory) map[string]int {
 type nicPath interface {
 	// By reports whether the data uses only these NICs of this side.
 	By(nics []string) bool
-	// Has reports whether some of it goes by a NIC of this side that has a weight.
+	// Has reports whether some data uses a NIC of this side with a weight.
 	Has(nics map[string]int) bool
 }
 
@@ -145,7 +145,7 @@ func (c *connection) by(nics map[string]int) bool {
 }
 
 // beside reports whether a connection's data uses only NICs of the lane, including a NIC near the
-// lane's GPU: the others have no share of writes there. Without weights each NIC has to be near.
+// lane's GPU: the others have no share of writes there. Without weights every NIC has to be near.
 func (c *connection) beside() bool {
 	path, own := c.overNICs(), c.lane.nicsOf(c.lane.spec.GPU.BusID)
 	return path != nil && path.By(c.lane.spec.NICs) && (own == nil || path.Has(own))

@@ -8,8 +8,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// memberLane is a lane of which half is direct, a third staged on one GPU and a sixth in the
-// host's memory.
+// memberLane is a lane of which half is direct, a third staged on a GPU and a sixth in host memory.
 func memberLane() *lane {
 	return &lane{spec: launch.Lane{
 		GPU: launch.GPU{BusID: "0000:01:00.0"}, Servers: []launch.GPU{{BusID: "0000:02:00.0"}}, NICs: []string{"mlx5_0", "mlx5_1"}, Direct: true, Relay: true,

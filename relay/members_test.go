@@ -13,8 +13,8 @@ import (
 )
 
 // writtenBy returns the bytes of writes that the NICs of host a posted since the first skip calls,
-// by NIC and memory of host b: "slots", or "memory" that a client lent. It returns the number of
-// calls, too.
+// by NIC and memory of host b: "slots", or "memory" that a client lent. The result has the number
+// of calls, too.
 func writtenBy(t *testing.T, rdma softdevice.Host, skip int) (bytes map[string]uint64, all int) {
 	t.Helper()
 	calls, err := rdma.Calls("ibv_post_send", "ibv_reg_dmabuf_mr")
@@ -79,13 +79,13 @@ func TestLaneWithDirectAndStagedMembersReceivesByShares(t *testing.T) {
 	if got["mlx5_0 memory"] != messages*n*3/4 || got["mlx5_1 slots"] != messages*n/4 || got["mlx5_1 memory"] > 0 || got["mlx5_0 slots"] > 0 {
 		t.Errorf("the NICs have written %v, want three quarters into memory by mlx5_0 and a quarter into slots by mlx5_1", got)
 	}
-	// One message of several grants has both parts.
+	// A message of several grants has both parts.
 	placed = after
 	p.arrive(t, 12*n)
 	if after, _ := inPlace(t, p.relayB); after-placed != 9*n {
 		t.Errorf("of one message of 12 MiB %d came in place, want 9", (after-placed)>>20)
 	}
-	// The share of a NIC that fails is the others'.
+	// The remaining NICs get the share of a failed NIC.
 	all := slices.Concat(ofA, ofB)
 	all[len(ofA)+1].Down = true
 	if err := p.rdma.Set(all...); err != nil {

@@ -38,8 +38,8 @@ type memory struct {
 	// gone is called when the memory has been freed, or is used only by operations of its client;
 	// nil without a waiter.
 	gone func()
-	// registrars are the connection ends that registered or announced this memory.
-	registrars map[registrar]bool
+	// registrars are the receivers that announced this memory.
+	registrars map[*receiver]bool
 	// regions are the exposed parts of the memory.
 	regions map[*exposedRegion]bool
 	// staged: the memory is on a server GPU, and the client copies to and from it.
@@ -50,13 +50,6 @@ type memory struct {
 	notInPlace string
 	// kept is the reason that freed memory is not given back: NICs still have it registered.
 	kept error
-}
-
-// registrar is a connection end that registered a memory with a NIC, or announced it to the remote
-// relay.
-type registrar interface {
-	// forget ends the registration before the memory is unmapped.
-	forget(m *memory)
 }
 
 func (m *memory) place(offset uint64) device.Place { return m.mapped.At(m.offset + offset) }
@@ -108,7 +101,7 @@ func (s *session) closeParts(parts []part) {
 	s.port.CloseAll(fds)
 }
 
-// sideBySide says why allocations are not one range of so many bytes.
+// sideBySide returns an error unless the allocations are a single range of so many bytes.
 func sideBySide(parts []part, bytes uint64) error {
 	var sum uint64
 	for i, p := range parts {
@@ -170,7 +163,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), offset: m.Offset, length: m.Length, access: m.Access,
-		takes: quota{memories: 1, descriptors: len(parts)}, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{},
+		takes: quota{memories: 1, descriptors: len(parts)}, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	if len(parts) > 1 {
 		memory.kind = wire.MemoryParts
@@ -263,7 +256,7 @@ func notExported(cause error, remedy string) error {
 	return wire.Errorf(wire.StatusBadDescriptor, "%w", &fault.Error{Code: fault.NotExported, Operation: "import the exported descriptor", Cause: cause, Remedy: remedy})
 }
 
-// checkForeign checks a client's descriptor before any other call: a client can make calls on its
+// checkForeign checks a client's descriptor before any other call: a client can make calls on a
 // file hang, for instance in a FUSE file system.
 func checkForeign(fd int, simulated bool) error {
 	var s unix.Statx_t
@@ -301,7 +294,7 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), kind: wire.MemoryIPC, offset: m.Offset, length: m.Length, access: m.Access,
-		takes: takes, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{},
+		takes: takes, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	s.bring(sequence, func() error {
 		lane, err := s.relay.laneOf(m.GPU)
@@ -379,7 +372,7 @@ func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), kind: wire.MemoryHost, empty: m.Populates == 1,
-		length: m.Bytes, access: m.Access, takes: takes, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{},
+		length: m.Bytes, access: m.Access, takes: takes, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	s.provide(memory, sequence, func() error { return memory.make(m.GPU) }, func() wire.Message {
 		return &wire.HostMemoryMade{Memory: memory.number, Bytes: memory.mapped.Bytes}

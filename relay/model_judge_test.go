@@ -224,7 +224,7 @@ func (w *world) leave(t *rapid.T) {
 			t.Errorf("closing %s: %v", s.name, err)
 		}
 	}
-	if w.abrupt { // then memory may be written until the other relay has let go
+	if w.abrupt { // then memory may be written until the remote relay has released it
 		for _, c := range w.containers {
 			if err := c.quiet(); err != nil {
 				t.Error(err)

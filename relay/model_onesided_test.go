@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// sided is a one-sided operation of the model: by a connection's sender, on a range of its
-// receiver's memory that nothing else uses.
+// sided is a one-sided operation of the model: by a connection's sender, on a separate range of the
+// receiver's memory.
 type sided struct {
 	name        string
 	reads       bool
@@ -26,7 +26,8 @@ type sided struct {
 	bad         wire.Status
 	cancel      bool
 	withdrawn   bool
-	// entries are a list's, each a begin and a length in both ranges; nil of a single one.
+	// entries are the entries of a list, with a begin and a length in both ranges; nil of a single
+	// one.
 	entries [][2]uint64
 	moved   uint64
 	err     error
@@ -122,7 +123,7 @@ func (w *world) oneSided(t *rapid.T) {
 	}
 }
 
-// post posts the operation, as a list if it has entries.
+// post posts the operation, with entries as a list.
 func (o *sided) post(ctx context.Context, p *link, key wire.RemoteKey, place uint64, options []client.Option) (err error) {
 	post, postList := p.sending.Write, p.sending.WriteList
 	if o.reads {
@@ -161,7 +162,7 @@ func entriesOf(t *rapid.T, n uint64) (list [][2]uint64) {
 	return list
 }
 
-// finishSided lets those begin that wait.
+// finishSided starts waiting operations.
 func (w *world) finishSided(t *rapid.T) {
 	for _, p := range w.pipes {
 		for _, o := range p.sided {
@@ -196,7 +197,7 @@ func (w *world) judgeSided(t *rapid.T, p *link) {
 			o.checkFailedEntry(t, p)
 		case is(o.err, wire.StatusCanceled) && o.cancel:
 		case is(o.err, wire.StatusBadKey) && (o.withdrawn || p.to.unexported):
-		// The relay looks up a list's memory only when its entries begin.
+		// The relay looks up a list's memory only at the begin of the entries.
 		case is(o.err, wire.StatusUnknownMemory) && o.entries != nil && p.from.unexported:
 		default:
 			t.Fatalf("%s ended as %v, not as %v", o.name, o.err, o.bad)

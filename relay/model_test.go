@@ -27,8 +27,7 @@ import (
 // whole, and without an ended object there is no error. Nothing else of any memory changes, ever. A
 // failure is shrunk, and prints the program.
 //
-// PEERLANE_MODEL_PROGRAMS says how many programs of each route; -rapid.seed repeats a
-// failure.
+// PEERLANE_MODEL_PROGRAMS is the number of programs per route; -rapid.seed repeats a failure.
 func TestModelMessagesMatchReceives(t *testing.T) {
 	setFlag(t, "rapid.checks", strconv.Itoa(modelBatch))
 	setFlag(t, "rapid.steps", "40")
@@ -49,8 +48,8 @@ func TestModelMessagesMatchReceives(t *testing.T) {
 	}
 }
 
-// modelBatch is how many programs run before it is looked whether there is time for
-// more: an emulated machine runs few.
+// modelBatch is the number of programs between two checks of the time: an emulated machine runs
+// few.
 const modelBatch = 15
 
 // The same with copies that end as late as the order permits.
@@ -60,8 +59,8 @@ func TestModelLateCopiesMatchReceives(t *testing.T) {
 	}
 }
 
-// The simulator corrupts one byte in every copy after the second, whichever call makes the copy; the model
-// reports the byte.
+// The simulator corrupts a byte in every copy after the second, for any call; the model reports the
+// byte.
 func TestModelReportsCorruptByte(t *testing.T) {
 	out, err := modelElsewhere("30", "PEERLANE_SIM_FAULT=cuMemcpy*:after=2:corrupt=1")
 	if err == nil || !bytes.Contains(out, []byte("the bytes differ from byte")) {
@@ -100,12 +99,12 @@ const (
 	modelSlots      = 3
 	modelLargest    = modelSlot*7/2 + 5
 	modelBytes      = 2 << 20
-	modelMemory     = 3 // allocations of each container, and so the most sessions
+	modelMemory     = 3 // allocations per container, and so the most sessions
 	modelBackground = 0xa5
 	modelPatience   = time.Minute
 )
 
-// modelEmpty is a memory before its first message.
+// modelEmpty is a memory before the first message.
 var modelEmpty = sync.OnceValue(newModelEmpty)
 
 // newModelEmpty makes an equal memory that the race detector does not check byte by byte: that
@@ -121,7 +120,7 @@ func newModelEmpty() []byte {
 	return b
 }
 
-// container is one of the two, with a relay that can be replaced.
+// container is a container with a replaceable relay.
 type container struct {
 	name   string
 	gpu    int
@@ -165,7 +164,7 @@ func (c *container) begin(h *host, route string) {
 	}
 	config := launch.Config{
 		Generation: generation, Container: c.name, Lanes: []launch.Lane{c.lane}, Route: route, Transport: launch.TransportAuto,
-		Slots: modelSlots, SlotBytes: modelSlot, Peers: h.dir, NICs: h.dir,
+		Slots: modelSlots, SlotBytes: modelSlot, Peers: h.dir,
 	}
 	if h.soft != nil && route != launch.RouteDirect {
 		err = h.useNICs(r, &config)

@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// world is the model of one program.
+// world is the model of a program.
 type world struct {
 	outer *testing.T
 	host  *host
@@ -31,7 +31,7 @@ type world struct {
 	abrupt     bool // a session ended without a wait for operations in flight
 }
 
-// attached is a client's session with a memory of its own.
+// attached is a client's session with a separate memory.
 type attached struct {
 	name       string
 	at         *container
@@ -449,14 +449,14 @@ func (w *world) over(s *attached, why string) {
 	}
 }
 
-// restart ends a relay, as a death would, and starts its successor.
+// restart ends a relay, as a death would, and starts a successor.
 func (w *world) restart(t *rapid.T) {
 	if rapid.IntRange(0, 5).Draw(t, "rarely") > 0 {
 		t.Skip("rarely")
 	}
 	at := rapid.IntRange(0, 1).Draw(t, "container")
 	c := w.containers[at]
-	// A relay that announces its end waits a while for the receivers.
+	// A relay that announces the end waits a while for the receivers.
 	atOnce := rapid.IntRange(0, 3).Draw(t, "at once") > 0
 	w.say(t, "restart the relay of %s (without a word: %v)", c.name, atOnce)
 	for _, s := range w.alive(c) {
@@ -481,7 +481,7 @@ func (w *world) await(t *rapid.T, done <-chan struct{}, what string) {
 	}
 }
 
-// result waits for the operation's end and keeps how it was.
+// result waits for the operation's end and keeps the status.
 func (w *world) result(t *rapid.T, o *post) {
 	if o.over {
 		return

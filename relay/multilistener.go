@@ -59,7 +59,7 @@ func (g *multiListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close closes all listeners.
+// Close closes the listeners.
 func (g *multiListener) Close() error {
 	g.mu.Lock()
 	if g.shut {

@@ -7,18 +7,19 @@ import (
 )
 
 // One-sided operations: the client of a sender reads and writes regions of the receiver's client
-// (exposedRegion), and the relays need no help of that client: the other client may be stopped.
+// (exposedRegion), and the relays need no help of that client: the remote client may be stopped.
 //
 // A write is a message like a send's, PeerWrite, for which the receiver's relay posts the receive
-// itself. A read goes the other way: the two relays open a second connection, from the receiver to
-// the sender, which no client knows of (reverse.go), the receiver's relay posts the send there, and
-// the reading client's operation is the receive. So the rules of sends apply: the granting side has
-// room and drains the slots, and no operation ends before the last access to its memory.
+// itself. A read travels in the reverse direction: the two relays open a second connection, from
+// the receiver to the sender, which no client knows of (reverse.go), the receiver's relay posts the
+// send there, and the reading client's operation is the receive. So the rules of sends apply: the
+// granting side has room and drains the slots, and no operation ends before the last access to its
+// memory.
 
 // reading has a sender's state of its client's reads.
 type reading struct {
 	last uint64
-	// asked are those whose data has not begun to come, by number.
+	// asked are the reads before the first byte, by number.
 	asked map[uint64]*operation
 	back  *reverseConnection // nil until a read needs it
 	// again is when the next may try to open it, of the loop's clock.
@@ -27,7 +28,7 @@ type reading struct {
 
 // --- the side that reads and writes -------------------------------------------------
 
-// write announces a one-sided write, which is numbered as a message.
+// write announces a one-sided write, numbered as a message.
 func (s *sender) write(op *operation) {
 	key := op.remote
 	s.port.Send(&wire.PeerWrite{Send: op.send, Length: op.length, Offset: key.offset, Key: key.key}, 0)
@@ -40,8 +41,8 @@ func (s *sender) read(op *operation) {
 	}
 }
 
-// ask numbers a read, and asks for the way back that it needs. It reports false if there is
-// none: then the read has ended.
+// ask numbers a read, and requests the reverse connection. It reports false if there is none: then
+// the read has ended.
 func (s *sender) ask(op *operation) bool {
 	if s.reading.back == nil && s.session.relay.loop.Now() < s.reading.again {
 		op.finish(wire.StatusNoReverseConnection)
@@ -62,8 +63,8 @@ func (s *sender) ask(op *operation) bool {
 	return true
 }
 
-// cancelRead has a read end before its data begins to come. The remote side's answer ends the read,
-// so that the number of waiting reads stays within a client's limit.
+// cancelRead ends a read before the first byte. The remote side's answer ends the read, so that the
+// number of waiting reads stays within a client's limit.
 func (s *sender) cancelRead(cookie uint64) {
 	for _, op := range s.reading.asked {
 		if op.cookie == cookie {
@@ -72,7 +73,7 @@ func (s *sender) cancelRead(cookie uint64) {
 	}
 }
 
-// readRefused is the other side's word that a read gets nothing.
+// readRefused handles the remote side's refusal of a read.
 func (s *sender) readRefused(m *wire.PeerReadRefused) error {
 	op := s.reading.asked[m.Read]
 	if op == nil || m.Status == uint32(wire.StatusOK) {
@@ -122,7 +123,7 @@ func (r *receiver) readData(m *wire.PeerReadData) error {
 // posts of the client.
 const maxServing = 2 * wire.RingEntries
 
-// crowded says that the other relay asks for more at a time than a client can.
+// crowded returns the error of a remote relay with more concurrent requests than a client can post.
 func (r *receiver) crowded(waiting int) error {
 	if r.serving+waiting < maxServing {
 		return nil
@@ -130,7 +131,7 @@ func (r *receiver) crowded(waiting int) error {
 	return wire.Errorf(wire.StatusLimit, "%s has more than %d reads and writes under way, which is the limit", r.peer, maxServing)
 }
 
-// put is a write of the other side's client: its message meets no receive but ours.
+// put handles a write of the remote client: the message matches no posted receive.
 func (r *receiver) put(m *wire.PeerWrite) error {
 	switch {
 	case r.down != nil:
@@ -152,7 +153,7 @@ func (r *receiver) put(m *wire.PeerWrite) error {
 	return nil
 }
 
-// get is a read of the other side's client.
+// get handles a read of the remote client.
 func (r *receiver) get(m *wire.PeerRead) error {
 	w := r.back
 	switch {

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"bytes"
-	"io"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -11,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// foreign is memory of the other relay, which a link writes.
+// foreign is memory of the remote relay, which a link writes.
 func (w *world) foreign() (duplicate func() int) {
 	region := w.host(fuzzTarget)
 	fd, err := region.Export()
@@ -75,7 +74,7 @@ func (l *fuzzLink) heard(do *script, duplicate func() int) {
 	}
 }
 
-// finish lets all end that a link has under way.
+// finish ends a link's operations in flight.
 func (l *fuzzLink) finish() {
 	for len(l.opening)+len(l.writes) > 0 || l.queue.Busy() {
 		l.copied()
@@ -84,7 +83,7 @@ func (l *fuzzLink) finish() {
 	}
 }
 
-// fills plays a NIC, or a copy, that fills one of a receiver's grants, mostly.
+// fills plays a NIC, or a copy, that usually fills a receiver's grant.
 func (w *world) fills(r *receiver, do *script, what func(op *operation, at uint64) byte) {
 	number := do.near(uint64(do.next()) % (r.lastGrant + 1))
 	g := r.grants[number]
@@ -123,7 +122,7 @@ func (w *world) ends(r *receiver) {
 		w.leave(r.connection)
 	}
 	if !r.immediateEnd {
-		r.immediatesEnded(io.EOF)
+		r.landingsEnded()
 	}
 	w.copied()
 }
@@ -258,10 +257,10 @@ func FuzzPeerOfAReader(f *testing.F) {
 }
 
 // FuzzPeerOfARegionOwner sends arbitrary messages of a reader's relay to a relay whose client has
-// exposed memory. Nothing is written or shown beside the ranges, nor after they are withdrawn, and
-// nothing is left.
+// exposed memory. Nothing is written or read outside the ranges, or after a revoke, and nothing is
+// left.
 func FuzzPeerOfARegionOwner(f *testing.F) {
-	// A write and a read of each route, and a withdrawal.
+	// A write and a read per route, and a revoke.
 	f.Add([]byte{0, 0, 0, 16, 0, 0, 0, 2, 1, 0, 255, 0, 2, 1, 0, 255, 0, 4, 5, 1, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 64, 4, 3, 4, 200, 6, 0, 6, 1})
 	f.Add([]byte{1, 0, 0, 16, 0, 0, 0, 2, 1, 0, 4, 1, 0, 0, 0, 16, 0, 0, 0, 5, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 64, 4, 3, 4, 200, 6, 0})
 	f.Add([]byte{240, 0, 0, 16, 0, 0, 0, 2, 1, 0, 255, 4, 1, 0, 0, 0, 16, 0, 0, 0, 5, 3, 0, 0, 3, 4, 0, 6, 0, 6, 1})

@@ -67,7 +67,7 @@ func (p *pair) sided(t *testing.T, key wire.RemoteKey, base, n uint64) {
 	}
 }
 
-// One-sided operations by every way.
+// One-sided operations over every route.
 func TestOneSidedOperationsMoveAllBytes(t *testing.T) {
 	for _, way := range ways {
 		t.Run(way, func(t *testing.T) {
@@ -362,7 +362,7 @@ func (p *pair) takenBackUnderTraffic(t *testing.T, o *client.Region, end func() 
 	}
 }
 
-// A client that keeps its ring full of reads keeps its connection.
+// A client with a ring full of reads keeps the connection.
 func (p *pair) fullOfReads(t *testing.T) {
 	const n = 8 << 10
 	key := p.offer(t, p.target.Memory, 0, n, wire.RemoteRead).Key()
@@ -507,7 +507,7 @@ func TestFlushEndsAfterEarlierOperations(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, second := flush(p.sending, client.Signal(signal, 5)), flush(p.sending)
-	// A read is answered though the send is not: so the flush had its time to end wrongly.
+	// A read is answered though the send is not: so the flush had time to end wrongly.
 	key := p.offer(t, p.target.Memory, 0, 4096, remoteBoth).Key()
 	op, err := p.sending.Read(p.source.Memory, 0, 8, key, 0)
 	if _, err := wait(t, op, err); err != nil {
@@ -558,7 +558,7 @@ func TestFlushEndsAfterEarlierOperations(t *testing.T) {
 	_, err = wait(t, first, nil)
 	demand(t, err, wire.StatusCanceled)
 
-	// A flush is canceled, and ends with its connection.
+	// A flush is canceled, and ends with the connection.
 	if receive, err = p.receiving.Receive(p.target.Memory, 0, 64); err != nil {
 		t.Fatal(err)
 	}
@@ -605,8 +605,8 @@ func TestAcceptWithTimeoutZeroReturnsAtOnce(t *testing.T) {
 	}
 }
 
-// The reverse connection uses the route of its connection, for which the memory was checked,
-// regardless of later configurations.
+// The reverse connection uses the connection's route, for which the memory was checked, regardless
+// of later configurations.
 func TestReverseConnectionKeepsRouteOfItsConnection(t *testing.T) {
 	needGPUs(t, 4)
 	for _, route := range routes {

@@ -7,7 +7,7 @@ import (
 	"github.com/peerlane/peerlane/relay/client"
 )
 
-// A short message arrives with its announcement, and so before the bytes of an earlier long
+// A short message arrives with the announcement, and so before the bytes of an earlier long
 // message. The receive of the long message ends first nevertheless: a program may use a single
 // timeline for its receives.
 func TestReceivesEndInOrderOfTheirMessages(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs/softdevice/engine"
 )
 
-// serveEngine has the software devices of a directory move their bytes on GPUs.
+// serveEngine makes the software devices of a directory move bytes on GPUs.
 func serveEngine(t *testing.T, dir string) *engine.Engine {
 	t.Helper()
 	e, err := engine.New()
@@ -38,7 +38,7 @@ func serveEngine(t *testing.T, dir string) *engine.Engine {
 	return e
 }
 
-// postedBy returns the bytes of the writes that each NIC was given.
+// postedBy returns the bytes of posted writes per NIC.
 func postedBy(t *testing.T, rdma softdevice.Host) map[string]uint64 {
 	t.Helper()
 	calls, err := rdma.Calls("ibv_post_send")

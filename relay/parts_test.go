@@ -16,8 +16,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// allocateParts makes a range of allocations side by side, of so many granules each,
-// as PyTorch's expandable segments are.
+// allocateParts makes a range of adjacent allocations of so many granules, as PyTorch's expandable
+// segments.
 func allocateParts(t *testing.T, i int, granules ...uint64) (*memory, []client.Part) {
 	t.Helper()
 	const granule = 2 << 20
@@ -51,7 +51,7 @@ func allocateParts(t *testing.T, i int, granules ...uint64) (*memory, []client.P
 	return m, parts
 }
 
-// Messages that cross from one allocation to the next, on every route.
+// Messages across the boundary of allocations, on every route.
 func TestRangeOfSeveralAllocationsTransfers(t *testing.T) {
 	needGPUs(t, 2)
 	second, server := far2()

@@ -51,7 +51,7 @@ type world struct {
 	posted map[uint64]*operation
 }
 
-// fuzzWindows are those that both relays have mapped.
+// fuzzWindows are the windows mapped by both relays.
 type fuzzWindows [packet.Windows][packet.WindowBytes]byte
 
 func (f *fuzzWindows) Window(number uint64) []byte {
@@ -129,11 +129,11 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// memory is one more of the client's.
+// memory makes a further memory of the client.
 func (w *world) memory(bytes uint64) *memory {
 	m := &memory{
 		session: w.session, number: uint32(len(w.session.memories)) + 1, kind: wire.MemoryHost, lane: w.lane, mapped: w.host(bytes), length: bytes,
-		access: wire.AccessSend | wire.AccessReceive, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{},
+		access: wire.AccessSend | wire.AccessReceive, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	m.parts = []device.Part{{FD: -1, Bytes: bytes}}
 	w.session.memories[m.number] = m
@@ -166,11 +166,14 @@ func (w *world) route(first int) uint32 {
 	return []uint32{wire.RouteStaged, wire.RouteDirect}[first%2]
 }
 
+// fuzzTransport carries data through slots, and in place in memory on server GPUs.
+const fuzzTransport = "slots"
+
 func (w *world) connection(route uint32) *connection {
 	c := &connection{session: w.session, number: uint32(len(w.session.connections)) + 1, lane: w.lane, route: route, peer: "the fuzzer"}
 	c.transport = launch.TransportLocal
 	if route == wire.RouteStaged {
-		c.transport, c.out, c.in = launch.TransportLoop, w.lane.out, w.lane.in
+		c.transport, c.out, c.in = fuzzTransport, w.lane.out, w.lane.in
 		if w.tcp {
 			c.transport, c.quotas = launch.TransportTCP, w.quotas
 		}
@@ -181,7 +184,7 @@ func (w *world) connection(route uint32) *connection {
 	return c
 }
 
-// leave ends a connection as the other relay's death does.
+// leave ends a connection as the remote relay's death does.
 func (w *world) leave(c *connection) {
 	if w.tcp {
 		c.lost(io.EOF)
@@ -277,7 +280,6 @@ type fuzzLink struct {
 	opening []func(error)
 	writes  []*fuzzWrite
 	taken   map[uint64]bool // source offsets under way, of slots
-	source  bool            // the client's memory is known
 	quota   uint64          // where the windows begin
 	closed  bool
 }
@@ -325,16 +327,6 @@ func (l *fuzzLink) RemoveTarget(number uint32) {
 	delete(l.targets, number)
 }
 
-func (l *fuzzLink) AddSource(number, _ uint32, _ int, _ uint64) {
-	if l.source || l.closed || l.memory.staged == nil && !l.tcp || number != l.memory.region() {
-		l.t.Fatalf("source %#x is added twice, to a closed link, or is not the client's", number)
-	}
-	l.source = true
-}
-
-// RemoveSource: the client keeps its memory here.
-func (l *fuzzLink) RemoveSource(number uint32) { l.t.Fatalf("source %#x is taken back", number) }
-
 func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediate uint64, done func(error)) {
 	if immediate&eagerGrant != 0 {
 		l.writeEager(to, from, n, int(immediate&^eagerGrant), done)
@@ -350,7 +342,7 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 	}
 	switch {
 	case (l.memory.staged != nil || l.tcp) && l.s.route == wire.RouteStaged:
-		if !l.source || from.Region != l.memory.region() || from.Offset != op.offset+g.Part || n != g.Length {
+		if from.Region != l.memory.region() || from.Offset != op.offset+g.Part || n != g.Length {
 			l.t.Fatalf("a write of %d bytes from byte %d of source %#x, for byte %d of a message at %d", n, from.Offset, from.Region, g.Part, op.offset)
 		}
 	case l.s.route == wire.RouteStaged:
@@ -368,7 +360,7 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 	l.writes = append(l.writes, &fuzzWrite{to, op, n, from, done})
 }
 
-// writeEager is a write into a window that no other message is in.
+// writeEager writes into a free window.
 func (l *fuzzLink) writeEager(to transport.Target, from transport.Source, n uint64, window int, done func(error)) {
 	var of *operation
 	for _, op := range l.s.active {
@@ -481,7 +473,7 @@ func (s *script) near(right uint64) uint64 {
 	}
 }
 
-// length is one that the boundaries of slots are near.
+// length returns a length near the boundaries of slots.
 func (s *script) length(most uint64) uint64 {
 	n := uint64(s.next()) * fuzzSlot / 32
 	if b := s.next(); b < 100 {
@@ -495,13 +487,13 @@ func (s *script) length(most uint64) uint64 {
 // what was granted, of slots that are the sender's, of operations that are not
 // over; and when the connection is gone nothing is left, and another can send.
 func FuzzPeerOfASender(f *testing.F) {
-	// Two messages, a region, grants larger than a slot, and all that then ends.
+	// Two messages, a region, grants larger than a slot, and then their ends.
 	f.Add([]byte{250, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{240, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{1, 0, 200, 0, 0, 100, 0, 2, 0, 0, 5, 3, 0, 0, 0, 200, 100, 0, 0, 6, 7, 0, 6, 7, 0, 6, 7, 0, 4, 0, 0})
 	f.Add([]byte{0, 0, 100, 0, 2, 0, 0, 3, 0, 0, 0, 64, 0, 0, 0, 5, 6, 7, 0, 4, 0, 0})
-	// Direct: ten short messages, of which eight find a window; one is delivered, one refused,
-	// one granted room, and one more sent.
+	// Direct: ten short messages, of which eight find a window; the steps deliver, refuse, grant,
+	// and send a message.
 	ten := []byte{1}
 	for range 10 {
 		ten = append(ten, 0, 3, 0, 0)
@@ -835,8 +827,8 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 						w.leave(r.connection)
 					}
 				case 4:
-					if r.down != nil && !r.immediateEnd { // else a timer waits for the loop
-						r.immediatesEnded(io.EOF)
+					if r.down != nil && !r.immediateEnd {
+						r.landingsEnded()
 					}
 				case 5:
 					if cookie := uint64(do.next()); w.posted[cookie] != nil {
@@ -872,7 +864,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 			w.leave(r.connection)
 		}
 		if !r.immediateEnd {
-			r.immediatesEnded(io.EOF)
+			r.landingsEnded()
 		}
 		w.copied()
 		w.over()

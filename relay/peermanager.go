@@ -27,9 +27,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// peerManager has the connections to relays of remote hosts: where it listens, and the sets of
-// connections that there are. Any goroutine except the loop may call its methods, unless stated
-// otherwise.
+// peerManager has the connections to relays of remote hosts: listening addresses, and the present
+// sets of connections. Any goroutine except the loop may call its methods, unless stated otherwise.
 type peerManager struct {
 	relay    *Relay
 	where    launch.Network
@@ -67,8 +66,8 @@ type pendingSession struct {
 }
 
 // gatherTimeout is how long the connections of a set have to come. The limits bound incomplete and
-// accepted sets, per host and in total: each takes descriptors. A host is identified by its claimed
-// id and its address.
+// accepted sets, per host and in total: each takes descriptors. A host is identified by the claimed
+// id and the address.
 const (
 	gatherTimeout        = 10 * time.Second
 	maxPendingSessions   = 256
@@ -81,7 +80,7 @@ const (
 	unnamedHostname      = "an unnamed host"
 )
 
-// hostname is this host's name for remote relays and their errors.
+// hostname is this host's name for remote relays and errors.
 func hostname() string {
 	name, err := os.Hostname()
 	if err != nil || name == "" {
@@ -163,8 +162,8 @@ func (r *Relay) onNetwork() {
 	r.hosts = h
 }
 
-// refused logs why a connection came to nothing. That the other side has left is nothing to
-// warn of: its relay tries several ways at a time.
+// refused logs why a connection came to nothing. A remote side that has left causes no warning: the
+// remote relay tries several addresses at a time.
 func (r *Relay) refused(log *logrus.Entry, err error, what string) {
 	if network.Left(err) {
 		log.WithError(err).Debug(what)
@@ -173,8 +172,8 @@ func (r *Relay) refused(log *logrus.Entry, err error, what string) {
 	r.warnings.warn(log, err, what)
 }
 
-// listen listens on the rails that lanes reach and nobody listened on yet. It belongs to the loop.
-// refused has an error text per unavailable address.
+// listen listens on further rails of the lanes. It belongs to the loop. refused has an error text
+// per unavailable address.
 func (h *peerManager) listen() (refused []string) {
 	refused = h.rails.listen(h.relay.lanes, h.listener, func(at netip.Addr) (net.Listener, error) {
 		return h.relay.wires.listen(at, h.where.Ports)
@@ -281,7 +280,7 @@ func (h *peerManager) admit(g network.Greeting) error {
 	return nil
 }
 
-// met takes a connection of another relay that has come to the end of its handshake.
+// met takes a remote relay's connection after the handshake.
 func (h *peerManager) met(s *network.Session) {
 	key, err := h.meet(s)
 	if err == nil && s.Joined == nil {
@@ -336,7 +335,7 @@ func (h *peerManager) forget(key tcp.Key) {
 	delete(h.accepted, key)
 }
 
-// acceptedOf counts the sets that one address has made. It needs the lock.
+// acceptedOf counts the accepted sets of an address. It needs the lock.
 func (h *peerManager) acceptedOf(from netip.Addr) (n int) {
 	for _, a := range h.accepted {
 		if a == from {
@@ -518,8 +517,8 @@ func (h *peerManager) dialSet(ctx context.Context, key tcp.Key, target network.T
 	return streams, nil
 }
 
-// expected waits for the other side's word that the streams may come. A relay without room for a
-// set closes the connection.
+// expected waits for the remote side's permission for the streams. A relay without room for a set
+// closes the connection.
 func expected(c net.Conn, until time.Time) error {
 	word := make([]byte, 1)
 	err := c.SetReadDeadline(until)

@@ -33,7 +33,7 @@ const (
 )
 
 // rails are the interfaces of the relay: listening addresses, interfaces for connects, and traffic
-// per interface. Its methods may be called from any goroutine.
+// per interface. Any goroutine may call the methods.
 type rails struct {
 	addresses []address.Chosen
 	links     func() (up func(address.Chosen) bool) // looks at the interfaces
@@ -61,8 +61,8 @@ type failure struct {
 	to netip.AddrPort
 }
 
-// retryInterval is how long a way that did not work is not tried again beside others: a try takes
-// long if equal rails of two hosts are not connected.
+// retryInterval is the time before a failed address is tried again beside further addresses: a try
+// takes long if equal rails of two hosts are not connected.
 const retryInterval = time.Minute
 
 // listening is an address at which the relay listens.
@@ -89,8 +89,8 @@ func newRails(addresses []address.Chosen, w wires) *rails {
 }
 
 // links looks which interfaces of this host have a link (IFF_UP and IFF_LOWER_UP of netdevice(7),
-// by RTM_GETLINK; net.Interfaces is delayed), and their unchanged address. Where the kernel does
-// not say, all have.
+// by RTM_GETLINK; net.Interfaces is delayed), and their unchanged address. If the kernel does not
+// report the carrier, every interface counts.
 func links() func(address.Chosen) bool {
 	have, err := net.InterfaceAddrs()
 	if err != nil {
@@ -161,7 +161,7 @@ func (r *rails) look() {
 	r.down = down
 }
 
-// of are the rails that a lane reaches by its NICs: all where it has none here.
+// of returns the rails of a lane's NICs: all where it has none here.
 func (r *rails) of(l *lane) []int {
 	var own, all []int
 	for _, a := range r.addresses {
@@ -335,7 +335,7 @@ func (w path) String() string {
 // ways are those for the streams of data of a set: tiers of equally good paths. The rails of the
 // destination's lane that the sender's lane reaches, else another that the lane reaches, else any
 // that both hosts have; a rail's addresses go with those of the same rail. The last tier is the
-// path of the first connection; a host with a single interface has no other, and its routes need
+// path of the first connection; a host with a single interface has no alternative, and routes need
 // not use that interface: an address can be a loopback's.
 func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]path) {
 	own := r.of(from)
@@ -453,7 +453,7 @@ func (h *peerManager) exchange(s *network.Session, from *lane, relay string) ([]
 	return told, err
 }
 
-// answer is exchange for a session that the other side dialed.
+// answer is exchange for an accepted session.
 func (h *peerManager) answer(s *network.Session) error {
 	var l *lane
 	if !h.relay.loop.Call(func() {
@@ -576,7 +576,7 @@ func (s *striping) dial(ctx context.Context, w path, number uint32) (net.Conn, e
 	return joined.Conn, nil
 }
 
-// next makes one more stream.
+// next makes a further stream.
 func (s *striping) next(ctx context.Context) (net.Conn, error) {
 	if len(s.made) > 0 {
 		c := s.made[0]
@@ -639,8 +639,8 @@ func (r *rails) route(c net.Conn) string {
 	return fmt.Sprintf("%v to %v%s", c.LocalAddr(), c.RemoteAddr(), where(a))
 }
 
-// broken says why a set that there is will not do for one connection more: an interface
-// of it has no link.
+// broken returns the reason that an existing set cannot take a further connection: an interface has
+// no link.
 func (r *rails) broken(p *tcp.Peer) error {
 	control, data := p.Connections()
 	find := func() error {

@@ -174,7 +174,7 @@ func (f *fleet) listen(t testing.TB, of int, l *lane) wire.HandleLayout {
 	return handle
 }
 
-// writes is a channel from one relay of a fleet to another, with memory at both ends.
+// writes is a channel between two relays of a fleet, with memory at both ends.
 type writes struct {
 	*fleet
 	channel  *tcp.Channel
@@ -188,8 +188,8 @@ type writes struct {
 	peer     *tcp.Peer
 }
 
-// open makes a channel of a lane of relay 0 to a listener of relay 1. Of a fleet one is
-// open at a time.
+// open makes a channel of a lane of relay 0 to a listener of relay 1. A fleet has a single open
+// channel at a time.
 func (f *fleet) open(t testing.TB, handle wire.HandleLayout, from *lane, bytes uint64) *writes {
 	t.Helper()
 	w := &writes{fleet: f, relay: f.relays[0], landed: make(chan struct{}, 1), ended: make(chan error, 1)}
@@ -243,7 +243,7 @@ func (f *fleet) open(t testing.TB, handle wire.HandleLayout, from *lane, bytes u
 	return w
 }
 
-// write moves all of the memory, and gives the error of the write.
+// write moves the whole memory, and returns the error of the write.
 func (w *writes) write(t testing.TB) error {
 	t.Helper()
 	w.number++
@@ -264,7 +264,7 @@ func (w *writes) write(t testing.TB) error {
 	}
 }
 
-// carriedBy are the bytes that a relay has sent by each rail.
+// carriedBy returns a relay's sent bytes per rail.
 func carriedBy(r *Relay) map[string]uint64 {
 	sent := map[string]uint64{}
 	for _, n := range r.hosts.rails.report() {
@@ -307,8 +307,7 @@ func (m *together) sending(local netip.Addr, bytes int) {
 	}
 }
 
-// Bytes go by the interfaces that the lanes say, and by no other; of several each has
-// some.
+// Bytes use only the interfaces of the lanes; every one of several carries some.
 func TestBytesUseTheRailsOfTheLanes(t *testing.T) {
 	var all together
 	n := &cables{sending: all.sending}
@@ -388,8 +387,8 @@ func (n *cables) pull(out bool, texts ...string) {
 	}
 }
 
-// A set that is made while a rail does not work goes by the others: whether this host detects the
-// fault, or the remote host, or only the try.
+// A set made during a rail's failure uses the remaining rails: whether this host detects the fault,
+// or the remote host, or only the try.
 func TestPeerWithBrokenRailUsesOtherRails(t *testing.T) {
 	for name, c := range map[string]struct {
 		pulled []string
@@ -488,8 +487,8 @@ func TestRailFailureNamesItsInterface(t *testing.T) {
 	}
 }
 
-// A connection that comes while a set's interface has no link gets another set, by the
-// other rails; the old one ends with that reason.
+// A connection during the loss of a set's link gets a new set over the remaining rails; the old set
+// ends with that reason.
 func TestPulledCableReplacesPeer(t *testing.T) {
 	n := &cables{}
 	f := newFleetOn(t, n, 2, 2, 2)

@@ -14,8 +14,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Between relays of two hosts the data goes by RDMA where both have NICs that can, beside the
-// connections over TCP that they share (remote.go): the messages are the same.
+// Between relays of two hosts the data uses RDMA if both have capable NICs, beside the shared TCP
+// connections (remote.go): the messages are the same.
 
 // newFabric returns the relay's RDMA state. It belongs to the loop.
 func (r *Relay) newFabric() *verbs.Fabric {
@@ -43,7 +43,7 @@ func (r *Relay) offRDMA() string {
 	return ""
 }
 
-// nics are those of the lanes. It may be called from any goroutine but the loop's.
+// nics returns the NICs of the lanes. Any goroutine except the loop may call it.
 func (r *Relay) nics() (names []string) {
 	r.loop.Call(func() { names = r.laneNICs() })
 	return names
@@ -102,6 +102,9 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 		if err = r.take(c, by, true); err == nil {
 			return by, nil
 		}
+		if wire.StatusOf(err) == wire.StatusNoStaging {
+			return nil, err
+		}
 		if config.Transport != launch.TransportVerbs {
 			logrus.WithField("relay", peer.Name()).Warnf("data of a connection goes over tcp: %v", err)
 		}
@@ -131,10 +134,13 @@ func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
 	return nil, wire.Errorf(wire.StatusUnreachable, `relay.transport in config.toml of host %s is "verbs", and the data would come over tcp: %s`, hostname(), why)
 }
 
-// take makes the slots of a connection, out or in, known to the NICs, through which it goes
-// from now on: those on server GPUs, or else those in the host's memory. It may block.
+// take registers the slots of a connection, out or in, with the NICs, and makes the connection use
+// the slots: those on server GPUs, or else those in the host's memory. It may block.
 func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
-	way, onGPU := r.takeGPU(c, by, sends)
+	way, onGPU, err := r.takeGPU(c, by, sends)
+	if err != nil {
+		return err
+	}
 	slots := c.in
 	if sends {
 		slots = c.out

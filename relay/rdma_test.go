@@ -44,8 +44,8 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma softd
 	}
 }
 
-// byRDMA is two containers on two hosts, and the NICs of both: a software device's NICs reach those
-// of its own directory.
+// byRDMA is two containers on two hosts, and the NICs of both: a software device's NICs reach the
+// NICs of the same directory.
 type byRDMA struct {
 	remotePair
 	rdma   softdevice.Host
@@ -66,7 +66,7 @@ func hostsByRDMA(t *testing.T, nics, pairs int) *byRDMA {
 	return hostsThatRedial(t, nics, pairs, 0)
 }
 
-// hostsThatRedial has them try for so long, 0 for as long as is promised.
+// hostsThatRedial sets the time limit of reconnects, 0 for the default.
 func hostsThatRedial(t *testing.T, nics, pairs int, limit time.Duration) *byRDMA {
 	t.Helper()
 	return hostsBy(t, nics, pairs, limit, roceItIs)
@@ -74,7 +74,7 @@ func hostsThatRedial(t *testing.T, nics, pairs int, limit time.Duration) *byRDMA
 
 func roceItIs(devices []softdevice.Device) []softdevice.Device { return devices }
 
-// iwarp makes such devices of others.
+// iwarp turns devices into iWARP devices.
 func iwarp(devices []softdevice.Device) []softdevice.Device {
 	devices = slices.Clone(devices)
 	for i := range devices {
@@ -210,7 +210,7 @@ func TestRDMADeliversEveryByte(t *testing.T) {
 			if of.pairs == 1 {
 				return
 			}
-			// And the other way, as far as messages go.
+			// And in the reverse direction, for messages.
 			back := pair{a: p.b, b: p.a, source: exported(t, p.b, 3, pairBytes), target: exported(t, p.a, 0, pairBytes)}
 			back.sending, back.receiving, back.handle = join(t, p.b, 3, p.a, 0)
 			back.arrive(t, 0, 5000, 3<<20+7)
@@ -219,7 +219,7 @@ func TestRDMADeliversEveryByte(t *testing.T) {
 }
 
 // NICs access host memory in place after registration, and through slots before; the relay
-// deregisters the memory before it is freed.
+// deregisters the memory before the free.
 func TestHostMemoryOverRDMAIsUsedInPlace(t *testing.T) {
 	p := hostsByRDMA(t, 1, 1)
 	const n = 1<<20 + 5
@@ -567,8 +567,8 @@ func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 	p.arrive(t, 0, 5, 1<<20+3)
 }
 
-// A port that goes down costs no message: the second NIC carries its traffic. Only the writing NIC
-// can flush its writes into a GPU, so the relay waits for an unfinished flush.
+// A port that goes down costs no message: the second NIC carries the traffic. Only the writing NIC
+// can flush the writes into a GPU, so the relay waits for an unfinished flush.
 func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 	const mayWait, mustWait = 1, 2
 	for name, of := range map[string]struct {
@@ -663,7 +663,7 @@ func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 }
 
 // A permanent failure of a NIC ends the operations of both sides with an error that names the NIC
-// and the cause, and no resource remains; the next connection has other queue pairs.
+// and the cause, and no resource remains; the next connection has new queue pairs.
 func TestFailedNICEndsOperationsWithItsName(t *testing.T) {
 	p := hostsThatRedial(t, 1, 2, shortRedial)
 	p.move(t, 1<<20)
@@ -719,7 +719,7 @@ func TestUnregisteredSlotsSendOverTCP(t *testing.T) {
 	}
 }
 
-// A cable that stays pulled ends the operations over it, on both hosts; the next connection
+// A permanently pulled cable ends the operations over the cable, on both hosts; the next connection
 // goes over TCP, which says why, and over RDMA again when the port is back.
 func TestPulledCableEndsOperationsAndNextUsesTCP(t *testing.T) {
 	p := &byRDMA{redial: shortRedial}
@@ -734,7 +734,7 @@ func TestPulledCableEndsOperationsAndNextUsesTCP(t *testing.T) {
 	if err := p.rdma.Set(down...); err != nil {
 		t.Fatal(err)
 	}
-	// The software device hears of it a little later.
+	// The software device gets the event a little later.
 	for end, failed := testutil.Begin(), false; !failed; {
 		receive, err := p.receiving.Receive(p.target.Memory, 0, 3<<20)
 		if err != nil {

@@ -1,9 +1,7 @@
 package relay
 
 import (
-	"io"
 	"slices"
-	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
@@ -11,10 +9,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// receiver is a connection's receiving end. It grants room only for a message
-// that the sender has announced and that a posted receive waits for, so that
-// every slot that is granted will be filled and drained without anything more
-// from a client.
+// receiver is a connection's receiving end. A receiver grants room only for an announced message
+// with a posted receive, so that every granted slot will be filled and drained without a further
+// action of a client.
 type receiver struct {
 	*connection
 	announced uint64 // the last message's number. Messages and receives of a tag match in order; of those that wait no two
@@ -258,7 +255,7 @@ func (r *receiver) weigh(region uint32, nics map[string]int) {
 	}
 }
 
-// forget takes a memory back: nothing is granted in it any more.
+// forget takes a memory back: no further grant uses the memory.
 func (r *receiver) forget(m *memory) {
 	if r.writes != nil {
 		r.writes.RemoveMemory(m.region())
@@ -266,10 +263,10 @@ func (r *receiver) forget(m *memory) {
 	r.port.Send(&wire.PeerForget{Region: m.region()}, 0)
 }
 
-// grantPieces lets the sender's NIC, or over TCP this relay, write straight into the
-// client's memory, which is on a server GPU, or a near one, or the host's: as much at a time as slots would hold, for all messages of the
-// connection in turn, in pieces of a slot's size, so that a sender that has to fill
-// slots can. Pieces of a lane's staged members go through slots.
+// grantPieces lets the sender's NIC, or over TCP this relay, write directly into the client's
+// memory, on a server GPU, a near GPU or the host: at most the size of the slots at a time, for the
+// messages of the connection in turn, in pieces of a slot's size, so that a sender with slots can
+// fill a piece. Pieces of a lane's staged members go through slots.
 func (r *receiver) grantPieces() {
 	most, piece := uint64(0), r.atOnce(r.in.regions[0].slotBytes)
 	for _, g := range r.in.regions {
@@ -295,7 +292,7 @@ func (r *receiver) grantPieces() {
 // grantSlots grants slots in sequence, alternating with further messages.
 func (r *receiver) grantSlots(a *arrival) { r.grantSlot(a, func() { r.grantSlots(a) }) }
 
-// grantSlot grants one slot, and calls more if bytes of the message are left.
+// grantSlot grants a slot, and calls more if bytes of the message remain.
 func (r *receiver) grantSlot(a *arrival, more func()) {
 	r.in.acquire(r.connection, func(slot *slot) bool {
 		if r.down != nil {
@@ -311,7 +308,7 @@ func (r *receiver) grantSlot(a *arrival, more func()) {
 	})
 }
 
-// atOnce is as much of a grant as the sender fills with one write.
+// atOnce is the part of a grant that the sender fills with a single write.
 func (r *receiver) atOnce(n uint64) uint64 {
 	if a, is := r.writes.(*verbs.Arrivals); is {
 		return min(n, a.Most())
@@ -422,7 +419,7 @@ func (r *receiver) arrived(a *arrival, n uint64) {
 	r.port.Send(&wire.PeerDelivered{Send: a.send}, 0)
 }
 
-// end ends the receive of a message once those before it have ended.
+// end ends the receive of a message after the earlier receives.
 func (r *receiver) end(a *arrival, status wire.Status) {
 	a.unended.ended, a.unended.status = true, status
 	for len(r.unended) > 0 && (r.unended[0].ended || r.unended[0].op.over) {
@@ -448,30 +445,6 @@ func (r *receiver) stop(why *wire.Error) {
 	}
 	r.unended = nil
 	r.settle()
-}
-
-// closeDelay is how long the word of a sender that closes may be behind the end
-// of its NIC, which comes another way.
-const closeDelay = 100 * time.Millisecond
-
-// immediatesEnded is the NIC's word that it writes no slot any more. Where the
-// sender says nothing, the NIC itself has ended. Any other error than io.EOF is ours: the
-// NIC may go on writing until the sender has heard of it.
-func (r *receiver) immediatesEnded(err error) {
-	if err != io.EOF {
-		r.shutdown(wire.Errorf(wire.StatusInternal, "%s cannot hear the emulated NIC of %s: %v", r.session.relay.name(), r.peer, err))
-		return
-	}
-	r.immediateEnd = true
-	r.settle()
-	if r.down != nil {
-		return
-	}
-	time.AfterFunc(closeDelay, func() {
-		r.session.relay.loop.Do(func() {
-			r.shutdown(wire.Errorf(wire.StatusNICDied, "the emulated NIC of %s ended the connection", r.peer))
-		})
-	})
 }
 
 // landingsEnded is the transport's word that no byte comes from another host any more.

@@ -46,7 +46,7 @@ func TestPeerClosedAfterHandshakeIsNotWarnedAbout(t *testing.T) {
 	}
 }
 
-// levels are those at which a refusal was logged.
+// levels are the levels of logged refusals.
 type levels chan logrus.Level
 
 func (levels) Levels() []logrus.Level { return logrus.AllLevels }
@@ -58,7 +58,7 @@ func (l levels) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// listen has the log's entries of all levels, which the tests do not print.
+// listen collects log entries of every level, which the tests do not print.
 func (l levels) listen(t *testing.T) {
 	level := logrus.GetLevel()
 	logrus.SetLevel(logrus.DebugLevel)

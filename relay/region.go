@@ -20,12 +20,12 @@ type exposedRegion struct {
 
 	users   int // operations that can touch it
 	revoked bool
-	// gone is called when none can any more; nil where nobody waits for that.
+	// gone is called after the last operation; nil without a waiter.
 	gone func()
 }
 
 // servedOperation links an operation to the region that it reads or writes for the remote side. No
-// local client gets its end.
+// local client gets the end.
 type servedOperation struct {
 	region *exposedRegion
 	at     *connection
@@ -108,7 +108,7 @@ func (s *session) newRegion(m *wire.Expose) (*exposedRegion, error) {
 	}, nil
 }
 
-// visible is a connection that the client knows, nil for none.
+// visible returns a connection of the client, nil for hidden and unknown connections.
 func (s *session) visible(number uint32) *connection {
 	if c := s.connections[number]; c != nil && !c.hidden {
 		return c

@@ -1,4 +1,4 @@
-// Package relay is the process that serves one container: it takes exports and operations from the
+// Package relay is the process that serves a container: it takes exports and operations from the
 // container's clients, owns staging memory on server GPUs, and moves bytes to and from the relays
 // of further containers.
 //
@@ -38,7 +38,7 @@ import (
 // connect, and the answer of another relay.
 const handshakeTimeout = 5 * time.Second
 
-// Relay serves one container.
+// Relay serves a container.
 type Relay struct {
 	loop    *poll.Loop
 	clients *net.UnixListener
@@ -125,8 +125,8 @@ func bootID() (wire.UUID, error) {
 	return id, nil
 }
 
-// Configure sets or extends the relay's lanes. Lanes are only ever added. It may be called before
-// and during Run.
+// Configure sets or extends the relay's lanes. Lanes are only ever added. Configure may be called
+// before and during Run.
 func (r *Relay) Configure(c launch.Config) error {
 	if err := c.Check(); err != nil {
 		return err
@@ -196,7 +196,8 @@ func (r *Relay) Run() error {
 	return nil
 }
 
-// Ending is why it ended, once Run has returned; a zero one where it did not begin to.
+// Ending is the cause of the relay's end, after the return of Run; a zero one where it did not
+// begin to.
 func (r *Relay) Ending() launch.Ending {
 	if r.dying == nil {
 		return launch.Ending{}
@@ -223,8 +224,7 @@ func (r *Relay) End(reason string) {
 	})
 }
 
-// farewell is the last that a client hears, when nothing writes its memory any
-// more.
+// farewell sends the last message to a client, after the last write into the client's memory.
 func (r *Relay) farewell(s *session) {
 	if r.dying == nil {
 		return
@@ -249,12 +249,11 @@ func (r *Relay) end(cause string, why *wire.Error) {
 	for _, s := range r.sessions {
 		s.end(why)
 	}
-	// Of writes that are under way the emulated NIC's end within this time or
-	// later, as the receiver sees; Run waits for our own copies.
+	// Messages leave meanwhile; Run waits for our own copies.
 	time.AfterFunc(100*time.Millisecond, r.loop.Stop)
 }
 
-// failed looks at a CUDA error. After a sticky one every further call fails, so that only a new
+// failed looks at a CUDA error. After a sticky error every further call fails, so that only a new
 // process can serve this container. That ends when the loop comes to it: the caller is in the
 // middle of an operation.
 func (r *Relay) failed(err error) {
@@ -310,7 +309,7 @@ func (r *Relay) wear(err error) {
 	r.rest()
 }
 
-// rest ends a worn relay that serves nobody.
+// rest ends a worn relay without clients.
 func (r *Relay) rest() {
 	if r.worn != nil && len(r.sessions) == 0 {
 		r.end(launch.EndKept, wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it could not give something back: %v", r.name(), r.worn))

@@ -137,11 +137,11 @@ func uuid(t testing.TB, i int) wire.UUID {
 type host struct {
 	t   testing.TB
 	dir string
-	// change has its way with the configuration of relays; nil for none.
+	// change modifies the configuration of relays; nil for none.
 	change func(*launch.Config)
 	// ask admits their staging; nil where nobody does.
 	ask relay.Asker
-	// secrets put them on the network; nil where they are on none.
+	// secrets connect relays to the network; nil where they are on none.
 	secrets *launch.Secrets
 	ends    string // what the relays end by, where they fail
 	// rdma is the libibverbs of its relays; empty for those that have
@@ -150,9 +150,9 @@ type host struct {
 	nics []netip.Addr // and addresses of its NICs
 	// redial is how long their queue pairs may take to be connected anew; 0 for the promise.
 	redial time.Duration
-	// settle limits the first connection of their queue pairs; 0 for what relays allow.
+	// settle limits the first connection of the relays' queue pairs; 0 for what relays allow.
 	settle time.Duration
-	// soft has the host's devices, the software devices of its NICs; nil before the first.
+	// soft has the software devices of the host's NICs; nil before the first.
 	soft    *softdevice.Host
 	names   []string
 	devices []softdevice.Device
@@ -212,7 +212,7 @@ func (h *host) nic(name string) (stop func()) {
 	}
 }
 
-// engine starts the engine of software devices, which moves their bytes on real GPUs.
+// engine starts the engine of software devices, which moves bytes on real GPUs.
 func (h *host) engine() {
 	h.t.Helper()
 	e, err := engine.New()
@@ -243,14 +243,14 @@ func (h *host) useNICs(r *relay.Relay, c *launch.Config) error {
 	return r.Secrets(softhost.Secrets(h.key))
 }
 
-// withNICs puts the network and RDMA into a relay's configuration. It returns the environment of a
-// relay in a separate process.
+// withNICs puts the network and RDMA into a relay's configuration. The result is the environment of
+// a relay in a separate process.
 func (h *host) withNICs(c *launch.Config) (environment []string) {
 	softhost.Configure(c)
 	return append(h.soft.Environment(), softhost.KeyVariable+"="+h.key)
 }
 
-// relay starts a relay in this process and returns its clients' socket.
+// relay starts a relay in this process and returns the socket for clients.
 func (h *host) relay(name, route string, lanes ...launch.Lane) (socket string) {
 	h.t.Helper()
 	socket, _ = h.start(name, route, -1, lanes...)
@@ -272,7 +272,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	}
 	c := launch.Config{
 		Generation: generation, Container: name, Lanes: lanes, Route: route, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir,
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, Bounce: 1 << 30,
 	}
 	if h.soft != nil && route != launch.RouteDirect {
 		if err := h.useNICs(r, &c); err != nil {
@@ -388,8 +388,8 @@ func allocate(t testing.TB, i int, bytes uint64) *memory {
 	return m
 }
 
-// goesWithTest unmaps the memory at the test's end: a small machine has not as much as
-// all tests together. Addresses are plenty.
+// goesWithTest unmaps the memory at the test's end: a small machine has less than the sum of the
+// tests. Addresses are plenty.
 func (m *memory) goesWithTest() {
 	m.t.Cleanup(func() {
 		if err := driver.MemUnmap(m.ptr, m.bytes); err != nil {
@@ -398,7 +398,7 @@ func (m *memory) goesWithTest() {
 	})
 }
 
-// exported allocates memory and exports it.
+// exported allocates and exports memory.
 func exported(t testing.TB, s *client.Session, i int, bytes uint64) *memory {
 	t.Helper()
 	m := allocate(t, i, bytes)
@@ -428,8 +428,8 @@ func (m *memory) copy(offset uint64, b []byte, in bool) {
 		if err != nil {
 			return err
 		}
-		// CUDA needs memory that the garbage collector does not know. A small block that is used
-		// again costs less than new pages for all bytes.
+		// CUDA needs memory that the garbage collector does not know. A reused small block costs
+		// less than new pages for every byte.
 		const block = 1 << 20
 		host, err := driver.MemHostAlloc(min(block, uint64(len(b))))
 		if err != nil {
@@ -460,7 +460,7 @@ func (m *memory) copy(offset uint64, b []byte, in bool) {
 //go:norace
 func copyBytes(to, from []byte) { copy(to, from) }
 
-// pair is two containers, connected one way.
+// pair is two containers, connected in one direction.
 type pair struct {
 	a, b               *client.Session
 	sending, receiving *client.Connection
@@ -563,7 +563,7 @@ func demand(t *testing.T, err error, status wire.Status, words ...string) {
 
 var routes = []string{launch.RouteStaged, launch.RouteDirect}
 
-// arrive has a message of each size cross, at places that are not aligned.
+// arrive sends a message per size, at unaligned places.
 func (p *pair) arrive(t *testing.T, sizes ...uint64) {
 	t.Helper()
 	for i, n := range sizes {
@@ -591,7 +591,7 @@ func TestSendDeliversEveryByte(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			p := connected(t, route)
-			// Around the size of a slot (1 MiB), through all slots, and through more.
+			// Around the size of a slot (1 MiB), and around the size of the slots together.
 			p.arrive(t, 0, 1, 7, 8, 4096, 1<<20-1, 1<<20, 1<<20+1, 4<<20+3, 11<<20+5)
 		})
 	}
@@ -1032,18 +1032,6 @@ func TestRelayStoppedAfterContainerEndReportsContainerEnd(t *testing.T) {
 			demand(t, err, c.status, c.words)
 		})
 	}
-}
-
-func TestMissingEmulatedNICIsNamed(t *testing.T) {
-	h := newHost(t)
-	h.change = func(c *launch.Config) { c.Transport = launch.TransportLoop }
-	a, b := attach(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0"))), attach(t, h.relay("b", launch.RouteStaged, far(3, 2, "nic1")))
-	listener, err := b.Listen(within(t), uuid(t, 3))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = a.Connect(within(t), uuid(t, 0), listener.Handle())
-	demand(t, err, wire.StatusNICDied, "the emulated NIC at "+filepath.Join(h.dir, "nic0.sock")+" does not answer")
 }
 
 func TestUnexportedMemoryIsUnmappedAfterLastOperation(t *testing.T) {

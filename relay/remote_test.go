@@ -235,8 +235,8 @@ func TestHandleOfUnreachableHostIsRefusedWithReason(t *testing.T) {
 	demand(t, err, wire.StatusUnreachable, "no relay that has this cluster key")
 }
 
-// A listener that is closed is not there for other hosts either, first of a set of
-// connections or not.
+// A closed listener is unavailable to remote hosts, for the first connection of a set or a later
+// one.
 func TestConnectToClosedListenerOfOtherHostFails(t *testing.T) {
 	for _, connected := range []bool{false, true} {
 		t.Run(fmt.Sprint("connected ", connected), func(t *testing.T) {
@@ -368,7 +368,7 @@ func TestStoppedRelayOfOtherHostKeepsNoResources(t *testing.T) {
 	}
 }
 
-// hostsWith joins two hosts of these secrets and addresses, and moves a message.
+// hostsWith connects two hosts with secrets and addresses, and moves a message.
 func hostsWith(t *testing.T, a, b *launch.Secrets, at string) *remotePair {
 	t.Helper()
 	p := &remotePair{}
@@ -426,7 +426,7 @@ func TestHostsDuringKeyRotationConnect(t *testing.T) {
 		"the other one has":   {key(rotated), key(finished), "127.0.0.1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // it is the ends of relays that take time
+			t.Parallel() // the ends of relays take time
 			hostsWith(t, c.a, c.b, c.at).exchange(t)
 		})
 	}
@@ -456,7 +456,7 @@ func TestHostsDuringKeyRotationConnect(t *testing.T) {
 				p.exchange(t)
 			}
 		}
-		// They have the new key alone: a host that has no other reaches them.
+		// They have the new key alone: a host without alternatives uses these.
 		h := newHost(t)
 		h.online(key(finished))
 		third := attach(t, h.relay("third", launch.RouteAuto, far(0, 1, "nic0")))
@@ -472,7 +472,7 @@ func TestHostsDuringKeyRotationConnect(t *testing.T) {
 	})
 }
 
-// certificates adds those of one authority.
+// certificates adds certificates of a single authority.
 func certificates(t *testing.T) func(*launch.Secrets) *launch.Secrets {
 	t.Helper()
 	make := func(template, parent *x509.Certificate, signer any) (*x509.Certificate, *ecdsa.PrivateKey, []byte) {

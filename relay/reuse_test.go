@@ -29,7 +29,7 @@ import (
 // sender's is overwritten at once, and the receiver still has the message; a receiver's is
 // overwritten at once, or taken back and freed, and stays as it is then.
 //
-// PEERLANE_REUSE says how many operations of each route and kind of memory. It also runs on
+// PEERLANE_REUSE is the number of operations per route and kind of memory. The test also runs on
 // real GPUs, with PEERLANE_TEST_CUDA=driver and -test.run '^TestMemoryReusedAtOnceKeepsMessages$'.
 func TestMemoryReusedAtOnceKeepsMessages(t *testing.T) {
 	needGPUs(t, 2)
@@ -84,7 +84,7 @@ func pick(number, n uint64) []byte {
 	return all[at : at+n]
 }
 
-// reuse is a test of one route and kind of memory.
+// reuse is a test of a route and a kind of memory.
 type reuse struct {
 	t        *testing.T
 	kind     string
@@ -140,7 +140,7 @@ func reuseMemory(t *testing.T, route, kind string, messages int64, patience time
 	}
 }
 
-// reuser has sessions, memory and a thread of its own.
+// reuser has separate sessions, memory and a thread.
 type reuser struct {
 	*reuse
 	sessions           [2]*client.Session
@@ -243,7 +243,7 @@ func (w *reuser) connect() error {
 	return errors.Join(err, l.Close(ctx))
 }
 
-// export allocates memory and exports it.
+// export allocates and exports memory.
 func (w *reuser) export(end int) (*region, error) {
 	ctx, cancel := soon()
 	defer cancel()
@@ -281,7 +281,7 @@ func (w *reuser) export(end int) (*region, error) {
 	return m, err
 }
 
-// release looks at memory for the last time, and frees it.
+// release checks memory for the last time, and frees the memory.
 func (w *reuser) release(m *region) error {
 	if w.kind == "host" { // unexporting has unmapped it
 		return nil
@@ -314,7 +314,7 @@ func (w *reuser) read(m *region, n uint64) ([]byte, error) {
 	return unsafe.Slice((*byte)(w.pinned), n), err
 }
 
-// check looks whether memory is as it was left.
+// check verifies that memory is unchanged.
 func (w *reuser) check(m *region) error {
 	if m.n == 0 {
 		return nil
@@ -365,8 +365,8 @@ func (w *reuser) begin(slot *reuseOf) error {
 	return nil
 }
 
-// comesToEnd waits for the end of an operation. It keeps no timer of an operation that has ended: a soak
-// has a million.
+// comesToEnd waits for the end of an operation. The wait keeps no timer of an ended operation: a
+// soak has a million.
 func comesToEnd(op *client.Operation) bool {
 	limit, cancel := testutil.WithLimit(context.Background(), modelPatience)
 	defer cancel()
@@ -525,7 +525,7 @@ func (w *reuser) disturb(i int) error {
 	return nil
 }
 
-// detach ends the sessions, and frees all memory.
+// detach ends the sessions, and frees the memory.
 func (w *reuser) detach() (err error) {
 	for _, slot := range w.slots {
 		for _, m := range slot.at {

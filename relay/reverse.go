@@ -10,15 +10,15 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// A connection goes one way; the bytes of a one-sided read travel in the reverse direction. With
-// the first read of a connection the receiver's relay connects to the sender's, as a sender does to
-// a listener: the listener is one of this connection, whose token only that relay is told, and
-// which serves once. The two connections are twins: they end together.
+// A connection is unidirectional; the bytes of a one-sided read travel in the reverse direction.
+// With the first read of a connection the receiver's relay connects to the sender's, as a sender
+// does to a listener: the listener is one of this connection, whose token only that relay is told,
+// and which serves once. The two connections are twins: they end together.
 
-// reverseTimeout is how long the other relay may take to connect: it may have many to make.
+// reverseTimeout limits the remote relay's connect: that relay may have many connects to make.
 const reverseTimeout = 4 * welcomeTimeout
 
-// reverseConnection is the second connection, at either end, from when it is asked for.
+// reverseConnection is the second connection, at either end, from the request on.
 type reverseConnection struct {
 	// At the reader: the listener, and the timer for the remote relay.
 	listener *listener
@@ -111,7 +111,7 @@ func (s *sender) reverseOpened(r *receiver) {
 // pair links a connection and its reverse connection.
 func (c *connection) pair(back *connection) { c.twin, back.twin = back, c }
 
-// reverseRefused is the other side's word that no way back can be opened.
+// reverseRefused handles the remote side's refusal of a reverse connection.
 func (s *sender) reverseRefused(m *wire.PeerBackRefused) error {
 	w := s.reading.back
 	if w == nil || !w.listener.expects() || m.Status == uint32(wire.StatusOK) {
@@ -123,7 +123,7 @@ func (s *sender) reverseRefused(m *wire.PeerBackRefused) error {
 	return nil
 }
 
-// readRetryInterval is for how long reads of a connection that got no way back do not ask for one.
+// readRetryInterval is the time after a refused reverse connection before reads request one again.
 const readRetryInterval = time.Second
 
 // failReads ends the reads that wait for a way back. The reason does not concern the connection,
@@ -226,11 +226,10 @@ func (r *receiver) refuseReverse(err error) {
 	r.port.Send(m, 0)
 }
 
-// maxOpening bounds the ways back of one session that are being opened at a time: each
-// has a goroutine.
+// maxOpening limits the concurrent opens of reverse connections of a session: each has a goroutine.
 const maxOpening = 8
 
-// later opens a way back, as soon as the session may open one more.
+// later opens a reverse connection, as soon as the session's limit permits.
 func (s *session) later(f func()) {
 	if s.opening >= maxOpening {
 		s.waiting = append(s.waiting, f)
@@ -239,8 +238,7 @@ func (s *session) later(f func()) {
 	f()
 }
 
-// next opens waiting reverse connections. It is called when a way back is not being opened any
-// more.
+// next opens waiting reverse connections. Call it after the open of a reverse connection has ended.
 func (s *session) next() {
 	for len(s.waiting) > 0 && s.opening < maxOpening {
 		f := s.waiting[0]

@@ -6,7 +6,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// readsAt is a reader with a read of so many bytes that has been asked for, and its way back.
+// readsAt is a reader with a requested read of so many bytes, and the reverse connection.
 func readsAt(t *testing.T, n uint64) (w *world, s *sender, back *receiver, op *operation) {
 	w = newWorld(t)
 	s = w.link(wire.RouteStaged, w.mine).s
@@ -17,7 +17,7 @@ func readsAt(t *testing.T, n uint64) (w *world, s *sender, back *receiver, op *o
 	return w, s, back, op
 }
 
-// A read is all that was asked for, or an error; and a read canceled before its data arrives gets
+// A read returns the requested bytes, or an error; and a read canceled before its data arrives gets
 // none.
 func TestReadReturnsAllBytesOrAnError(t *testing.T) {
 	const n = 100
@@ -72,8 +72,8 @@ func TestReadReturnsAllBytesOrAnError(t *testing.T) {
 	}
 }
 
-// Where the way back cannot be opened the reads that were asked for end, also the next, and
-// one that comes later asks again.
+// Without a reverse connection the requested reads end, also the next read, and a later read
+// requests one again.
 func TestReadWithoutReverseConnectionFailsAndLaterRetries(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
@@ -187,8 +187,8 @@ func TestRegionKeyOfOtherSessionIsRefused(t *testing.T) {
 	}
 }
 
-// A way back by another route than its connection's, for which the memory of reads was
-// found fit, takes both down.
+// A reverse connection over a route different from the connection's, for which the memory was
+// checked, takes both down.
 func TestReverseConnectionOfOtherRouteEndsBoth(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteStaged, w.mine).s
@@ -225,7 +225,7 @@ func TestReadIntoCudaMallocMemoryFromOtherRelayIsRefused(t *testing.T) {
 	w.over()
 }
 
-// An awaited reverse connection has room in its session, regardless of later connections.
+// An awaited reverse connection has room in the session, regardless of later connections.
 func TestReverseConnectionIntoFullSessionHasRoom(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s

@@ -25,8 +25,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// cables connect the relays of one process, by addresses as TCP would, through pipes in
-// memory.
+// cables connect the relays of a process, by addresses as TCP would, through pipes in memory.
 type cables struct {
 	mu        sync.Mutex
 	last      uint16
@@ -71,8 +70,8 @@ type cable struct {
 	sending       *func(netip.Addr, int)
 }
 
-// A pipe whose other end is closed takes no deadline, which a TCP connection does: there the
-// next call tells.
+// A pipe with a closed remote end accepts no deadline, unlike a TCP connection: there the next call
+// tells.
 func (c cable) SetDeadline(t time.Time) error      { return taken(c.Conn.SetDeadline(t)) }
 func (c cable) SetReadDeadline(t time.Time) error  { return taken(c.Conn.SetReadDeadline(t)) }
 func (c cable) SetWriteDeadline(t time.Time) error { return taken(c.Conn.SetWriteDeadline(t)) }
@@ -143,7 +142,7 @@ func (n *cables) cable(end net.Conn, local, remote netip.AddrPort) net.Conn {
 	return cable{end, local, remote, &n.sending}
 }
 
-// fleet is relays of as many hosts, without clients: each takes messages on channels.
+// fleet is relays of as many hosts, without clients: the relays take messages on channels.
 type fleet struct {
 	relays  []*Relay
 	handles []wire.HandleLayout
@@ -427,8 +426,7 @@ func TestPeersOfOtherRelaysAreBounded(t *testing.T) {
 	}
 }
 
-// Senders that come while as many as there may be are being answered wait for their turn,
-// up to a bound.
+// Senders above the number of concurrent answers wait, up to a limit.
 func TestSendersOfOtherHostsQueueForAccept(t *testing.T) {
 	f := newFleet(t, 2, 1)
 	r := f.relays[1]
@@ -521,7 +519,7 @@ func BenchmarkHosts(b *testing.B) {
 				spent := time.Since(began).Seconds()
 				b.ReportMetric(took.Seconds(), "s-bootstrap")
 				b.ReportMetric(float64(took.Microseconds())/sets, "us/set")
-				// Both ends of each set are in this process.
+				// Both ends of every set are in this process.
 				b.ReportMetric((after.memory-before.memory)/sets/2, "B/end")
 				b.ReportMetric(float64(after.goroutines-before.goroutines)/sets/2, "goroutines/end")
 				b.ReportMetric(float64(rounds*messages)*sets/spent, "messages/s")

@@ -25,7 +25,7 @@ const selfTestTimeout = 20 * time.Second
 func (r *Relay) Orphaned() { r.loop.Do(func() { r.config.Testing = false }) }
 
 // endIfWrong ends the relay if it has staged on a pair with a wrong verdict: messages to its
-// clients may be wrong. The next relay has the verdict before it stages. It is called on the loop.
+// clients may be wrong. The next relay has the verdict before it stages. Call it on the loop.
 func (r *Relay) endIfWrong() {
 	if r.config.SelfTest == "" || r.config.SelfTest == launch.SelfTestOff {
 		return

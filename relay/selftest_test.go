@@ -25,8 +25,8 @@ func triplesOf(nic string, servers ...int) (list []launch.Triple) {
 	return list
 }
 
-// A pair that fails the test, or is slower than the bounce, is replaced and reported; so is one
-// that is not tested, where that has to be.
+// A pair that fails the test, or is slower than the bounce, is replaced and reported; so is an
+// untested pair, if tests are required.
 func TestUnfitPairsAreReplacedAndReported(t *testing.T) {
 	needGPUs(t, 3)
 	wrong := found(1, launch.VerdictWrong, "1 of 8388608 bytes arrived wrong")
@@ -81,7 +81,7 @@ func TestUnfitPairsAreReplacedAndReported(t *testing.T) {
 	}
 }
 
-// Staging waits for a running self-test, and uses its result.
+// Staging waits for a running self-test, and uses the result.
 func TestStagingDuringSelfTestWaits(t *testing.T) {
 	needGPUs(t, 3)
 	h := newHost(t)
@@ -178,8 +178,8 @@ func TestLateBadVerdictEndsRelay(t *testing.T) {
 	}
 }
 
-// Where a self-test speaks against copies between two containers' GPUs they are staged,
-// whichever of the two was the client's in the test; or refused, where that is forced.
+// With a bad verdict on copies between two containers' GPUs the messages are staged, regardless of
+// the client's GPU in the test; or refused, where that is forced.
 func TestDirectRouteOfUnfitPairIsStagedOrRefused(t *testing.T) {
 	needGPUs(t, 4)
 	swapped := launch.Pair{PairName: launch.PairName{GPU: gpu(3), Server: gpu(0)}, Verdict: launch.VerdictWrong, Reason: "1 byte"}

@@ -316,7 +316,7 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 	r, memory, at := s.session.relay, op.memory, op.offset+m.Part
 	from, routed := transport.Source{Place: memory.place(at)}, &r.counters.direct
 	if s.route == wire.RouteStaged {
-		from.Region, from.Offset, routed = s.source(memory), at, &r.counters.staged
+		from.Region, from.Offset, routed = memory.region(), at, &r.counters.staged
 		from.NICs = s.nicsFor(memory)
 	}
 	s.hold(op)
@@ -339,8 +339,8 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 	})
 }
 
-// stageTicketed is stage once the write may be posted. A slot that waited for a ticket,
-// while tickets wait for slots, would stop all connections of both relays.
+// stageTicketed is stage once the write may be posted. A slot that waited for a credit, while
+// credits wait for slots, would stop every connection of both relays.
 func (s *sender) stageTicketed(m *wire.PeerGrant, op *operation, t *target) {
 	link, is := s.link.(*verbs.Link)
 	if !is {
@@ -358,8 +358,8 @@ func (s *sender) stageTicketed(m *wire.PeerGrant, op *operation, t *target) {
 }
 
 // stage moves the bytes of a grant, from an offset on, through slots on a server GPU: it fills a
-// slot, and lets the NIC write that. Where the receiver's slots are larger than ours the rest comes
-// after it: one write at a time has the grant's number.
+// slot, and lets the NIC write that. If the receiver's slots are larger than the sender's, the rest
+// follows: a single write at a time has the grant's number.
 func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 	r, lane := s.session.relay, s.lane
 	s.out.acquire(s.connection, func(slot *slot) bool {
@@ -454,7 +454,7 @@ func (s *sender) delivered(m *wire.PeerDelivered) error {
 		op.fail(&wire.Error{Status: status})
 		return nil
 	}
-	// The receiver can have the bytes before our NIC tells us that it is done.
+	// The receiver can have the bytes before the sender's NIC reports the completion.
 	op.delivered = true
 	s.conclude(op)
 	return nil
@@ -499,8 +499,5 @@ func (s *sender) free() {
 	s.parts = nil
 	for _, t := range s.targets {
 		s.session.relay.release(quota{foreign: t.foreign})
-	}
-	for _, m := range s.session.memories {
-		delete(m.registrars, s)
 	}
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // A receiver may get a message, and leave, before the sender's NIC has reported the completion: the
-// message was delivered all the same.
+// message was delivered nevertheless.
 func TestDeliveredMessageAfterDisconnectSucceeds(t *testing.T) {
 	left := wire.Errorf(wire.StatusPeerClosed, "the receiver ended its session")
 	for _, c := range []struct {
@@ -69,8 +69,7 @@ func TestDeliveredMessageAfterDisconnectSucceeds(t *testing.T) {
 	}
 }
 
-// A receiver that cannot understand its sender ends when that has closed, and may write no
-// more.
+// A receiver without a common protocol ends when the sender has closed and can write no more.
 func TestReceiverWithoutProtocolEndsWithItsSender(t *testing.T) {
 	w := newWorld(t)
 	loop, err := poll.New()

@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// maxBlocking bounds the requests of one session that wait for CUDA or for
-// another relay: each holds a goroutine.
+// maxBlocking limits the requests of a session that wait for CUDA or for a remote relay: each holds
+// a goroutine.
 const maxBlocking = 32
 
 // maxUnread bounds the answers that a client has not read.
@@ -25,7 +25,7 @@ const maxUnread = 4096
 // takeAtOnce limits the operations of a session before the next session.
 const takeAtOnce = 64
 
-// session is one client process. It implements poll.Poller.
+// session is a client process. A session implements poll.Poller.
 type session struct {
 	relay *Relay
 	id    uint64
@@ -167,8 +167,8 @@ func process(conn packet.Conn) (pid, pidfd int, err error) {
 		pidfd, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPIDFD)
 		if errors.Is(err, unix.ENOPROTOOPT) {
 			// An older kernel. The process may have ended since the connect, and a new process may
-			// have its number; then that one's death is watched, and the socket's end, which both
-			// sides of a process without children see, does the rest.
+			// have its number; then the relay watches the new process's death; the socket's end,
+			// which a process without children always causes, covers the old process.
 			pidfd, err = unix.PidfdOpen(pid, 0)
 		}
 	})
@@ -224,8 +224,8 @@ func (s *session) begin(fd int, version uint32) {
 	s.log.Debug("a client came")
 }
 
-// deathGrace is how long a socket that closed without a goodbye may be ahead of
-// the death of its process: the kernel closes a dying process's files first.
+// deathGrace is the wait for a process's death after its socket closed without a goodbye: the
+// kernel closes a dying process's files first.
 const deathGrace = 200 * time.Millisecond
 
 // hungUp is the end of the client's socket.
@@ -251,8 +251,7 @@ func (s *session) died() {
 	s.end(why)
 }
 
-// end closes everything that the client has. Memory goes when the last copy on
-// it has ended.
+// end closes everything that the client has. Memory is unmapped after the last copy.
 func (s *session) end(why *wire.Error) {
 	if s.ended != nil {
 		return
@@ -285,7 +284,7 @@ func (s *session) end(why *wire.Error) {
 	s.settle()
 }
 
-// settle frees the session once nothing of it is under way.
+// settle frees the session after its last operation.
 func (s *session) settle() {
 	if s.parting && len(s.memories) == 0 && s.bringing == 0 {
 		s.port.Close() // operations in flight do not access the client's memory
@@ -383,8 +382,8 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	case *wire.Disconnect:
 		s.answer(sequence, s.disconnect(m.Connection))
 	case *wire.Goodbye:
-		// The socket's end may not come: a child that the client forked has it too. The
-		// client waits for ours, which says that nothing touches its memory any more.
+		// The socket's end may not come: a forked child of the client also has it. The client waits
+		// for the relay's goodbye, which means that no access to its memory remains.
 		s.parting = true
 		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid, s.relay.name()))
 	case *wire.ListMemory:
@@ -432,8 +431,8 @@ func (s *session) reply(m wire.Message, sequence uint32, fds ...int) {
 	}
 }
 
-// block runs a request that may take long on a goroutine, and then its second
-// half on the loop, with the session possibly ended meanwhile.
+// block runs a slow request on a goroutine, and then the second half on the loop; the session may
+// have ended meanwhile.
 func (s *session) block(sequence uint32, work func() error, then func(error)) {
 	if s.blocking >= maxBlocking {
 		then(wire.Errorf(wire.StatusLimit, "%d requests of this client are under way, which is the limit", maxBlocking))
@@ -472,7 +471,7 @@ func (s *session) number() uint32 {
 
 // --- the ring ---------------------------------------------------------------------
 
-// Poll takes operations and starts those whose timeline has come.
+// Poll takes operations and starts operations with a reached timeline.
 func (s *session) Poll() bool {
 	progress := s.takeSome()
 	for c := range s.waits {
@@ -527,8 +526,8 @@ func (s *session) breakOff(why *wire.Error) {
 	s.end(wire.Errorf(why.Status, "client process %d of %s: %s", s.pid, s.relay.name(), why.Reason))
 }
 
-// Busy reports whether a timeline or an event is waited for: a GPU advances it without
-// waking anybody.
+// Busy reports whether a timeline or an event is waited for: a GPU advances a timeline without a
+// wake-up.
 func (s *session) Busy() bool { return len(s.waits) > 0 }
 
 // Arm asks the client to ring.

@@ -134,8 +134,8 @@ func TestSlotsAreSharedBetweenConnections(t *testing.T) {
 	})
 }
 
-// Slots are taken by the weights of their regions, also where some are held for long, and of
-// a region that has failed none: the others have its share at once.
+// Slots are taken by the weights of regions, also if some slots are held for long; a failed region
+// gives no slots, and the remaining regions get the share at once.
 func TestStagingWithWeightsTakesSlotsByShare(t *testing.T) {
 	s := &staging{regions: []*region{{slots: 6, slotBytes: 1, weight: 3}, {slots: 2, slotBytes: 1, weight: 1}}}
 	s.fill()

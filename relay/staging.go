@@ -60,7 +60,7 @@ func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 		s.answer(sequence, err)
 		return
 	}
-	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{}}
+	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{}}
 	s.provide(memory, sequence, func() error { return memory.stage(m.GPU) }, func() wire.Message {
 		on := memory.staged.on
 		on.bytes += memory.mapped.Bytes
@@ -158,20 +158,3 @@ func (m *memory) makeOn(l *lane, on *serverUsage, admission bool) (err error) {
 	m.staged = &clientStaging{on, giveBack}
 	return nil
 }
-
-// source is the number of memory on a server GPU for writes out of it, of which the
-// NIC knows from the first one on.
-func (s *sender) source(m *memory) uint32 {
-	if !m.registrars[s] {
-		m.registrars[s] = true
-		fd := -1 // of cudaMalloc, which only a link over verbs takes: it asks for no descriptor
-		if len(m.parts) > 0 {
-			fd = m.parts[0].FD
-		}
-		s.link.AddSource(m.region(), m.kind, fd, m.mapped.Bytes)
-	}
-	return m.region()
-}
-
-// forget takes a source back: it is in no write any more.
-func (s *sender) forget(m *memory) { s.link.RemoveSource(m.region()) }

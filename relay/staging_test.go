@@ -30,7 +30,7 @@ import (
 // TestClientCopiesPipelineWithTransfers and those of memory at either end also run on real GPUs,
 // with PEERLANE_TEST_CUDA=driver and -test.run 'AtEitherEnd|ClientCopies'.
 
-// copying is a lane of a container that sees its server GPUs too.
+// copying is a lane of a container with device nodes of server GPUs.
 func copying(lane launch.Lane) launch.Lane {
 	lane.Copy = true
 	return lane
@@ -46,7 +46,7 @@ func stagingMemory(t testing.TB, s *client.Session, gpu int, n uint64) *memory {
 	return &memory{t: t, ptr: m.Ptr, bytes: m.Bytes, gpu: gpu, Memory: m}
 }
 
-// lanesInPlace returns the bytes that one relay has sent and another has received in place.
+// lanesInPlace returns the bytes sent and received in place by two relays.
 func lanesInPlace(a, b *relay.Relay) (sent, received uint64) {
 	for _, l := range a.Report().Lanes {
 		sent += l.Sent.InPlace
@@ -57,9 +57,9 @@ func lanesInPlace(a, b *relay.Relay) (sent, received uint64) {
 	return sent, received
 }
 
-// A client copies into a ring of slots of its own on a stream, which says by a timeline
-// when a message is there; at the other side a stream waits until one has come, and
-// copies out. No thread waits in between, and no relay copies on route staged.
+// A client copies into a private ring of slots on a stream, which marks a message by a timeline; at
+// the remote side a stream waits for a message, and copies out. No thread waits in between, and no
+// relay copies on route staged.
 func TestClientCopiesPipelineWithTransfers(t *testing.T) {
 	needGPUs(t, 2)
 	second, server := far2()
@@ -87,7 +87,7 @@ func TestClientCopiesPipelineWithTransfers(t *testing.T) {
 			}
 			var streams [2]*client.StreamTimelines
 			var stream [2]cuda.Stream
-			// Receives can end in another order than they began: each slot has a timeline.
+			// Receives can end out of order: each slot has a timeline.
 			var lines [2][depth]*client.Timeline
 			for i, s := range []*client.Session{a, b} {
 				for slot := range lines[i] {
@@ -97,7 +97,7 @@ func TestClientCopiesPipelineWithTransfers(t *testing.T) {
 					}
 				}
 			}
-			// NICs get to know the memory at its first use.
+			// The memory is registered with NICs at the first use.
 			var before [2]wire.ServerBytes
 			var lanes [2]launch.LaneFigures
 			testutil.Until(t, "messages go in place", func() bool {
@@ -332,7 +332,7 @@ func TestStagingMemoryCountsInHostAccount(t *testing.T) {
 	_, err := a.Staging(within(t), driver, client.Staging{Bytes: 8 * mib, GPU: uuid(t, 0)})
 	demand(t, err, wire.StatusNoStaging, "GPU 1 ("+devices[1].BusID+")", "not admitted: the host's limit")
 
-	// A send that waits for its receive uses it.
+	// A send that waits for a receive uses the memory.
 	want := random(t, 5*mib)
 	memory.write(0, want)
 	send, err := sending.Send(memory.Memory, 0, 5*mib)
@@ -359,7 +359,7 @@ func TestStagingMemoryCountsInHostAccount(t *testing.T) {
 	}
 	testutil.Until(t, "slots of staging", func() bool { return held.has(1) == slots })
 
-	// An ended session frees its memory, also during an operation.
+	// An ended session frees memory, also during an operation.
 	memory = stagingMemory(t, a, 0, 8*mib)
 	if _, err := sending.Send(memory.Memory, 0, 8*mib); err != nil {
 		t.Fatal(err)
@@ -380,7 +380,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// A server GPU without room leaves it to the lane's other one.
+// Without room on a server GPU the lane uses the second server GPU.
 func TestStagingMemoryUsesServerGPUWithRoom(t *testing.T) {
 	h := newHost(t)
 	lane := copying(far(0, 1, "nic0"))
@@ -404,7 +404,7 @@ func TestStagingMemoryUsesServerGPUWithRoom(t *testing.T) {
 	demand(t, err, wire.StatusNoStaging, "can have 64 MiB of staging memory", "GPU 1 (", "GPU 2 (", "CUDA_ERROR_OUT_OF_MEMORY")
 }
 
-// Nor does a pair serve that its self-test found unfit.
+// Staging does not use a pair with a bad verdict.
 func TestStagingMemoryAvoidsPairsThatFailedSelfTest(t *testing.T) {
 	h := newHost(t)
 	h.change = func(c *launch.Config) {

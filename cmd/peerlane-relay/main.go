@@ -42,7 +42,7 @@ func run(args []string, out, errOut io.Writer) int {
 		}
 		return nil
 	}
-	root.AddCommand(newServe(), newSelfTest(), newRDMATest(), newEmulatedNIC(), newSoftwareDevice())
+	root.AddCommand(newServe(), newSelfTest(), newRDMATest(), newSoftwareDevice())
 	root.AddCommand(manual.NewCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Print version, commit and date",

@@ -20,9 +20,6 @@ func TestRelayExitStatusEqualsManPage(t *testing.T) {
 		{[]string{"version", "--log-level", "loud"}, 2, "--log-level"},
 		{[]string{"software-device"}, 2, `required flag(s) "socket"`},
 		{[]string{"software-device", "--socket", "/nowhere/s"}, 1, "/nowhere/s"},
-		{[]string{"emulated-nic", "--name", "n"}, 2, `required flag(s) "gpu", "socket"`},
-		{[]string{"emulated-nic", "--name", "n", "--gpu", "0000:17:00.0", "--socket", "/nowhere/s", "--rate", "-1"}, 1,
-			"must be positive"},
 	} {
 		var out, errOut bytes.Buffer
 		status := run(c.args, &out, &errOut)

@@ -45,7 +45,7 @@ The tables:
 A ratio always has a baseline measured in the same run. The bench uses real GPUs if the
 host has any, and else a simulator, whose figures are marked and say nothing about GPUs.
 With one GPU both clients share it: route direct is measured, and tables that need a
-second GPU are listed as not measured. Route staged uses an emulated NIC. The end of the
+second GPU are listed as not measured. Route staged uses software RDMA devices. The end of the
 output has the goals of each table, the results, and the verdicts.
 
 Between two hosts: run --listen on one host, then --connect on the other. Both need the
@@ -83,12 +83,12 @@ default port of the bench is 19999; it also uses ports of network.ports.`,
 	flags.StringSliceVar(&sizes, "sizes", nil, "message `SIZE,...` in place of each table's own")
 	flags.IntSliceVar(&o.Depths, "depths", nil, "messages in flight `N,...` in place of each table's own")
 	flags.StringSliceVar(&o.Routes, "routes", []string{launch.RouteDirect, launch.RouteStaged},
-		"routes to measure: direct, staged (over loop, an emulated NIC)")
+		"routes to measure: direct, staged (over verbs, by software RDMA devices)")
 	flags.StringSliceVar(&o.Baselines, "baselines", []string{bench.BaselineRaw, bench.BaselineBounce,
 		bench.BaselineLocal}, "baselines to measure: raw, bounce, local; ratios need their baseline")
 	flags.StringSliceVar(&o.Busy, "busy", nil,
 		"GPUs that table busy keeps busy: `client,server,both` (default all in turn)")
-	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each emulated NIC in table uniformity")
+	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each software device in table uniformity")
 	flags.DurationVar(&o.Duration, "duration", 0, "duration of each measurement (default 1s, simulated 200ms)")
 	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes and shorter measurements")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")

@@ -24,7 +24,7 @@ const aBench = `{
     {"table": "busy", "what": "client to slot, p99 of idle", "size": 8, "depth": 1, "state": "SMs held: client GPU", "value": 27, "unit": "µs",
       "baseline": "a relay's copy, p99, 8 B, client to slot, idle", "asked": {"most": 2}},
     {"table": "memory", "what": "of a server GPU, besides staging", "state": "GPU 1", "value": 0, "unit": "MiB", "asked": {"most": 0}},
-    {"table": "bounce", "what": "container A to container B", "route": "staged", "transport": "loop", "size": 65536, "depth": 16, "value": 7.5, "unit": "GB/s"}
+    {"table": "bounce", "what": "container A to container B", "route": "staged", "transport": "verbs", "size": 65536, "depth": 16, "value": 7.5, "unit": "GB/s"}
   ],
   "baselines": [
     {"name": "raw 4.0 MiB", "value": 320, "unit": "GB/s"},

@@ -40,12 +40,10 @@ and verify every byte.
 The demo uses real GPUs if the host has any, and else a simulator of the half-populated
 board in the README's picture, with eight GPUs and four NICs. Only --rates measures the
 simulator's rates, which say nothing about GPUs. With one GPU both containers share it,
-and messages take route direct. The staged route uses an emulated NIC: client GPU, slot
-on a server GPU, NIC, slot, client GPU. The exit status is 0 only if every byte was
+and messages take route direct. The staged route uses RDMA as between two hosts, by queue
+pairs of a software device in place of each NIC: client GPU, slot on a server GPU, NIC,
+slot, client GPU. A test of GPUs and NICs precedes it. The exit status is 0 only if every byte was
 verified, every staged byte crossed a server GPU, and no object remains on the host.
-
-With --transport verbs the relays use RDMA as between two hosts: queue pairs of a software
-device in place of each NIC, after a test of GPUs and NICs.
 
 With --copy client the relays make no copies on that route: each client copies on its
 own stream, to and from memory on its server GPU, and synchronises by a timeline. The
@@ -53,7 +51,6 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 		Example: `  sudo peerlane demo
   sudo peerlane demo --route direct --runtime crun
   sudo peerlane demo --copy client
-  sudo peerlane demo --transport verbs
   peerlane demo --runtime none -o json`,
 		Args: noArgs,
 	}
@@ -63,8 +60,6 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 		"OCI runtime: runc, crun, or none for plain processes (needs no root)")
 	flags.StringVar(&o.Route, "route", launch.RouteAuto,
 		"route of the messages: staged, direct for the single copy, or auto: staged where the host has two GPUs")
-	flags.StringVar(&o.Transport, "transport", launch.TransportLoop,
-		"transport of route staged: loop by emulated NICs, or verbs by software RDMA devices, as between hosts with NICs")
 	flags.StringVar(&o.Copy, "copy", demo.CopyRelay,
 		"process that copies between a client's GPU and its server GPU: relay or client")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
@@ -75,7 +70,6 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 	flags.StringVar(&slot, "slot-size", "", "`SIZE` of a staging slot")
 	complete(cmd, "runtime", demo.RuntimeRunc, demo.RuntimeCrun, demo.RuntimeNone)
 	complete(cmd, "route", launch.RouteAuto, launch.RouteStaged, launch.RouteDirect)
-	complete(cmd, "transport", launch.TransportLoop, launch.TransportVerbs)
 	complete(cmd, "copy", demo.CopyRelay, demo.CopyClient)
 	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -85,7 +79,6 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 		}{
 			{"runtime", o.Runtime, []string{demo.RuntimeRunc, demo.RuntimeCrun, demo.RuntimeNone}},
 			{"route", o.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
-			{"transport", o.Transport, []string{launch.TransportLoop, launch.TransportVerbs}},
 			{"copy", o.Copy, []string{demo.CopyRelay, demo.CopyClient}},
 			{"gpus", o.GPUs, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne}},
 		} {

@@ -27,7 +27,6 @@ bytes and operations per second, operations in flight, durations, and waits:
   no_grant   the receiver has posted no receive, or has no free slot
   no_slot    no staging slot is free, or the connection has used its share
   ring_full  the client does not read completions, or its ring is full
-  pacing     the NIC is at its maximum rate
 
 A wait is shown as the average number of waiting operations, the current number, and
 the longest current wait. On a terminal the table is updated each interval until

@@ -106,14 +106,6 @@ func (l Layout) PeerSocket(generation string) string {
 	return filepath.Join(l.Peers(), generation+".sock")
 }
 
-// EmulatedNICs holds the sockets of emulated NICs (transport loop).
-func (l Layout) EmulatedNICs() string { return filepath.Join(l.Run(), "nics") }
-
-// EmulatedNIC is the socket of an emulated NIC.
-func (l Layout) EmulatedNIC(name string) string {
-	return filepath.Join(l.EmulatedNICs(), name+".sock")
-}
-
 // Launcher is the socket of peerlane-relay.socket, by which systemd starts
 // supervisors; root only.
 func (l Layout) Launcher() string { return filepath.Join(l.Run(), "launcher.sock") }
@@ -143,7 +135,6 @@ func (l Layout) Create() error {
 		{l.Run(), 0o755},
 		{l.Sockets(), 0o700},
 		{l.Peers(), 0o711},
-		{l.EmulatedNICs(), 0o755},
 		{l.Config(), 0o755},
 	} {
 		// Every hook calls Create: change nothing if the directories are right.

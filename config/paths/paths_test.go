@@ -39,8 +39,7 @@ func TestModesOfWhatIsMade(t *testing.T) {
 		"var": 0o755, "var/lib": 0o755, "var/lib/peerlane": 0o700, "var/lib/peerlane/anchor": 0o555,
 		"var/lib/peerlane/generations": 0o700, "var/lib/peerlane/uids": 0o700,
 		"run": 0o755, "run/peerlane": 0o755, "run/peerlane/sockets": 0o700, "run/peerlane/peers": 0o711,
-		"run/peerlane/nics": 0o755,
-		"etc":               0o755, "etc/peerlane": 0o755,
+		"etc": 0o755, "etc/peerlane": 0o755,
 	}
 	for _, umask := range []int{0, 0o022, 0o077} {
 		before := unix.Umask(umask)

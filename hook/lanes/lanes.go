@@ -275,7 +275,7 @@ func PresentNICs(plan *planner.Plan, lanes []launch.Lane, names []string) error 
 	}
 	for _, lane := range lanes {
 		for _, name := range lane.NICs {
-			// An emulated NIC, or a NIC without RDMA, has no node.
+			// A software device, or a NIC without RDMA, has no node.
 			if !slices.ContainsFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name && n.Uverbs != "" }) {
 				continue
 			}

@@ -68,8 +68,8 @@ func confinement(g *generation.Generation, network *launch.Network, limited cgro
 	if s.UID != 0 {
 		s.Groups = []int{g.Sandbox.Group}
 	}
-	// For connections to the listeners in these directories.
-	s.Read = append(s.Read, g.Config.Peers, g.Config.NICs)
+	// For connections to the listeners in this directory.
+	s.Read = append(s.Read, g.Config.Peers)
 	g.Sandbox.AddFiles(&s, g.Relay.Environment)
 	// CUDA's IPC creates abstract Unix sockets (cuda-uvmfd-…), which only processes of the same
 	// network namespace reach.

@@ -16,7 +16,7 @@ type Made struct {
 }
 
 // StartHost lets the commit make configuration, plan, CDI specifications and the bundles of two
-// containers on a route below root, and start emulated NICs until the end of the test. built is the
+// containers on a route below root, and start its NICs until the end of the test. built is the
 // result of Build, and programs the directory of the hook and the relay.
 func StartHost(t testing.TB, built, root, programs, route string) (m Made) {
 	t.Helper()

@@ -518,7 +518,7 @@ func TestEngineRunsEachCase(t *testing.T) {
 	}
 }
 
-// maxRows is the number of rows that run in parallel: each has a daemon, eight emulated NICs and
+// maxRows is the number of rows that run in parallel: each has a daemon, software devices and
 // up to twenty containers with their relays.
 const maxRows = 6
 

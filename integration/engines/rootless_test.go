@@ -45,7 +45,7 @@ func (b *bed) ofTrainer() (specifications string) {
 	return b.mkdir("nothing")
 }
 
-// giveTrainer gives the user all files of the host and the emulated NICs, and sets the home
+// giveTrainer gives the user all files of the host and the software devices, and sets the home
 // directory.
 func (b *bed) giveTrainer() {
 	b.Helper()

@@ -124,7 +124,7 @@ func newPodmanUpgrade(t *testing.T) *podmanUpgrade {
 		t.Fatal(err)
 	}
 	u := &podmanUpgrade{T: t, root: root, layout: paths.New(root), ids: map[string]string{}}
-	made := earlier.StartHost(t, built, root, built, launch.RouteStaged)
+	made := earlier.StartHost(t, built, root, built, launch.RouteDirect)
 	u.moveSpecifications(built)
 	cache, err := os.UserCacheDir()
 	if err != nil {

@@ -127,7 +127,7 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	}
 	h.Lanes = nil
 	for i, g := range all {
-		lane := planner.Assignment{GPU: g.BusID, NICs: []string{"emulated0"}}
+		lane := planner.Assignment{GPU: g.BusID, NICs: []string{"software0"}}
 		if len(all) > 1 {
 			// On route staged a GPU stages on the next GPU.
 			lane.Servers = []string{all[(i+1)%len(all)].BusID}

@@ -382,7 +382,7 @@ func TestRanksExchangeAsBetweenHosts(t *testing.T) {
 	for _, p := range found(t, o).Phases {
 		want := p.Transport
 		if want == "" {
-			want = "loop" // and nothing of the phase before is left
+			want = launch.TransportVerbs // and nothing of the phase before is left
 		}
 		if len(p.Relays) != 2 {
 			t.Errorf("%s: %d relays", p.Name, len(p.Relays))

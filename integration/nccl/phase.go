@@ -111,13 +111,13 @@ func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
 	if p.Plugin != "" && !exists(filepath.Join(h.inside(), p.Plugin)) {
 		return fmt.Errorf("%s is not among the binaries", p.Plugin)
 	}
+	h.Pace = p.Pace
 	if p.By == byPeerlane && !h.installed {
 		if err := h.configure(p.settings); err != nil {
 			return err
 		}
 	}
 	if p.Route == launch.RouteStaged {
-		h.Pace = p.Pace
 		stop, err := h.StartNICs(context.WithoutCancel(ctx), h.Plan.Lanes...)
 		if err != nil {
 			return err

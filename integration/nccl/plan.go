@@ -31,7 +31,7 @@ type settings struct {
 	// host's loopback, with the given number of Streams.
 	Transport string `json:"transport,omitempty"`
 	Streams   int    `json:"streams,omitempty"`
-	// Pace is the rate in GB/s of the emulated NIC that the ranks share on route staged; 0 for no
+	// Pace is the rate in GB/s of the software device that the ranks share on route staged; 0 for no
 	// bound.
 	Pace      float64  `json:"pace,omitempty"`
 	Variables []string `json:"variables"` // "NAME=value", in addition to the common variables

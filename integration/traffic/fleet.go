@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -30,24 +29,26 @@ type Options struct {
 	GPUs int
 	// PerGPU is the number of containers per GPU and route.
 	PerGPU int
-	NICs   int // emulated NICs
+	NICs   int // software devices
 	// Change is the host's configuration's.
 	Change func(*config.Config)
 }
 
-// Fleet is containers with relays, emulated NICs and clients. A container here is an idle process;
+// Fleet is containers with relays, software devices as NICs, and clients. A container here is an idle process;
 // clients are plain processes.
 type Fleet struct {
 	Options
 	ctx        context.Context
 	host       *testbed.Host
 	Containers []*container
-	nics       []*nic
+	nics       []string
+	stop       func() error // ends the engine of the NICs
 
 	mu      sync.Mutex
 	clients int
 	victims map[*victim]bool
 	deaths  []*death
+	flaps   []*death // of NICs' ports
 	report  Report
 }
 
@@ -63,6 +64,7 @@ type Report struct {
 	Lives     int            // of two clients, from attach to leave
 	Kills     map[string]int // by kind of the killed process
 	Stops     int            // of clients, by SIGSTOP
+	Flaps     int            // of NICs' ports
 	Explained map[string]int // ends of lives with a killed process as the cause, by the error's name
 	Wrong     int            // messages
 	Problems  []string       // errors that nothing explains, hangs, wrong bytes
@@ -106,13 +108,6 @@ func (c *container) Generation() string {
 	return c.generation.ID
 }
 
-type nic struct {
-	name    string
-	gpus    []string
-	command *exec.Cmd
-	stderr  *testbed.Tail
-}
-
 // NewFleet starts containers and NICs on a host.
 func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err error) {
 	f = &Fleet{Options: o, ctx: ctx, host: h, victims: map[*victim]bool{}, report: Report{
@@ -128,17 +123,17 @@ func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err er
 	}
 	h.Lanes = nil
 	for i := range max(o.NICs, 1) {
-		f.nics = append(f.nics, &nic{name: fmt.Sprintf("emulated%d", i)})
+		f.nics = append(f.nics, fmt.Sprintf("software%d", i))
 	}
 	for i, g := range gpus {
 		// A GPU stages on the next GPU.
-		server, n := gpus[(i+1)%len(gpus)].BusID, f.nics[i%len(f.nics)]
-		h.Lanes = append(h.Lanes, planner.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: []string{n.name}})
-		if !slices.Contains(n.gpus, server) {
-			n.gpus = append(n.gpus, server)
-		}
+		server, nic := gpus[(i+1)%len(gpus)].BusID, f.nics[i%len(f.nics)]
+		h.Lanes = append(h.Lanes, planner.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: []string{nic}})
 	}
-	if err := h.Configure(o.Change); err != nil {
+	if err := h.Configure(func(c *config.Config) {
+		c.Relay.Route = launch.RouteStaged
+		o.Change(c)
+	}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -146,10 +141,8 @@ func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err er
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	for _, n := range f.nics {
-		if err := f.startNIC(n); err != nil {
-			return nil, err
-		}
+	if f.stop, err = h.StartNICs(ctx, h.Plan.Lanes...); err != nil {
+		return nil, err
 	}
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		for k := range max(o.PerGPU, 1) {
@@ -180,7 +173,9 @@ func (f *Fleet) startContainer(c *container) error {
 	}
 	// The route is that of the configuration at the container's start.
 	h := *f.host
-	h.Config.Relay.Route = c.Route
+	if h.Config.Relay.Route = c.Route; c.Route == launch.RouteDirect {
+		h.Config.Relay.Transport = launch.TransportAuto
+	}
 	g, err := h.Launch(h.ContainerID(fmt.Sprintf("%s-%d", c.Name, c.life)), c.gpu, init.Process.Pid)
 	if err != nil {
 		return errors.Join(err, init.Process.Kill(), exited(init.Wait()))
@@ -196,33 +191,6 @@ func exited(err error) error {
 		return nil
 	}
 	return err
-}
-
-func (f *Fleet) startNIC(n *nic) error {
-	socket := f.host.Layout.EmulatedNIC(n.name)
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	arguments := []string{"emulated-nic", "--name", n.name, "--socket", socket, "--log-level", "warning"}
-	for _, g := range n.gpus {
-		arguments = append(arguments, "--gpu", g)
-	}
-	n.stderr = &testbed.Tail{}
-	n.command = exec.Command(filepath.Join(f.host.Binaries, "peerlane-relay"), arguments...)
-	n.command.Env = append([]string{"PATH=/usr/bin:/bin"}, f.host.Environment...)
-	n.command.Stderr = n.stderr
-	if err := n.command.Start(); err != nil {
-		return err
-	}
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		// The socket now admits other relays.
-		if info, err := os.Stat(socket); err == nil && info.Mode().Perm() == 0o666 {
-			return nil
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("emulated NIC %s did not start: %s", n.name, n.stderr)
-		}
-	}
 }
 
 // killed records a death in advance; the caller calls over when the process has ended, or a
@@ -408,25 +376,37 @@ func (f *Fleet) endContainer(c *container) error {
 	}
 }
 
-// KillNIC kills an emulated NIC, and restarts the NIC.
-func (f *Fleet) KillNIC(i int) error {
-	n := f.nics[i]
-	over := f.killed("NIC", n.name)
-	defer over()
-	if err := errors.Join(n.command.Process.Kill(), exited(n.command.Wait())); err != nil {
-		return err
+// FlapNIC takes the port of a NIC down for a while. No connection may fail because of the loss, but
+// relays that have no other NIC make none meanwhile.
+func (f *Fleet) FlapNIC(i int, d time.Duration) error {
+	flap := &death{what: f.nics[i], from: time.Now()}
+	f.mu.Lock()
+	f.flaps = append(f.flaps, flap)
+	f.report.Flaps++
+	f.mu.Unlock()
+	err := f.host.SetPort(f.nics[i], true)
+	if err == nil {
+		time.Sleep(d)
+		err = f.host.SetPort(f.nics[i], false)
 	}
-	return f.startNIC(n)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	flap.to = time.Now().Add(portPause)
+	return err
 }
 
-// NICs are the processes of the emulated NICs, by name.
-func (f *Fleet) NICs() map[string]int {
-	all := map[string]int{}
-	for _, n := range f.nics {
-		all[n.name] = n.command.Process.Pid
-	}
-	return all
+// portPause is more than relays take to see that a port is up again.
+const portPause = 5 * time.Second
+
+// flapped reports whether the port of a NIC was down between begin and now.
+func (f *Fleet) flapped(begin time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.flaps, func(d *death) bool { return d.to.IsZero() || d.to.After(begin) })
 }
+
+// NICs is the process that moves the bytes of the NICs.
+func (f *Fleet) NICs() int { return f.host.EnginePID() }
 
 // Close ends containers and NICs. Clients have to have ended.
 func (f *Fleet) Close() error {
@@ -437,14 +417,8 @@ func (f *Fleet) Close() error {
 	}
 	wait.Wait()
 	err := errors.Join(failed...)
-	for _, n := range f.nics {
-		if n.command == nil || n.command.Process == nil {
-			continue
-		}
-		err = errors.Join(err, n.command.Process.Signal(syscall.SIGTERM))
-		if ended := n.command.Wait(); ended != nil {
-			err = errors.Join(err, fmt.Errorf("emulated NIC %s: %w: %s", n.name, ended, n.stderr))
-		}
+	if f.stop != nil {
+		err = errors.Join(err, f.stop())
 	}
 	return err
 }
@@ -469,18 +443,20 @@ func (f *Fleet) Report() Report {
 var ofDeaths = []wire.Status{
 	wire.StatusRelayDied, wire.StatusPeerRelayDied, wire.StatusPeerClientDied, wire.StatusPeerClosed,
 	wire.StatusPeerContainerDied,
-	wire.StatusNICDied, wire.StatusBadHandle, wire.StatusUnreachable,
+	wire.StatusBadHandle, wire.StatusUnreachable,
 }
 
 // failed judges the error that ended a life with the dependencies things.
 func (f *Fleet) failed(err error, begin time.Time, things []string) {
-	explained := f.explained(begin, things)
+	explained, flapped := f.explained(begin, things), f.flapped(begin)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, one := range parts(err) {
 		var how *failure
 		known := errors.As(one, &how)
 		switch {
+		case flapped && known && how.status == wire.StatusUnreachable:
+			f.report.Explained["a port was down"]++
 		case known && how.hangs, !explained:
 			f.report.problem(one.Error())
 		case known && how.killed:

@@ -64,17 +64,12 @@ func (s *Slot) Live(over func() bool) {
 	f.report.Lives++
 }
 
-// names returns the dependencies of a life: both containers with relays, the clients, and the NICs.
+// names returns the dependencies of a life: both containers with relays, and the clients.
 func (f *Fleet) names(in [2]*container, s *Slot) []string {
 	things := []string{in[0].Name, in[1].Name}
 	for _, w := range s.now {
 		if w != nil {
 			things = append(things, w.name)
-		}
-	}
-	if in[0].Route == launch.RouteStaged {
-		for _, n := range f.nics {
-			things = append(things, n.name)
 		}
 	}
 	return things

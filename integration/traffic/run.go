@@ -261,7 +261,7 @@ func (t Torture) compute(f *Fleet, busID string, ended <-chan struct{}) (seconds
 	}
 }
 
-// kill kills clients and relays, and now and then a NIC, until the end.
+// kill kills clients and relays, and now and then takes a NIC's port down, until the end.
 func (t Torture) kill(f *Fleet, ended <-chan struct{}) error {
 	if t.KillEach == 0 {
 		return nil
@@ -280,7 +280,7 @@ func (t Torture) kill(f *Fleet, ended <-chan struct{}) error {
 		case n < 9:
 			_, err = f.KillRelay(anyOf(random, f.Containers))
 		default:
-			err = f.KillNIC(random.IntN(len(f.nics)))
+			err = f.FlapNIC(random.IntN(len(f.nics)), time.Duration(random.Int64N(int64(time.Second))))
 		}
 		if err != nil {
 			return err

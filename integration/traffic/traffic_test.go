@@ -122,9 +122,9 @@ func TestFleetDeathExplainsError(t *testing.T) {
 	}
 	// A thing that is dead, without a successor, explains later errors.
 	f := &Fleet{report: Report{Kills: map[string]int{}, Explained: map[string]int{}}}
-	f.killed("NIC", "nic0")
-	f.failed(died(wire.StatusNICDied), time.Now().Add(time.Hour), []string{"nic0"})
-	if r := f.Report(); len(r.Problems) > 0 || r.Kills["NIC"] != 1 {
+	f.killed("container", "a")
+	f.failed(died(wire.StatusPeerContainerDied), time.Now().Add(time.Hour), []string{"a"})
+	if r := f.Report(); len(r.Problems) > 0 || r.Kills["container"] != 1 {
 		t.Errorf("%+v", r)
 	}
 }

@@ -112,7 +112,7 @@ func (m *Monitor) observePorts(plan *planner.Plan) {
 }
 
 // active reports whether a port of a NIC is active. A port without a state file counts as active:
-// emulated NICs lack the file. A state file that exists and fails to be read is not active: the file
+// software devices lack the file. A state file that exists and fails to be read is not active: the file
 // asks the NIC's driver, which answers for a NIC that carries data.
 func active(sysfs, nic string) bool {
 	ports := filepath.Join(sysfs, "class/infiniband", nic, "ports")

@@ -150,7 +150,7 @@ func TestUnreadablePortCutsItsLane(t *testing.T) {
 	}
 	n.observe()
 	n.now = n.now.Add(Delay)
-	n.expect(nil, nil, nil) // an emulated NIC
+	n.expect(nil, nil, nil) // a software device
 	if err := os.Mkdir(state, 0o755); err != nil {
 		t.Fatal(err)
 	}

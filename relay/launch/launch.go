@@ -107,10 +107,9 @@ const (
 
 // Transports.
 const (
-	// TransportAuto is loop for route staged, local for route direct, and between two hosts
-	// verbs where the lanes' NICs can, else tcp.
+	// TransportAuto is local for route direct; for route staged, and between two hosts, verbs where
+	// the lanes' NICs can, else tcp.
 	TransportAuto  = "auto"
-	TransportLoop  = "loop"  // an emulated NIC
 	TransportLocal = "local" // no NIC
 	TransportTCP   = "tcp"   // also between two containers of a host
 	TransportVerbs = "verbs" // RDMA; the same
@@ -138,7 +137,6 @@ type Config struct {
 	Slots     int    `json:"slots"`     // staging slots in each direction
 	SlotBytes uint64 `json:"slotBytes"` // size of each
 	Peers     string `json:"peers"`     // directory of peer sockets, layout.Peers
-	NICs      string `json:"nics"`      // directory of emulated NICs' sockets
 	// Admission says that the supervisor answers Claims, and that the relay takes
 	// no staging without one. A supervisor of an earlier release does not say so.
 	Admission bool `json:"admission,omitempty"`
@@ -410,7 +408,7 @@ func (c Config) checkChoices() error {
 		{"route", c.Route, []string{RouteAuto, RouteStaged, RouteDirect}},
 		{"scope", c.Scope, []string{"", ScopeAuto, ScopeCluster, ScopeHost}},
 		{"reserve", c.Reserve, []string{"", ReserveAttach, ReserveStart}},
-		{"transport", c.Transport, []string{TransportAuto, TransportLoop, TransportLocal, TransportTCP, TransportVerbs}},
+		{"transport", c.Transport, []string{TransportAuto, TransportLocal, TransportTCP, TransportVerbs}},
 		{"self-test", c.SelfTest, []string{"", SelfTestOff, SelfTestOnce, SelfTestRequired}},
 	} {
 		if !slices.Contains(choice.known, choice.value) {

@@ -22,7 +22,7 @@ func TestCheckInvalidConfigurationFails(t *testing.T) {
 		{"no lane", func(c *Config) { c.Lanes = nil }, &ValueError{"lanes", 0, "at least 1"}},
 		{"a route of the future", func(c *Config) { c.Route = "teleport" }, &ValueError{"route", "teleport", "auto, staged, direct"}},
 		{"a transport of the future", func(c *Config) { c.Transport = "aether" },
-			&ValueError{"transport", "aether", "auto, loop, local, tcp, verbs"}},
+			&ValueError{"transport", "aether", "auto, local, tcp, verbs"}},
 		{"RDMA as it comes", func(c *Config) { v := DefaultVerbs; c.Verbs, c.Transport = &v, TransportVerbs }, nil},
 		{"RDMA with an odd MTU", func(c *Config) { v := DefaultVerbs; v.MTU = 1500; c.Verbs = &v },
 			&ValueError{"MTU of RDMA", 1500, "0, 256, 512, 1024, 2048, 4096"}},

@@ -138,7 +138,7 @@ func (h *host) config(name, route string, server int, gpus ...int) launch.Config
 	}
 	c := launch.Config{
 		Generation: hex.EncodeToString(id[:]), Container: name, Route: route, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: slices.Contains(h.ipc, name), IPCEvents: slices.Contains(h.events, name),
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, CUDAIPC: slices.Contains(h.ipc, name), IPCEvents: slices.Contains(h.events, name),
 	}
 	if route != launch.RouteDirect {
 		softhost.Configure(&c)

@@ -120,7 +120,7 @@ func (h *host) lane(i int) *lane {
 	}
 	c := launch.Config{
 		Generation: hex.EncodeToString(id[:]), Container: name, Route: h.route, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: h.ipc, Scope: h.scope,
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, CUDAIPC: h.ipc, Scope: h.scope,
 		Lanes: lanes,
 	}
 	if h.route != launch.RouteDirect {

@@ -60,7 +60,7 @@ func TestDescriptorsArriveWithTheirMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if err := a.Send(&wire.NICRegion{Region: 5, Bytes: 77}, 9, int(w.Fd())); err != nil {
+	if err := a.Send(&wire.PeerRegion{Region: 5, Bytes: 77}, 9, int(w.Fd())); err != nil {
 		t.Fatal(err)
 	}
 	w.Close()
@@ -68,7 +68,7 @@ func TestDescriptorsArriveWithTheirMessage(t *testing.T) {
 	if err != nil || sequence != 9 || len(fds) != 1 {
 		t.Fatalf("%v, sequence %d, %d descriptors", err, sequence, len(fds))
 	}
-	if region, ok := m.(*wire.NICRegion); !ok || region.Region != 5 || region.Bytes != 77 {
+	if region, ok := m.(*wire.PeerRegion); !ok || region.Region != 5 || region.Bytes != 77 {
 		t.Errorf("%+v", m)
 	}
 	flags, err := unix.FcntlInt(uintptr(fds[0]), unix.F_GETFD, 0)

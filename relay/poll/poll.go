@@ -1,4 +1,4 @@
-// Package poll is the event loop of a relay and of an emulated NIC: a goroutine on a fixed OS
+// Package poll is the event loop of a relay and of a software device's engine: a goroutine on a fixed OS
 // thread that owns the state of the data path, so that the state needs no lock and a CUDA context
 // stays current.
 //

@@ -183,7 +183,7 @@ func (b *bench) gpu(openCUDA func() (*cuda.Driver, error), busID, way string) (_
 	if way == launch.MemoryDMABuf {
 		// The driver makes a DMA-BUF only with a current context.
 		err = g.On(func() (err error) {
-			t.region, err = b.byDMABuf(m)
+			t.region, err = b.byDMABuf(m, memory)
 			return err
 		})
 	} else {
@@ -216,12 +216,12 @@ func (b *bench) gpu(openCUDA func() (*cuda.Driver, error), busID, way string) (_
 	return t, nil
 }
 
-func (b *bench) byDMABuf(m *device.Memory) (*verbs.Region, error) {
+func (b *bench) byDMABuf(m *device.Memory, bytes uint64) (*verbs.Region, error) {
 	fd, err := m.DMABuf()
 	if err != nil {
 		return nil, err
 	}
-	region, err := b.domain.RegisterDMABuf(fd, 0, memory, uint64(m.Ptr), remote)
+	region, err := b.domain.RegisterDMABuf(fd, 0, bytes, uint64(m.Ptr), remote)
 	return region, errors.Join(err, unix.Close(fd))
 }
 
@@ -244,7 +244,7 @@ func (b *bench) run(r launch.RDMAResult, register func() (*target, error)) launc
 
 func (b *bench) moves(r *launch.RDMAResult, t *target) (err error) {
 	r.Tried = "connect"
-	p, err := b.connect(r)
+	p, err := b.connect(r, depth)
 	if err != nil {
 		return err
 	}
@@ -308,6 +308,7 @@ func differ(a, b []byte) (n uint64) {
 type loop struct {
 	queue *verbs.Queue
 	pairs []*verbs.Pair // requests are posted to the first
+	depth int           // requests under way
 }
 
 func (p *loop) close() error {
@@ -376,14 +377,14 @@ func (b *bench) lead(pair, to *verbs.Pair, at *endpoint) error {
 	return err
 }
 
-// connect makes the pairs, and connects them as relays do theirs.
-func (b *bench) connect(r *launch.RDMAResult) (_ *loop, err error) {
+// connect makes the pairs, for so many requests under way, and connects them as relays do theirs.
+func (b *bench) connect(r *launch.RDMAResult, depth int) (_ *loop, err error) {
 	at, err := b.endpoint()
 	if err != nil {
 		return nil, err
 	}
 	r.Way = fmt.Sprintf("port %d, %v, pkey index %d", at.number, at.gid, b.config.PKey)
-	p := &loop{}
+	p := &loop{depth: depth}
 	if p.queue, err = b.context.NewQueue(2 * depth); err != nil {
 		return nil, err
 	}
@@ -412,26 +413,32 @@ func (b *bench) connect(r *launch.RDMAResult) (_ *loop, err error) {
 
 // do has n of a request done, as many at a time as there is room for.
 func (p *loop) do(request verbs.Send, n int) error {
-	var done [depth]verbs.Completion
+	done := make([]verbs.Completion, p.depth)
 	for posted, ended := 0, 0; ended < n; {
-		for posted < n && posted-ended < depth {
+		for posted < n && posted-ended < p.depth {
 			if _, err := p.pairs[0].PostSend([]verbs.Send{request}); err != nil {
 				return err
 			}
 			posted++
 		}
-		got, err := p.wait(done[:])
+		got, err := p.completed(done)
 		if err != nil {
 			return err
-		}
-		for _, c := range done[:got] {
-			if err := c.Err(); err != nil {
-				return err
-			}
 		}
 		ended += got
 	}
 	return nil
+}
+
+// completed waits for completions, and returns their number or the error of one.
+func (p *loop) completed(done []verbs.Completion) (int, error) {
+	n, err := p.wait(done)
+	for _, c := range done[:n] {
+		if err := c.Err(); err != nil {
+			return 0, err
+		}
+	}
+	return n, err
 }
 
 func (p *loop) wait(into []verbs.Completion) (int, error) {

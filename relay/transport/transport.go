@@ -67,11 +67,6 @@ type Link interface {
 	AddTarget(region, kind uint32, parts []device.Part, ready func(error))
 	// RemoveTarget takes a region back. No write to the memory may be in flight.
 	RemoveTarget(region uint32)
-	// AddSource makes memory of the sender's relay, of a kind of wire.Memory*, known
-	// under a number, for writes out of it. The descriptor stays the caller's.
-	AddSource(region, kind uint32, fd int, bytes uint64)
-	// RemoveSource takes a source back. No write from the memory may be in flight.
-	RemoveSource(region uint32)
 	// Write moves n bytes. done is called when the source may be reused: the bytes have arrived, or
 	// no write is in flight. The immediate reaches a receiver that listens for it after the bytes.
 	Write(to Target, from Source, n uint64, immediate uint64, done func(error))

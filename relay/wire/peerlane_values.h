@@ -65,7 +65,6 @@ enum peerlane_status {
 	PEERLANE_STATUS_PEER_RELAY_DIED = 21, /* the relay at the other side died */
 	PEERLANE_STATUS_RELAY_DIED = 22, /* the relay of this container died */
 	PEERLANE_STATUS_PEER_CONTAINER_DIED = 23, /* the container at the other side ended */
-	PEERLANE_STATUS_NIC_DIED = 24, /* the emulated NIC died */
 	PEERLANE_STATUS_NO_STAGING = 25, /* no staging memory */
 	PEERLANE_STATUS_BAD_RING = 26, /* the ring does not hold what the protocol allows */
 	PEERLANE_STATUS_UNKNOWN_EVENT = 27, /* no such event */

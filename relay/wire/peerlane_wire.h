@@ -7,7 +7,7 @@
 
 #include "peerlane_values.h"
 
-/* The first words of Hello, PeerHello and NICHello: "PEER" and "LANE". */
+/* The first words of Hello and PeerHello: "PEER" and "LANE". */
 #define PEERLANE_MAGIC (0x454e414c52454550ull)
 /* The first word of a RemoteKeyLayout: "LANERKEY". */
 #define PEERLANE_REMOTE_KEY_MAGIC (0x59454b52454e414cull)
@@ -101,7 +101,6 @@
 	X(21, "the relay at the other side died") \
 	X(22, "the relay of this container died") \
 	X(23, "the container at the other side ended") \
-	X(24, "the emulated NIC died") \
 	X(25, "no staging memory") \
 	X(26, "the ring does not hold what the protocol allows") \
 	X(27, "no such event") \
@@ -174,12 +173,6 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_PEER_READ_LIST = 96,
 	PEERLANE_MESSAGE_PEER_LIST_REFUSED = 97,
 	PEERLANE_MESSAGE_PEER_GRANT_RANGES = 98,
-	PEERLANE_MESSAGE_NIC_HELLO = 64,
-	PEERLANE_MESSAGE_NIC_REGION = 65,
-	PEERLANE_MESSAGE_NIC_WRITE = 66,
-	PEERLANE_MESSAGE_NIC_WRITTEN = 67,
-	PEERLANE_MESSAGE_NIC_IMMEDIATE = 68,
-	PEERLANE_MESSAGE_NIC_FORGET = 69,
 	PEERLANE_MESSAGE_DMA_BUF = 122,
 };
 
@@ -1324,101 +1317,6 @@ _Static_assert(offsetof(struct peerlane_peer_grant_ranges, sequence) == 4, "peer
 _Static_assert(offsetof(struct peerlane_peer_grant_ranges, region) == 8, "peerlane_peer_grant_ranges.region");
 _Static_assert(offsetof(struct peerlane_peer_grant_ranges, count) == 12, "peerlane_peer_grant_ranges.count");
 _Static_assert(offsetof(struct peerlane_peer_grant_ranges, range) == 16, "peerlane_peer_grant_ranges.range");
-
-/* With one descriptor: where to deliver immediates. */
-struct peerlane_nic_hello {
-	uint32_t type;
-	uint32_t sequence;
-	uint64_t magic;
-	uint32_t oldest;
-	uint32_t newest;
-	uint32_t shares;
-	uint32_t reserved;
-};
-_Static_assert(sizeof(struct peerlane_nic_hello) == 32, "peerlane_nic_hello");
-_Static_assert(offsetof(struct peerlane_nic_hello, type) == 0, "peerlane_nic_hello.type");
-_Static_assert(offsetof(struct peerlane_nic_hello, sequence) == 4, "peerlane_nic_hello.sequence");
-_Static_assert(offsetof(struct peerlane_nic_hello, magic) == 8, "peerlane_nic_hello.magic");
-_Static_assert(offsetof(struct peerlane_nic_hello, oldest) == 16, "peerlane_nic_hello.oldest");
-_Static_assert(offsetof(struct peerlane_nic_hello, newest) == 20, "peerlane_nic_hello.newest");
-_Static_assert(offsetof(struct peerlane_nic_hello, shares) == 24, "peerlane_nic_hello.shares");
-_Static_assert(offsetof(struct peerlane_nic_hello, reserved) == 28, "peerlane_nic_hello.reserved");
-
-/* With one descriptor: memory to register. */
-struct peerlane_nic_region {
-	uint32_t type;
-	uint32_t sequence;
-	uint32_t region;
-	uint32_t kind;
-	uint64_t bytes;
-};
-_Static_assert(sizeof(struct peerlane_nic_region) == 24, "peerlane_nic_region");
-_Static_assert(offsetof(struct peerlane_nic_region, type) == 0, "peerlane_nic_region.type");
-_Static_assert(offsetof(struct peerlane_nic_region, sequence) == 4, "peerlane_nic_region.sequence");
-_Static_assert(offsetof(struct peerlane_nic_region, region) == 8, "peerlane_nic_region.region");
-_Static_assert(offsetof(struct peerlane_nic_region, kind) == 12, "peerlane_nic_region.kind");
-_Static_assert(offsetof(struct peerlane_nic_region, bytes) == 16, "peerlane_nic_region.bytes");
-
-struct peerlane_nic_write {
-	uint32_t type;
-	uint32_t sequence;
-	uint64_t immediate;
-	uint64_t length;
-	uint64_t source_offset;
-	uint64_t target_offset;
-	uint32_t source;
-	uint32_t target;
-};
-_Static_assert(sizeof(struct peerlane_nic_write) == 48, "peerlane_nic_write");
-_Static_assert(offsetof(struct peerlane_nic_write, type) == 0, "peerlane_nic_write.type");
-_Static_assert(offsetof(struct peerlane_nic_write, sequence) == 4, "peerlane_nic_write.sequence");
-_Static_assert(offsetof(struct peerlane_nic_write, immediate) == 8, "peerlane_nic_write.immediate");
-_Static_assert(offsetof(struct peerlane_nic_write, length) == 16, "peerlane_nic_write.length");
-_Static_assert(offsetof(struct peerlane_nic_write, source_offset) == 24, "peerlane_nic_write.source_offset");
-_Static_assert(offsetof(struct peerlane_nic_write, target_offset) == 32, "peerlane_nic_write.target_offset");
-_Static_assert(offsetof(struct peerlane_nic_write, source) == 40, "peerlane_nic_write.source");
-_Static_assert(offsetof(struct peerlane_nic_write, target) == 44, "peerlane_nic_write.target");
-
-/* To the relay: the write is done, or failed. */
-struct peerlane_nic_written {
-	uint32_t type;
-	uint32_t sequence;
-	uint64_t immediate;
-	uint32_t status;
-	uint32_t paced;
-};
-_Static_assert(sizeof(struct peerlane_nic_written) == 24, "peerlane_nic_written");
-_Static_assert(offsetof(struct peerlane_nic_written, type) == 0, "peerlane_nic_written.type");
-_Static_assert(offsetof(struct peerlane_nic_written, sequence) == 4, "peerlane_nic_written.sequence");
-_Static_assert(offsetof(struct peerlane_nic_written, immediate) == 8, "peerlane_nic_written.immediate");
-_Static_assert(offsetof(struct peerlane_nic_written, status) == 16, "peerlane_nic_written.status");
-_Static_assert(offsetof(struct peerlane_nic_written, paced) == 20, "peerlane_nic_written.paced");
-
-/* To the receiver's relay, on the socket that came with NICHello. */
-struct peerlane_nic_immediate {
-	uint32_t type;
-	uint32_t sequence;
-	uint64_t immediate;
-	uint64_t length;
-};
-_Static_assert(sizeof(struct peerlane_nic_immediate) == 24, "peerlane_nic_immediate");
-_Static_assert(offsetof(struct peerlane_nic_immediate, type) == 0, "peerlane_nic_immediate.type");
-_Static_assert(offsetof(struct peerlane_nic_immediate, sequence) == 4, "peerlane_nic_immediate.sequence");
-_Static_assert(offsetof(struct peerlane_nic_immediate, immediate) == 8, "peerlane_nic_immediate.immediate");
-_Static_assert(offsetof(struct peerlane_nic_immediate, length) == 16, "peerlane_nic_immediate.length");
-
-/* The relay will name this region in no write any more. */
-struct peerlane_nic_forget {
-	uint32_t type;
-	uint32_t sequence;
-	uint32_t region;
-	uint32_t reserved;
-};
-_Static_assert(sizeof(struct peerlane_nic_forget) == 16, "peerlane_nic_forget");
-_Static_assert(offsetof(struct peerlane_nic_forget, type) == 0, "peerlane_nic_forget.type");
-_Static_assert(offsetof(struct peerlane_nic_forget, sequence) == 4, "peerlane_nic_forget.sequence");
-_Static_assert(offsetof(struct peerlane_nic_forget, region) == 8, "peerlane_nic_forget.region");
-_Static_assert(offsetof(struct peerlane_nic_forget, reserved) == 12, "peerlane_nic_forget.reserved");
 
 /* Of exported memory whose Exported had WantsDMABuf. With one descriptor: a DMA-BUF */
 /* (cuMemGetHandleForAddressRange) of the adjacent allocations, by which NICs read and write the */

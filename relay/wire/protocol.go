@@ -6,7 +6,7 @@ import "unsafe"
 
 // Constants of the protocol.
 const (
-	// The first words of Hello, PeerHello and NICHello: "PEER" and "LANE".
+	// The first words of Hello and PeerHello: "PEER" and "LANE".
 	Magic = 0x454e414c52454550
 	// The first word of a RemoteKeyLayout: "LANERKEY".
 	RemoteKeyMagic = 0x59454b52454e414c
@@ -137,7 +137,6 @@ const (
 	StatusPeerRelayDied       Status = 21 // the relay at the other side died
 	StatusRelayDied           Status = 22 // the relay of this container died
 	StatusPeerContainerDied   Status = 23 // the container at the other side ended
-	StatusNICDied             Status = 24 // the emulated NIC died
 	StatusNoStaging           Status = 25 // no staging memory
 	StatusBadRing             Status = 26 // the ring does not hold what the protocol allows
 	StatusUnknownEvent        Status = 27 // no such event
@@ -171,7 +170,6 @@ var statusText = map[Status]string{
 	StatusPeerRelayDied:       "the relay at the other side died",
 	StatusRelayDied:           "the relay of this container died",
 	StatusPeerContainerDied:   "the container at the other side ended",
-	StatusNICDied:             "the emulated NIC died",
 	StatusNoStaging:           "no staging memory",
 	StatusBadRing:             "the ring does not hold what the protocol allows",
 	StatusUnknownEvent:        "no such event",
@@ -246,12 +244,6 @@ const (
 	typePeerReadList        uint32 = 96
 	typePeerListRefused     uint32 = 97
 	typePeerGrantRanges     uint32 = 98
-	typeNICHello            uint32 = 64
-	typeNICRegion           uint32 = 65
-	typeNICWrite            uint32 = 66
-	typeNICWritten          uint32 = 67
-	typeNICImmediate        uint32 = 68
-	typeNICForget           uint32 = 69
 	typeDMABuf              uint32 = 122
 )
 
@@ -1182,94 +1174,6 @@ func (m *PeerGrantRanges) bytes() []byte {
 
 func (m *PeerGrantRanges) messageType() uint32 { return typePeerGrantRanges }
 
-// NICHello is 32 bytes.
-// With one descriptor: where to deliver immediates.
-type NICHello struct {
-	Header
-	Magic    uint64
-	Oldest   uint32
-	Newest   uint32
-	Shares   uint32
-	Reserved uint32
-}
-
-func (m *NICHello) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
-
-func (m *NICHello) messageType() uint32 { return typeNICHello }
-
-// NICRegion is 24 bytes.
-// With one descriptor: memory to register.
-type NICRegion struct {
-	Header
-	Region uint32
-	Kind   uint32
-	Bytes  uint64
-}
-
-func (m *NICRegion) bytes() []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
-}
-
-func (m *NICRegion) messageType() uint32 { return typeNICRegion }
-
-// NICWrite is 48 bytes.
-type NICWrite struct {
-	Header
-	Immediate    uint64
-	Length       uint64
-	SourceOffset uint64
-	TargetOffset uint64
-	Source       uint32
-	Target       uint32
-}
-
-func (m *NICWrite) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
-
-func (m *NICWrite) messageType() uint32 { return typeNICWrite }
-
-// NICWritten is 24 bytes.
-// To the relay: the write is done, or failed.
-type NICWritten struct {
-	Header
-	Immediate uint64
-	Status    uint32
-	Paced     uint32
-}
-
-func (m *NICWritten) bytes() []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
-}
-
-func (m *NICWritten) messageType() uint32 { return typeNICWritten }
-
-// NICImmediate is 24 bytes.
-// To the receiver's relay, on the socket that came with NICHello.
-type NICImmediate struct {
-	Header
-	Immediate uint64
-	Length    uint64
-}
-
-func (m *NICImmediate) bytes() []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
-}
-
-func (m *NICImmediate) messageType() uint32 { return typeNICImmediate }
-
-// NICForget is 16 bytes.
-// The relay will name this region in no write any more.
-type NICForget struct {
-	Header
-	Region   uint32
-	Reserved uint32
-}
-
-func (m *NICForget) bytes() []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
-}
-
-func (m *NICForget) messageType() uint32 { return typeNICForget }
-
 // LaneGPU is 24 bytes.
 type LaneGPU struct {
 	GPU      UUID
@@ -1566,18 +1470,6 @@ func newMessage(messageType uint32) Message {
 		return &PeerListRefused{}
 	case typePeerGrantRanges:
 		return &PeerGrantRanges{}
-	case typeNICHello:
-		return &NICHello{}
-	case typeNICRegion:
-		return &NICRegion{}
-	case typeNICWrite:
-		return &NICWrite{}
-	case typeNICWritten:
-		return &NICWritten{}
-	case typeNICImmediate:
-		return &NICImmediate{}
-	case typeNICForget:
-		return &NICForget{}
 	case typeDMABuf:
 		return &DMABuf{}
 	}
@@ -1654,12 +1546,6 @@ var layouts = []struct {
 	{"PeerReadList", unsafe.Sizeof(PeerReadList{}), []uintptr{unsafe.Offsetof(PeerReadList{}.Header.Type), unsafe.Offsetof(PeerReadList{}.Header.Sequence), unsafe.Offsetof(PeerReadList{}.Read), unsafe.Offsetof(PeerReadList{}.Length), unsafe.Offsetof(PeerReadList{}.Ranges), unsafe.Offsetof(PeerReadList{}.Reserved)}},
 	{"PeerListRefused", unsafe.Sizeof(PeerListRefused{}), []uintptr{unsafe.Offsetof(PeerListRefused{}.Header.Type), unsafe.Offsetof(PeerListRefused{}.Header.Sequence), unsafe.Offsetof(PeerListRefused{}.Number), unsafe.Offsetof(PeerListRefused{}.Position), unsafe.Offsetof(PeerListRefused{}.Status), unsafe.Offsetof(PeerListRefused{}.Reads)}},
 	{"PeerGrantRanges", unsafe.Sizeof(PeerGrantRanges{}), []uintptr{unsafe.Offsetof(PeerGrantRanges{}.Header.Type), unsafe.Offsetof(PeerGrantRanges{}.Header.Sequence), unsafe.Offsetof(PeerGrantRanges{}.Region), unsafe.Offsetof(PeerGrantRanges{}.Count), unsafe.Offsetof(PeerGrantRanges{}.Range)}},
-	{"NICHello", unsafe.Sizeof(NICHello{}), []uintptr{unsafe.Offsetof(NICHello{}.Header.Type), unsafe.Offsetof(NICHello{}.Header.Sequence), unsafe.Offsetof(NICHello{}.Magic), unsafe.Offsetof(NICHello{}.Oldest), unsafe.Offsetof(NICHello{}.Newest), unsafe.Offsetof(NICHello{}.Shares), unsafe.Offsetof(NICHello{}.Reserved)}},
-	{"NICRegion", unsafe.Sizeof(NICRegion{}), []uintptr{unsafe.Offsetof(NICRegion{}.Header.Type), unsafe.Offsetof(NICRegion{}.Header.Sequence), unsafe.Offsetof(NICRegion{}.Region), unsafe.Offsetof(NICRegion{}.Kind), unsafe.Offsetof(NICRegion{}.Bytes)}},
-	{"NICWrite", unsafe.Sizeof(NICWrite{}), []uintptr{unsafe.Offsetof(NICWrite{}.Header.Type), unsafe.Offsetof(NICWrite{}.Header.Sequence), unsafe.Offsetof(NICWrite{}.Immediate), unsafe.Offsetof(NICWrite{}.Length), unsafe.Offsetof(NICWrite{}.SourceOffset), unsafe.Offsetof(NICWrite{}.TargetOffset), unsafe.Offsetof(NICWrite{}.Source), unsafe.Offsetof(NICWrite{}.Target)}},
-	{"NICWritten", unsafe.Sizeof(NICWritten{}), []uintptr{unsafe.Offsetof(NICWritten{}.Header.Type), unsafe.Offsetof(NICWritten{}.Header.Sequence), unsafe.Offsetof(NICWritten{}.Immediate), unsafe.Offsetof(NICWritten{}.Status), unsafe.Offsetof(NICWritten{}.Paced)}},
-	{"NICImmediate", unsafe.Sizeof(NICImmediate{}), []uintptr{unsafe.Offsetof(NICImmediate{}.Header.Type), unsafe.Offsetof(NICImmediate{}.Header.Sequence), unsafe.Offsetof(NICImmediate{}.Immediate), unsafe.Offsetof(NICImmediate{}.Length)}},
-	{"NICForget", unsafe.Sizeof(NICForget{}), []uintptr{unsafe.Offsetof(NICForget{}.Header.Type), unsafe.Offsetof(NICForget{}.Header.Sequence), unsafe.Offsetof(NICForget{}.Region), unsafe.Offsetof(NICForget{}.Reserved)}},
 	{"LaneGPU", unsafe.Sizeof(LaneGPU{}), []uintptr{unsafe.Offsetof(LaneGPU{}.GPU), unsafe.Offsetof(LaneGPU{}.Index), unsafe.Offsetof(LaneGPU{}.Reserved)}},
 	{"ServerBytes", unsafe.Sizeof(ServerBytes{}), []uintptr{unsafe.Offsetof(ServerBytes{}.GPU), unsafe.Offsetof(ServerBytes{}.In), unsafe.Offsetof(ServerBytes{}.Out)}},
 	{"Descriptor", unsafe.Sizeof(Descriptor{}), []uintptr{unsafe.Offsetof(Descriptor{}.Operation), unsafe.Offsetof(Descriptor{}.Connection), unsafe.Offsetof(Descriptor{}.Memory), unsafe.Offsetof(Descriptor{}.Flags), unsafe.Offsetof(Descriptor{}.Offset), unsafe.Offsetof(Descriptor{}.Length), unsafe.Offsetof(Descriptor{}.Tag), unsafe.Offsetof(Descriptor{}.Cookie), unsafe.Offsetof(Descriptor{}.WaitTimeline), unsafe.Offsetof(Descriptor{}.SignalTimeline), unsafe.Offsetof(Descriptor{}.WaitValue), unsafe.Offsetof(Descriptor{}.SignalValue), unsafe.Offsetof(Descriptor{}.WaitEvent), unsafe.Offsetof(Descriptor{}.Reserved0), unsafe.Offsetof(Descriptor{}.Key), unsafe.Offsetof(Descriptor{}.RemoteOffset), unsafe.Offsetof(Descriptor{}.Reserved4), unsafe.Offsetof(Descriptor{}.Reserved5), unsafe.Offsetof(Descriptor{}.Reserved6)}},

@@ -1,5 +1,5 @@
 // Package wire has the layouts of messages and of shared memory: control messages between a client
-// and its relay, peer messages between relays, messages to an emulated NIC, and the rings.
+// and its relay, peer messages between relays, and the rings.
 //
 // protocol.def describes all layouts once; the Go form (protocol.go) and the C
 // form (peerlane_wire.h, and peerlane_values.h for programs) are made from it.

@@ -24,8 +24,8 @@ var (
 	errNoMember    = errors.New("servers or nics are required")
 	errServesSelf  = errors.New("a GPU cannot serve itself: a copy within a GPU waits for the programs that run on it")
 	errNICName     = errors.New("the name is empty or named twice")
-	errNoActiveNIC = errors.New(`nics is missing, and this host has no RDMA NIC with an active port; for an emulated NIC ` +
-		`set nics = ["emulated0"]`)
+	errNoActiveNIC = errors.New(`nics is missing, and this host has no RDMA NIC with an active port; for a software device ` +
+		`set nics = ["software0"]`)
 )
 
 // valueError is the cause of an impossible value.

@@ -131,7 +131,7 @@ type Assignment struct {
 	// The GPUs to stage on, by index, UUID or PCI address. The default of a staged lane
 	// is the GPUs near the first NIC.
 	Servers []string `json:"servers" toml:"servers,omitempty"`
-	// The NICs, by name. A NIC outside the topology, such as an emulated NIC, is allowed. The default
+	// The NICs, by name. A NIC outside the topology, such as a software device, is allowed. The default
 	// is the NIC nearest to the first server.
 	NICs []string `json:"nics" toml:"nics,omitempty"`
 }

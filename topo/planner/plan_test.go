@@ -180,7 +180,7 @@ func TestMakeOnSmallHostsAssignsExpectedLanes(t *testing.T) {
 			},
 		},
 		{
-			name: "configuration assigns servers and an emulated NIC",
+			name: "configuration assigns servers and a software device",
 			host: topotest.Build(1).GPU(0, "", "").GPU(0, "", "").Host(),
 			config: Config{Lanes: []Assignment{
 				{GPU: "0", Servers: []string{"1"}, NICs: []string{"emulated0"}},

@@ -48,7 +48,7 @@ type Options struct {
 	// Busy lists the GPUs that table busy keeps busy, such as BusyClient; empty for every GPU in
 	// turn.
 	Busy []string
-	// Pace is the rate of emulated NICs, in GB/s; empty for the table's own rates.
+	// Pace is the rate of software devices, in GB/s; empty for the table's own rates.
 	Pace     []float64
 	Duration time.Duration // of a measurement; 0 for the host's own
 	// Transport carries messages to another host: launch.TransportAuto, as relays choose, or a
@@ -87,12 +87,11 @@ func tables() []table {
 		{"copy", "a relay's copies, client to slot and slot to client, beside raw peer copies", (*run).copies, true},
 		{"latency", "8 bytes: a relay's copy, hand-off by timelines, rings", (*run).latency, false},
 		{"routes", "whole routes from client to client, by size and depth", (*run).routes, false},
-		{tableRDMA, "route staged over emulated NICs (loop) and over software RDMA devices (verbs)", (*run).rdma, true},
 		{"bounce", "whole routes beside the best bounce through host memory", (*run).bounce, false},
 		{"client-copy", "clients that copy to the slots on their own streams", (*run).clientCopy, true},
 		{"busy", "a relay's copies while other processes' kernels keep GPUs busy", (*run).busy, true},
 		{"bystander", "kernels of a server GPU's owner, beside a relay at full rate", (*run).bystander, true},
-		{"uniformity", "one stream per GPU through paced emulated NICs", (*run).uniformity, true},
+		{"uniformity", "one stream per GPU through paced software devices", (*run).uniformity, true},
 		{"many-clients", "concurrent clients of one relay, and of several relays", (*run).manyClients, false},
 		{"cpu", "processor time of a relay, idle and busy", (*run).cpu, false},
 		{"memory", "memory of a relay on its client's GPU and on server GPUs", (*run).memory, true},
@@ -407,24 +406,24 @@ func (r *run) do(j measure.Job) (measure.Result, error) {
 	return all[times/2], nil
 }
 
-// stage is clients with their relays and emulated NICs.
+// stage is clients with their relays and software devices as NICs.
 type stage struct {
 	run     *run
 	route   string
 	staging uint64 // of clients that copy themselves, bytes per direction
 	workers []*worker
+	way     string // of the first connection of a pair by software devices
 	stop    func() error
 }
 
-// stage configures the host for a route, and starts emulated NICs if the route needs NICs. With
-// pace 0 the NICs have no limit.
+// stage configures the host for a route, and starts software devices if the route needs NICs. With
+// pace 0 the devices have no limit.
 func (r *run) stage(route string, lanes []planner.Assignment, pace float64) (*stage, error) {
-	return r.stageWith(route, lanes, pace, nil, func(*config.Config) {})
+	return r.stageWith(route, lanes, pace, func(*config.Config) {})
 }
 
-// stageWith is stage with further changes of the configuration. Emulated NICs have the named GPUs
-// beside them; without names, the GPUs that serve the lanes.
-func (r *run) stageWith(route string, lanes []planner.Assignment, pace float64, beside map[string][]string,
+// stageWith is stage with further changes of the configuration.
+func (r *run) stageWith(route string, lanes []planner.Assignment, pace float64,
 	change func(*config.Config)) (*stage, error) {
 	r.host.Pace = pace
 	if err := r.configure(lanes, func(c *config.Config) {
@@ -443,13 +442,11 @@ func (r *run) stageWith(route string, lanes []planner.Assignment, pace float64, 
 	s := &stage{run: r, route: route, stop: func() error { return nil }}
 	if route == staged {
 		var err error
-		if beside != nil {
-			s.stop, err = r.host.StartNICsBeside(r.ctx, beside)
-		} else {
-			s.stop, err = r.host.StartNICs(r.ctx, r.host.Plan.Lanes...)
-		}
-		if err != nil {
+		if s.stop, err = r.host.StartNICs(r.ctx, r.host.Plan.Lanes...); err != nil {
 			return nil, err
+		}
+		for _, t := range r.host.Triples {
+			r.progress("%v: %s %s", t.TripleName, t.Verdict, t.Reason)
 		}
 	}
 	return s, nil
@@ -604,13 +601,17 @@ func (s *stage) pair(bytes uint64) (a, b *worker, err error) {
 	if b, err = s.attached(lanes[1], nil, bytes); err != nil {
 		return nil, nil, err
 	}
-	return a, b, errors.Join(s.connect(a, b), s.connect(b, a))
+	if err := errors.Join(s.connect(a, b), s.connect(b, a)); err != nil || !s.run.host.Software() {
+		return a, b, err
+	}
+	s.way, err = s.run.softwareWay(a)
+	return a, b, err
 }
 
 // transportOf returns the transport of a route between two relays of one host.
 func transportOf(route string) string {
 	if route == staged {
-		return launch.TransportLoop
+		return launch.TransportVerbs
 	}
 	return launch.TransportLocal
 }

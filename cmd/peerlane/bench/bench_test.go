@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func result() *Report {
@@ -199,13 +200,13 @@ func TestSharingGivesFourGPUsPerNIC(t *testing.T) {
 			gpus = append(gpus, topo.GPU{BusID: string(rune('a' + i))})
 		}
 		s := mixed(gpus)
-		if s.nics != c.nics || s.gpus != c.used || len(s.near) != c.near || len(s.lanes) != c.lanes ||
-			len(s.beside) != c.nics {
+		if s.nics != c.nics || s.gpus != c.used || len(s.near) != c.near || len(s.lanes) != c.lanes {
 			t.Errorf("%d GPUs share as %+v, want %+v", c.gpus, s, c)
 		}
 		for _, n := range s.near {
-			if n.from == n.to || !slices.Contains(s.beside[n.nic], n.from) {
-				t.Errorf("%d GPUs: the near stream %+v, near are %v", c.gpus, n, s.beside)
+			far := slices.ContainsFunc(s.lanes, func(l planner.Assignment) bool { return l.GPU == n.from })
+			if n.from == n.to || far != (c.used == 2) {
+				t.Errorf("%d GPUs: the near stream %+v, far are %+v", c.gpus, n, s.lanes)
 			}
 		}
 		all := s.staging()

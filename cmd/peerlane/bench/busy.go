@@ -190,7 +190,7 @@ func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 
 // bystander measures the loss of a server GPU's owner by a relay that copies to and from its
 // slots there at full rate: the drop in the rate of kernels of the owner's process. Only a
-// relay's queue copies. Behind a whole route there is more work on that GPU: an emulated NIC's
+// relay's queue copies. Behind a whole route there is more work on that GPU: the software device's
 // context, and on a host of two GPUs the other client's relay.
 func (r *run) bystander() (err error) {
 	size := r.largeCopy()

@@ -262,12 +262,6 @@ func (r *run) networked(transport string, n config.Network, plan config.Plan) (*
 
 // network measures two relays of this host over TCP, by loopback, with a private cluster key.
 func (r *run) network() (err error) {
-	if err := os.WriteFile(r.host.Layout.ClusterKey(), network.Keys{Current: network.NewKey(time.Now())}.Text(),
-		0o600); err != nil {
-		return err
-	}
-	// Relays of the other tables are on no network, so that staged data passes the emulated NICs.
-	defer func() { err = errors.Join(err, os.Remove(r.host.Layout.ClusterKey())) }()
 	n := config.Default().Network
 	// As many streams as the plain sockets: the search includes 16.
 	n.Interfaces, n.Family, n.Streams = "=lo", "ipv4", 16
@@ -276,6 +270,12 @@ func (r *run) network() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
+	if err := os.WriteFile(r.host.Layout.ClusterKey(), network.Keys{Current: network.NewKey(time.Now())}.Text(),
+		0o600); err != nil {
+		return err
+	}
+	// Relays of other tables are on no network, or have a key of their own.
+	defer func() { err = errors.Join(err, os.Remove(r.host.Layout.ClusterKey())) }()
 	one, other, err := s.pair(slices.Max(append(r.sizesOfNetwork(), 1<<20)))
 	if err != nil {
 		return err

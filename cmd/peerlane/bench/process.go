@@ -230,7 +230,7 @@ func (r *run) first(route string) (err error) {
 		return err
 	}
 	if route == staged {
-		// An emulated NIC makes its contexts for the first connection; a NIC has no contexts.
+		// Software devices make their contexts for the first connection; a NIC has no contexts.
 		if err := r.wake(s, lanes); err != nil {
 			return err
 		}
@@ -298,7 +298,7 @@ func median(list []float64) float64 {
 	return (list[(len(list)-1)/2] + list[len(list)/2]) / 2
 }
 
-// wake has clients that come and go use the emulated NICs.
+// wake has clients that come and go use the software devices.
 func (r *run) wake(s *stage, lanes [2]planner.Lane) error {
 	var pair [2]*worker
 	for i, lane := range lanes {
@@ -360,7 +360,7 @@ func (r *run) memory() (err error) {
 	if err != nil {
 		return err
 	}
-	// The memory of emulated NICs is not the relay's.
+	// The memory of software devices is not the relay's.
 	if err := r.wake(s, lanes); err != nil {
 		return err
 	}

@@ -269,7 +269,7 @@ func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
 		}
 		var asked *Bound
 		if size >= 16<<20 && comparable {
-			asked = least(map[string]float64{direct: 0.95, staged: 0.90}[s.route])
+			asked = least(0.95)
 		}
 		for _, depth := range r.depths(1, 16) {
 			r.progress("route %s, %s, %d in flight", s.route, sizeText(size), depth)
@@ -280,7 +280,7 @@ func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
 			row := Row{
 				Table: "routes", What: "container A to container B", Route: s.route, Transport: transportOf(s.route), Size: size,
 				Depth: depth,
-				Value: found.GBs, Unit: GBs, Times: found.Times, Baseline: name,
+				Value: found.GBs, Unit: GBs, Times: found.Times, Baseline: name, Note: s.way,
 			}
 			if depth >= 16 {
 				row.Asked = asked

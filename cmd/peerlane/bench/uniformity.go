@@ -8,18 +8,17 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// perNIC is the maximum number of GPUs that share an emulated NIC.
+// perNIC is the maximum number of GPUs that share a NIC.
 const perNIC = 4
 
-// sharing is GPUs that share emulated NICs; half of a NIC's GPUs are near.
+// sharing is GPUs that share NICs; half of a NIC's GPUs are near.
 type sharing struct {
-	nics   int
-	beside map[string][]string // near GPUs, by NIC
+	nics int
 	// near are the streams of near GPUs, and far the lanes of far GPUs. A far GPU sends to the next
 	// far GPU of the NIC.
 	near  []nearStream
@@ -32,13 +31,13 @@ type nearStream struct{ from, to, nic string }
 
 // mixed shares NICs between near and far GPUs.
 func mixed(gpus []topo.GPU) sharing {
-	s := sharing{beside: map[string][]string{}}
+	s := sharing{}
 	for len(gpus) >= 2 {
 		n := min(len(gpus), perNIC) &^ 1
 		if s.nics > 0 && n < perNIC {
 			break // a NIC with fewer GPUs would give each GPU a larger share
 		}
-		nic := fmt.Sprintf("emulated%d", s.nics)
+		nic := fmt.Sprintf("software%d", s.nics)
 		var near, far []string
 		for i, g := range gpus[:n] {
 			if i < n/2 {
@@ -58,7 +57,6 @@ func mixed(gpus []topo.GPU) sharing {
 			}
 			s.near = append(s.near, nearStream{g, to, nic})
 		}
-		s.beside[nic] = near
 		s.far = append(s.far, far)
 		s.nics++
 		s.gpus += n
@@ -69,15 +67,20 @@ func mixed(gpus []topo.GPU) sharing {
 
 // staging returns the same GPUs, all of them far: each GPU stages on the next GPU.
 func (s sharing) staging() sharing {
-	all := sharing{nics: s.nics, beside: map[string][]string{}, gpus: s.gpus}
+	all := sharing{nics: s.nics, gpus: s.gpus}
 	for i, far := range s.far {
-		nic := fmt.Sprintf("emulated%d", i)
-		gpus := slices.Concat(s.beside[nic], far)[:s.gpus/s.nics]
+		nic := fmt.Sprintf("software%d", i)
+		var near []string
+		for _, n := range s.near {
+			if n.nic == nic {
+				near = append(near, n.from)
+			}
+		}
+		gpus := slices.Concat(near, far)[:s.gpus/s.nics]
 		for k, g := range gpus {
 			all.lanes = append(all.lanes, planner.Assignment{GPU: g, Servers: []string{gpus[(k+1)%len(gpus)]},
 				NICs: []string{nic}})
 		}
-		all.beside[nic] = gpus
 		all.far = append(all.far, gpus)
 	}
 	return all
@@ -101,7 +104,7 @@ func (r *run) uniformity() error {
 	}
 	half := mixed(gpus)
 	for _, rate := range pace {
-		paced := fmt.Sprintf("the emulated NICs' rate, as it is set: %d of %g GB/s", half.nics, rate)
+		paced := fmt.Sprintf("the NICs' rate, as it is set: %d of %g GB/s", half.nics, rate)
 		r.report.Baselines = append(r.report.Baselines, Baseline{Name: paced, Value: rate * float64(half.nics), Unit: GBs})
 		for _, how := range []struct {
 			state string
@@ -157,7 +160,7 @@ func listed(rates []float64) string {
 // and returns the rates. With off no server GPU has room, so that far GPUs use host memory to the
 // same NICs, as without relays.
 func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, far []float64, err error) {
-	s, err := r.stageWith(staged, how.lanes, pace, how.beside, func(c *config.Config) {
+	s, err := r.stageWith(staged, how.lanes, pace, func(c *config.Config) {
 		if off {
 			none := config.Size(0)
 			c.Staging.Limit = &none
@@ -181,8 +184,7 @@ func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, f
 		}
 		direct = append(direct, m)
 		prepare := job
-		prepare.Kind, prepare.From, prepare.To, prepare.Socket = measure.PrepareNIC, n.from, n.to,
-			r.host.Layout.EmulatedNIC(n.nic)
+		prepare.Kind, prepare.From, prepare.To, prepare.NIC = measure.PrepareNIC, n.from, n.to, n.nic
 		if _, err := m.Do(prepare); err != nil {
 			return nil, nil, err
 		}
@@ -227,16 +229,14 @@ func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, f
 // bounces returns an error if a client's relay does not stage in the required place: host memory,
 // or a server GPU.
 func (r *run) bounces(w *worker, inHost bool) error {
-	info, err := control.Inspect(r.host.Layout, w.generation.ID)
+	report, err := r.reportOf(w)
 	if err != nil {
 		return err
 	}
-	if info.Report == nil || len(info.Report.Staging) == 0 {
-		return fmt.Errorf("the relay of client %s does not report its staging: %s", w.name, info.NoReport)
-	}
-	for _, s := range info.Report.Staging {
-		if s.Host != inHost && s.Bytes > 0 {
-			return fmt.Errorf("the relay of client %s stages in the wrong place: %+v", w.name, s)
+	for _, c := range report.Connections {
+		if c.Transport != launch.TransportVerbs || c.GDR == inHost {
+			return fmt.Errorf("the relay of client %s stages in the wrong place: transport %s, %s", w.name, c.Transport,
+				c.Registration)
 		}
 	}
 	return nil

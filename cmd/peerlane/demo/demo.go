@@ -54,13 +54,10 @@ type Options struct {
 	// Route is launch.RouteStaged, launch.RouteDirect or launch.RouteAuto: staged if the host has
 	// two GPUs, direct if both containers share a single GPU.
 	Route string
-	// Transport of route staged is launch.TransportLoop (also if empty), by emulated NICs, or
-	// launch.TransportVerbs, by software RDMA devices.
-	Transport string
-	Copy      string // CopyRelay (also if empty) or CopyClient
-	GPUs      string // a value of package testbed
-	Bytes     uint64 // moved and verified in each direction, minimum
-	Seed      uint64
+	Copy  string // CopyRelay (also if empty) or CopyClient
+	GPUs  string // a value of package testbed
+	Bytes uint64 // moved and verified in each direction, minimum
+	Seed  uint64
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
 	Binaries string
 	// Root is the directory of the demo's host, which the demo removes; empty for a temporary
@@ -189,7 +186,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			return nil, err
 		}
 	}
-	o.Copy, o.Transport = cmp.Or(o.Copy, CopyRelay), cmp.Or(o.Transport, launch.TransportLoop)
+	o.Copy = cmp.Or(o.Copy, CopyRelay)
 	d := &demo{Options: o, report: &Report{Runtime: o.Runtime, Route: o.Route, Copy: o.Copy}}
 	err := d.run(ctx, root)
 	if d.host != nil {
@@ -242,16 +239,15 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 			err = d.clear(before, err, ctx.Err() != nil)
 		}
 	}()
+	if d.host.Software() {
+		d.Progress(Progress{Step: "starting software devices, and testing them with GPUs"})
+	}
 	stop, err := d.host.StartNICs(ctx, d.lanes[:]...)
 	if err != nil {
 		return err
 	}
-	if d.host.Software {
-		d.Progress(Progress{Step: "testing GPUs and NICs"})
-		if d.report.Triples, err = d.host.Verify(ctx, d.lanes[:]...); err == nil {
-			before, err = d.host.Look() // with the file of the results
-		}
-		if err != nil {
+	if d.report.Triples = d.host.Triples; len(d.report.Triples) > 0 {
+		if before, err = d.host.Look(); err != nil { // with the file of the results
 			return errors.Join(err, stop())
 		}
 	}
@@ -334,13 +330,9 @@ func (d *demo) chooseRoute() error {
 	default:
 		d.Route = launch.RouteStaged
 	}
-	if d.Transport == launch.TransportVerbs && d.Route != launch.RouteStaged {
-		return errors.New("--transport verbs needs route staged: NICs take no part in route direct")
-	}
 	d.report.Route = d.Route
-	d.host.Software = d.Transport == launch.TransportVerbs
 	if d.Route == launch.RouteStaged {
-		d.report.Transport = d.Transport
+		d.report.Transport = launch.TransportVerbs
 	}
 	return nil
 }
@@ -371,20 +363,13 @@ func (d *demo) configure() error {
 		}
 	}
 	d.script.Seed, d.script.Bytes, d.script.Timeout = d.Seed, d.Bytes, 5*time.Minute
-	if err := d.host.Configure(func(c *config.Config) {
-		if !d.host.Software { // transport verbs has no other route
-			c.Relay.Route = d.Route
-		}
-		c.Staging.Bounce = config.BounceNever // the figures are about server GPUs
-		c.Relay.Environment = append(slices.Clone(c.Relay.Environment), d.RelayEnvironment...)
-		if d.Slots > 0 {
-			c.Relay.Slots = d.Slots
-		}
-		if d.SlotBytes > 0 {
-			c.Relay.SlotSize = config.Size(d.SlotBytes)
-		}
-	}); err != nil {
+	if err := d.write(); err != nil {
 		return err
+	}
+	if d.host.Simulated && d.host.Software() {
+		if err := d.pinLanes(); err != nil {
+			return err
+		}
 	}
 	d.report.Topology, d.report.Plan, d.report.Simulated, d.report.Host = d.host.Topology, d.host.Plan, d.host.Simulated,
 		d.host.Words
@@ -406,6 +391,37 @@ func (d *demo) configure() error {
 		})
 	}
 	return nil
+}
+
+// pinLanes configures the clients' lanes as the plan has them: configured lanes have no other GPUs in
+// reserve, whose tests would take most of the demo's time.
+func (d *demo) pinLanes() error {
+	lanes, err := d.host.TwoClients()
+	if err != nil {
+		return err
+	}
+	for _, l := range lanes {
+		d.host.Lanes = append(d.host.Lanes, planner.Assignment{GPU: l.GPU, Servers: l.Servers, NICs: l.NICs})
+	}
+	return d.write()
+}
+
+// write writes the configuration and the plan.
+func (d *demo) write() error {
+	return d.host.Configure(func(c *config.Config) {
+		c.Relay.Route = d.Route
+		if d.Route == launch.RouteStaged && !d.Quick {
+			c.Relay.SelfTest = launch.SelfTestOnce
+		}
+		c.Staging.Bounce = config.BounceNever // the figures are about server GPUs
+		c.Relay.Environment = append(slices.Clone(c.Relay.Environment), d.RelayEnvironment...)
+		if d.Slots > 0 {
+			c.Relay.Slots = d.Slots
+		}
+		if d.SlotBytes > 0 {
+			c.Relay.SlotSize = config.Size(d.SlotBytes)
+		}
+	})
 }
 
 // exchange runs both containers to their end.
@@ -463,7 +479,7 @@ func (d *demo) exchange(ctx context.Context) error {
 						total = 2 * d.Bytes
 					}
 					d.Progress(Progress{Step: e.Step, Done: min(moved[0]+moved[1], 2*d.Bytes), Total: total})
-					if d.host.Software && d.report.Ways == nil {
+					if d.host.Software() && d.report.Ways == nil {
 						return d.look(c.container)
 					}
 				case "done":
@@ -728,7 +744,7 @@ func (d *demo) measure(ctx context.Context) (err error) {
 		return nil // no GPU stages for another
 	}
 	serverA, serverB := a.Servers[0], b.Servers[0]
-	// By the issuer on the staged route: the relays on the clients' GPUs, the emulated NIC on the
+	// By the issuer on the staged route: the relays on the clients' GPUs, the software devices on the
 	// receiver's server.
 	for _, c := range []struct{ name, from, to, issuer string }{
 		{"client A to slot", a.GPU.BusID, serverA, a.GPU.BusID},

@@ -332,7 +332,7 @@ func (e emitter) lane(f launch.Figures, of []string) {
 }
 
 // causes are why operations wait.
-var causes = []string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull, launch.StallPacing}
+var causes = []string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull}
 
 // Bounds of the histogram are powers of two of nanoseconds, where relays' own buckets
 // have theirs, from 1 µs to 34 s.

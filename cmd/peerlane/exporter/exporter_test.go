@@ -169,7 +169,7 @@ peerlane_exporter_last_scrape_error 1
 		"lane_in_place_bytes_total{" + lane + "}": 100, "lane_operations_in_flight{" + lane + "}": 3,
 		"lane_stalls_total" + cause: 4, "lane_stall_seconds_total" + cause: 3, "lane_stalled_operations" + cause: 2,
 		"lane_longest_stall_seconds" + cause:                                                                 1,
-		"lane_stalls_total" + strings.Replace(cause, "no_grant", "pacing", 1):                                0,
+		"lane_stalls_total" + strings.Replace(cause, "no_grant", "no_slot", 1):                               0,
 		"lane_stalls_total" + strings.Replace(cause, "no_grant", "ring_full", 1):                             5,
 		`staging_wanted_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 222,
 		`staging_client_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 5,

@@ -14,6 +14,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/rdmatest"
 )
 
 // Kinds of a Job.
@@ -37,8 +38,8 @@ const (
 	Ring = "ring"
 	// PrepareNIC prepares NIC.
 	PrepareNIC = "prepare-nic"
-	// NIC is the writes of an emulated NIC between the memory of two GPUs, both of which the NIC
-	// reaches directly.
+	// NIC is the RDMA writes of a NIC between the memory of two GPUs, both of which the NIC reaches
+	// directly.
 	NIC = "nic"
 	// Occupy keeps a GPU, From, busy with a Load until Vacate.
 	Occupy = "occupy"
@@ -64,8 +65,8 @@ type Job struct {
 	// Of a Bounce: its pieces, and the host buffers.
 	Chunk   uint64
 	Buffers int
-	// Socket is an emulated NIC's, of PrepareNIC.
-	Socket string
+	// NIC is the RDMA device of PrepareNIC.
+	NIC string
 	// Load is LoadSMs or LoadMemory, for Occupy and Work.
 	Load string
 	// Mapped has Raw and Local copy by cuMemcpyAsync between memory that the issuer's context has
@@ -109,7 +110,7 @@ func TimesOf(list []time.Duration) *Times {
 type copies struct {
 	driver *cuda.Driver
 	gpus   map[string]*device.Device
-	near   *near // prepared
+	near   *rdmatest.Stream // prepared
 	loads  map[string]*load
 }
 

@@ -1,6 +1,6 @@
 // Package testbed is a host to run containers on, in a private directory: this machine's GPUs, or
 // a recorded host on the CUDA simulator; with Peerlane's configuration, plan and CDI
-// specifications, a fake of the GPU vendor's specification, and emulated NICs. `peerlane demo`
+// specifications, a fake of the GPU vendor's specification, and software devices as NICs. `peerlane demo`
 // and the integration tests use the package.
 package testbed
 
@@ -30,6 +30,7 @@ import (
 	"github.com/peerlane/peerlane/cuda/sim"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice/engine"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
 	"github.com/peerlane/peerlane/topo/planner"
@@ -81,13 +82,15 @@ type Host struct {
 	// ClientCopy lets plain processes see the server GPUs of their lanes, so that the processes
 	// can copy themselves.
 	ClientCopy bool
-	// Pace is the rate of an emulated NIC in GB/s; 0 for no limit.
+	// Pace is the rate of a software device in GB/s; 0 for no limit.
 	Pace float64
-	// Software has the next Configure make the NICs software devices of transport verbs, in place
-	// of emulated NICs of transport loop.
-	Software bool
+	// Triples are the tests of GPUs and software devices by StartNICs, unless the self-test is off.
+	Triples []launch.Triple
 
 	rdma    *softdevice.Host // nil without software devices
+	key     []byte           // of the cluster, of relays with software devices
+	down    []string         // software devices whose port is down
+	engine  *nicProcesses    // of the software devices, the last one started
 	devRoot string
 	proc    string
 	simDir  string
@@ -144,12 +147,10 @@ func (h *Host) Configure(change func(*config.Config)) error {
 	// The self-test copies and has contexts on server GPUs, which tests count: a test that needs
 	// the self-test sets it.
 	h.Config.Relay.SelfTest = launch.SelfTestOff
-	if h.Software {
-		if err := h.useSoftwareDevices(&h.Config); err != nil {
-			return err
-		}
-	}
 	change(&h.Config)
+	if err := h.chooseNICs(&h.Config); err != nil {
+		return err
+	}
 	if err := h.Config.Write(h.Layout.ConfigFile()); err != nil {
 		return err
 	}
@@ -160,7 +161,7 @@ func (h *Host) Configure(change func(*config.Config)) error {
 	if err := h.Plan.Write(h.Layout.PlanFile()); err != nil {
 		return err
 	}
-	if h.Software {
+	if h.Software() {
 		if err := h.setSoftwareDevices(); err != nil {
 			return err
 		}
@@ -202,38 +203,23 @@ func DevicesWithServers(g topo.GPU) []string {
 	return []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index), fmt.Sprintf("%s=%d", cdi.KindGPU, g.Index)}
 }
 
-// StartNICs starts an emulated NIC process for every NIC of the lanes. stop ends the processes.
+// StartNICs starts the process that moves the bytes of software devices, and verifies the GPUs and
+// NICs of lanes unless the self-test is off. stop ends the process. A host without software devices
+// has nothing to start.
 func (h *Host) StartNICs(ctx context.Context, lanes ...planner.Lane) (stop func() error, err error) {
-	beside := map[string][]string{}
-	for _, lane := range lanes {
-		for _, nic := range lane.NICs {
-			for _, server := range lane.Servers {
-				if !slices.Contains(beside[nic], server) {
-					beside[nic] = append(beside[nic], server)
-				}
-			}
-		}
+	if !h.Software() {
+		return func() error { return nil }, nil
 	}
-	return h.StartNICsBeside(ctx, beside)
-}
-
-// StartNICsBeside starts emulated NIC processes by name, with the GPUs beside the NIC, by PCI
-// address. stop ends the processes.
-func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) (stop func() error, err error) {
-	if h.Software {
-		return h.startEngine(ctx)
-	}
+	socket := filepath.Join(h.softwareDir(), engine.SocketName)
 	processes := &nicProcesses{host: h}
-	for nic, gpus := range beside {
-		socket := h.Layout.EmulatedNIC(nic)
-		arguments := []string{"emulated-nic", "--name", nic, "--socket", socket, "--log-level", "warning",
-			"--rate", fmt.Sprint(h.Pace)}
-		for _, g := range gpus {
-			arguments = append(arguments, "--gpu", g)
-		}
-		if err := processes.start(ctx, "emulated NIC "+nic, socket, arguments...); err != nil {
-			return nil, errors.Join(err, processes.stop())
-		}
+	err = processes.start(ctx, "the software devices' engine", socket, "software-device", "--socket", socket,
+		"--log-level", "warning")
+	h.engine = processes
+	if err == nil && h.Config.Relay.SelfTest != launch.SelfTestOff {
+		h.Triples, err = h.verify(ctx, lanes)
+	}
+	if err != nil {
+		return nil, errors.Join(err, processes.stop())
 	}
 	return processes.stop, nil
 }
@@ -272,7 +258,7 @@ func (p *nicProcesses) stop() error {
 			err = errors.Join(err, signalled)
 		}
 		if ended := c.Wait(); ended != nil {
-			err = errors.Join(err, fmt.Errorf("emulated NIC: %w: %s", ended, c.Stderr))
+			err = errors.Join(err, fmt.Errorf("software devices: %w: %s", ended, c.Stderr))
 		}
 	}
 	for _, socket := range p.sockets { // on a busy host a NIC may be killed before it has removed its socket
@@ -308,17 +294,17 @@ func (h *Host) real() error {
 	if len(relayed(plan)) >= 2 || len(topology.GPUs) == 1 {
 		return nil
 	}
-	// No NIC makes a GPU a server: the configuration makes servers, beside emulated NICs.
+	// No NIC makes a GPU a server: the configuration makes servers, beside software devices.
 	name := func(i int) string { return topology.GPUs[i].BusID }
 	a, serverA, b, serverB := 0, 1, 1, 0
 	if len(topology.GPUs) >= 4 {
 		a, serverA, b, serverB = 0, 1, 3, 2
 	}
 	h.Lanes = []planner.Assignment{
-		{GPU: name(a), Servers: []string{name(serverA)}, NICs: []string{"emulated0"}},
-		{GPU: name(b), Servers: []string{name(serverB)}, NICs: []string{"emulated1"}},
+		{GPU: name(a), Servers: []string{name(serverA)}, NICs: []string{"software0"}},
+		{GPU: name(b), Servers: []string{name(serverB)}, NICs: []string{"software1"}},
 	}
-	h.Words += "; no NIC makes a GPU a server here, so configuration does, with emulated NICs"
+	h.Words += "; no NIC makes a GPU a server here, so configuration does, with software devices"
 	return nil
 }
 

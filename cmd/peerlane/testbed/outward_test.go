@@ -44,8 +44,8 @@ func excluding(gpus string) config.Plan {
 // a lane, by a lane that Outward makes.
 func TestOutwardRealGPUsUsePlannedNIC(t *testing.T) {
 	host := twoNICs(t)
-	emulated := []planner.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"emulated0"}},
-		{GPU: "5", Servers: []string{"4"}, NICs: []string{"emulated1"}}}
+	software := []planner.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"software0"}},
+		{GPU: "5", Servers: []string{"4"}, NICs: []string{"software1"}}}
 	for name, c := range map[string]struct {
 		own     config.Plan
 		change  func(*topo.Host)
@@ -56,15 +56,15 @@ func TestOutwardRealGPUsUsePlannedNIC(t *testing.T) {
 	}{
 		"far GPUs":                   {gpu: 2, nics: "mlx5_0", relayed: true},
 		"far GPUs, some excluded":    {own: excluding("2 3"), gpu: 7, nics: "mlx5_1", relayed: true},
-		"one far GPU, which bounces": {own: excluding("2 3 6"), made: emulated, gpu: 0, nics: "mlx5_0"},
-		"no far GPU":                 {own: excluding("2 3 6 7"), made: emulated, gpu: 0, nics: "mlx5_0"},
+		"one far GPU, which bounces": {own: excluding("2 3 6"), made: software, gpu: 0, nics: "mlx5_0"},
+		"no far GPU":                 {own: excluding("2 3 6 7"), made: software, gpu: 0, nics: "mlx5_0"},
 		"no NIC with an active port": {change: func(h *topo.Host) {
 			h.NICs[0].Ports[0].State,
 				h.NICs[1].Ports[0].State = "DOWN", "DOWN"
-		}, made: emulated, gpu: 1, nics: "emulated0", relayed: true},
-		"no NIC": {change: func(h *topo.Host) { h.NICs = nil }, made: emulated, gpu: 1,
-			nics: "emulated0", relayed: true},
-		"a lane as configuration says": {own: config.Plan{Lanes: []planner.Assignment{{GPU: "2", NICs: []string{"emulated0"}},
+		}, made: software, gpu: 1, nics: "software0", relayed: true},
+		"no NIC": {change: func(h *topo.Host) { h.NICs = nil }, made: software, gpu: 1,
+			nics: "software0", relayed: true},
+		"a lane as configuration says": {own: config.Plan{Lanes: []planner.Assignment{{GPU: "2", NICs: []string{"software0"}},
 			{GPU: "3", Servers: []string{"4"}, NICs: []string{"mlx5_1"}}}}, gpu: 3, nics: "mlx5_1", relayed: true},
 	} {
 		t.Run(name, func(t *testing.T) {

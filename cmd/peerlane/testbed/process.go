@@ -67,6 +67,9 @@ type Measuring struct {
 func (h *Host) StartMeasuring(ctx context.Context) (*Measuring, error) {
 	m := &Measuring{command: exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane"), "measure")}
 	m.command.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
+	if h.Software() {
+		m.command.Env = append(m.command.Env, h.rdma.Environment()...)
+	}
 	m.command.Stderr = &m.errors
 	var err error
 	if m.in, err = m.command.StdinPipe(); err != nil {

@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,16 +16,42 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
-	"github.com/peerlane/peerlane/relay/verbs/softdevice/engine"
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // softwareDir is the directory of the software devices, which relays write.
 func (h *Host) softwareDir() string { return filepath.Join(h.Root, "rdma") }
 
-// useSoftwareDevices makes the NICs of the plan software devices: relays find them in place of
-// rdma-core's, and take transport verbs between two containers of this host, with a private
-// cluster key. Data goes through GPU memory after a test of GPUs and NICs, as on a host with NICs.
+// EnginePID returns the process that moves the bytes of software devices; 0 before StartNICs.
+func (h *Host) EnginePID() int {
+	if h.engine == nil {
+		return 0
+	}
+	return h.engine.started[0].Process.Pid
+}
+
+// Software reports whether the configuration has software devices.
+func (h *Host) Software() bool { return h.rdma != nil }
+
+// chooseNICs makes the NICs of the plan software devices if the route of the configuration is staged,
+// and neither names another transport nor networks.
+func (h *Host) chooseNICs(c *config.Config) error {
+	if text, err := os.ReadFile(h.Layout.ClusterKey()); h.rdma != nil && err == nil && bytes.Equal(text, h.key) {
+		if err := os.Remove(h.Layout.ClusterKey()); err != nil { // relays without NICs are on no network
+			return err
+		}
+	}
+	h.rdma = nil
+	verbs := c.Relay.Transport == launch.TransportAuto || c.Relay.Transport == launch.TransportVerbs
+	if c.Relay.Route != launch.RouteStaged || !verbs || c.Network.Interfaces != "" {
+		return nil
+	}
+	return h.useSoftwareDevices(c)
+}
+
+// useSoftwareDevices has relays find software devices in place of rdma-core's, and take transport
+// verbs between two containers of this host, with a private cluster key. On real GPUs data goes
+// through GPU memory after a test of GPUs and NICs, as on a host with NICs.
 func (h *Host) useSoftwareDevices(c *config.Config) error {
 	// The file of the library is not writable for a relay.
 	library := filepath.Join(h.Root, "rdma-library")
@@ -36,7 +63,6 @@ func (h *Host) useSoftwareDevices(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	h.rdma = &rdma
 	environment, err := rdma.Apart(library)
 	if err == nil {
 		err = rdma.Open()
@@ -44,16 +70,29 @@ func (h *Host) useSoftwareDevices(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	key := network.Keys{Current: network.NewKey(time.Now())}.Text()
-	if err := os.WriteFile(h.Layout.ClusterKey(), key, 0o600); err != nil {
+	h.rdma = &rdma
+	h.key = network.Keys{Current: network.NewKey(time.Now())}.Text()
+	if err := os.WriteFile(h.Layout.ClusterKey(), h.key, 0o600); err != nil {
 		return err
 	}
 	c.Relay.Environment = append(slices.Clone(c.Relay.Environment), environment...)
 	c.Relay.SandboxWrite = append(slices.Clone(c.Relay.SandboxWrite), rdma.Dir)
 	c.Relay.Transport = launch.TransportVerbs
-	c.Relay.SelfTest = launch.SelfTestOnce
+	if !h.Simulated {
+		c.Relay.SelfTest = launch.SelfTestOnce
+	}
 	c.Network.Interfaces, c.Network.Family = "=lo", "ipv4"
 	return nil
+}
+
+// SetPort sets the state of a software device's port.
+func (h *Host) SetPort(name string, down bool) error {
+	if down {
+		h.down = append(slices.Clone(h.down), name)
+	} else {
+		h.down = slices.DeleteFunc(slices.Clone(h.down), func(n string) bool { return n == name })
+	}
+	return h.setSoftwareDevices()
 }
 
 // setSoftwareDevices gives the host of the software devices the NICs of the plan's lanes.
@@ -67,30 +106,24 @@ func (h *Host) setSoftwareDevices() error {
 	for i, name := range slices.Compact(names) {
 		devices = append(devices, softdevice.Device{
 			Name: name, GUID: uint64(i + 1), Address: fmt.Sprintf("192.0.2.%d", i+1), Peermem: "yes", Rate: uint64(h.Pace * 1e9),
+			Down: slices.Contains(h.down, name),
 		})
 	}
 	return h.rdma.Set(devices...)
 }
 
-// startEngine starts the process that moves the bytes of software devices. stop ends it.
-func (h *Host) startEngine(ctx context.Context) (stop func() error, err error) {
-	socket := filepath.Join(h.softwareDir(), engine.SocketName)
-	processes := &nicProcesses{host: h}
-	err = processes.start(ctx, "the software devices' engine", socket, "software-device", "--socket", socket,
-		"--log-level", "warning")
-	if err != nil {
-		return nil, errors.Join(err, processes.stop())
-	}
-	return processes.stop, nil
-}
-
-// Verify tests the pairs and triples of GPUs and NICs that relays of some lanes can use, as
+// verify tests the pairs and triples of GPUs and NICs that relays of some lanes can use, as
 // supervisors do when a relay starts, and returns the results of the triples: a connection uses GPU
 // memory for NICs only if they are known before.
-func (h *Host) Verify(ctx context.Context, of ...planner.Lane) ([]launch.Triple, error) {
+func (h *Host) verify(ctx context.Context, of []planner.Lane) ([]launch.Triple, error) {
 	var names []string
 	for _, l := range of {
-		names = append(names, "@"+l.GPU)
+		if l.Relay {
+			names = append(names, "@"+l.GPU)
+		}
+	}
+	if len(names) == 0 {
+		return nil, nil
 	}
 	planned, err := lanes.Find(h.Plan, names)
 	if err != nil {

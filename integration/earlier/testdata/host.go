@@ -3,7 +3,7 @@
 //	host DIR BINARIES LIBRARY PROGRAM ROUTE
 //
 // DIR is the host's root, BINARIES has the earlier peerlane-hook and peerlane-relay, LIBRARY is the
-// earlier libpeerlane, PROGRAM the program of the containers. The command starts the emulated NICs, prints one
+// earlier libpeerlane, PROGRAM the program of the containers. The command starts the NICs, prints one
 // JSON object, and ends the NICs when its standard input ends.
 package main
 

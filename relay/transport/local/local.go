@@ -72,12 +72,6 @@ func (l *Link) RemoveTarget(region uint32) {
 	}
 }
 
-// AddSource does nothing: a copy begins at a place.
-func (l *Link) AddSource(_, _ uint32, _ int, _ uint64) {}
-
-// RemoveSource does nothing either.
-func (l *Link) RemoveSource(uint32) {}
-
 // Write issues the copy.
 func (l *Link) Write(to transport.Target, from transport.Source, n uint64, _ uint64, done func(error)) {
 	l.queue.Move(l.targets[to.Region].At(to.Offset), from.Place, n, done)

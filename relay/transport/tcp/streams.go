@@ -195,12 +195,6 @@ func (l *Link) AddTarget(_, _ uint32, _ []device.Part, ready func(error)) { read
 // RemoveTarget has nothing to do either, nor have those after it.
 func (l *Link) RemoveTarget(uint32) {}
 
-// AddSource does nothing.
-func (l *Link) AddSource(_, _ uint32, _ int, _ uint64) {}
-
-// RemoveSource does nothing.
-func (l *Link) RemoveSource(uint32) {}
-
 // Close does nothing: the channel is closed by itself.
 func (l *Link) Close() {}
 

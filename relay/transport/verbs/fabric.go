@@ -74,9 +74,9 @@ type Config struct {
 	Redial time.Duration
 	// PortWait is the time that a port without a link has before its queue pairs are given up (5 s).
 	PortWait time.Duration
-	// MinPairPart is the shortest part of a write for one of several queue pairs of a link, bytes; 0 for a
+	// minPairPart is the shortest part of a write for one of several queue pairs of a link, bytes; 0 for a
 	// MiB. Both relays need the same: tests have parts of short writes.
-	MinPairPart uint64
+	minPairPart uint64
 }
 
 // SettleTime is how long it takes at most, unless Config says otherwise, until it is

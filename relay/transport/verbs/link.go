@@ -172,12 +172,6 @@ func (l *Link) AddTarget(region, _ uint32, _ []device.Part, ready func(error)) {
 // RemoveTarget forgets its keys.
 func (l *Link) RemoveTarget(region uint32) { delete(l.regions, region) }
 
-// AddSource does nothing: the Fabric knows it.
-func (l *Link) AddSource(_, _ uint32, _ int, _ uint64) {}
-
-// RemoveSource does nothing.
-func (l *Link) RemoveSource(uint32) {}
-
 // Close does nothing: the channel is closed by itself.
 func (l *Link) Close() {}
 

@@ -53,7 +53,7 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	e := &side{t: t, loop: loop, down: make(chan error, 1)}
 	v := launch.DefaultVerbs
 	v.QueuePairs, v.Timeout = 2, 14 // 0.5 s with 7 retries
-	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime, Redial: waitTime, PortWait: time.Millisecond, MinPairPart: minLinkPart}
+	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime, Redial: waitTime, PortWait: time.Millisecond, minPairPart: minLinkPart}
 	for _, change := range changes {
 		change(nic, &config)
 	}

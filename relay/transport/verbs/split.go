@@ -126,7 +126,7 @@ func (l *Link) split(n uint64, own map[string]int, theirs [maxCards]uint16) []pi
 
 // shape returns the shape of a path with these queue pairs.
 func (s *Set) shape(pairs []int) pathShape {
-	return pathShape{len(pairs) / s.perLink, s.perLink, cmp.Or(s.fabric.config.MinPairPart, minPairPart)}
+	return pathShape{len(pairs) / s.perLink, s.perLink, cmp.Or(s.fabric.config.minPairPart, minPairPart)}
 }
 
 // split splits a write of n bytes. weights are those of the links, nil for equal ones.

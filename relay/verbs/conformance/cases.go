@@ -104,8 +104,8 @@ func memory(t *testing.T, f Fixture) {
 		})
 	}
 	support, why := c.DMABuf()
-	if support != f.DMABuf {
-		t.Errorf("DMA-BUF: %v (%v), want %v", support, why, f.DMABuf)
+	if support != f.dmabuf {
+		t.Errorf("DMA-BUF: %v (%v), want %v", support, why, f.dmabuf)
 	}
 }
 
@@ -231,7 +231,7 @@ func allocations(t *testing.T, f Fixture) {
 func localProtection(t *testing.T, f Fixture) {
 	a, b := connected(t, f, usual)
 	a.post(verbs.Send{ID: 1, Op: verbs.Write, Flags: verbs.Signaled, Address: a.at(2 * half), LKey: a.region.LKey(), Remote: b.at(half), RKey: b.region.RKey(), Length: page})
-	a.fails(1, f.LocalProtection)
+	a.fails(1, f.localProtection)
 	a.failed(f)
 }
 

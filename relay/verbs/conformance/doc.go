@@ -17,11 +17,11 @@ type Fixture struct {
 	// Address is the device's, where pairs are connected by the connection manager;
 	// elsewhere they are connected out of band.
 	Address netip.Addr
-	// DMABuf is the expected result of the probe.
-	DMABuf verbs.Support
-	// LocalProtection is the status of a request with unregistered local memory:
+	// dmabuf is the expected result of the probe.
+	dmabuf verbs.Support
+	// localProtection is the status of a request with unregistered local memory:
 	// LocalProtectionError, if the device is exact.
-	LocalProtection verbs.Status
+	localProtection verbs.Status
 	// Port pulls the port's cable, or plugs it in; nil where it cannot.
 	Port func(t testing.TB, plugged bool)
 }
@@ -42,11 +42,11 @@ const (
 func Expect(k Kind) Fixture {
 	switch k {
 	case RXE: // the kernel overwrites the status of the request that failed
-		return Fixture{DMABuf: verbs.No, LocalProtection: verbs.Flushed}
+		return Fixture{dmabuf: verbs.No, localProtection: verbs.Flushed}
 	case SIW:
-		return Fixture{DMABuf: verbs.No, LocalProtection: verbs.LocalOperationError}
+		return Fixture{dmabuf: verbs.No, localProtection: verbs.LocalOperationError}
 	}
-	return Fixture{DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError}
+	return Fixture{dmabuf: verbs.Yes, localProtection: verbs.LocalProtectionError}
 }
 
 func (f Fixture) managed() bool { return f.Address.IsValid() }

@@ -92,7 +92,7 @@ func begin(ctx context.Context, guest int, key, transport string, changes ...fun
 		Generation: generation, Container: fmt.Sprintf("guest%d", guest), Route: launch.RouteAuto, Transport: transport,
 		Lanes: []launch.Lane{{GPU: launch.GPU{UUID: gpus[0].UUID, BusID: gpus[0].BusID}, Role: "near",
 			NICs: []string{"mlx5_0", "mlx5_1"}}},
-		Slots: 2, SlotBytes: 64 << 10, Peers: s.dir, NICs: s.dir, Verbs: &v,
+		Slots: 2, SlotBytes: 64 << 10, Peers: s.dir, Verbs: &v,
 		Network: &launch.Network{
 			Addresses: []address.Chosen{{Interface: "rail0", Address: netip.MustParseAddr(wiring.Address(0, guest))}},
 			Ports:     address.Ports{First: 20000, Last: 20999}, Streams: 1, Slots: 4, SlotBytes: 256 << 10, Memory: 64 << 20,
