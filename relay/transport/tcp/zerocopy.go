@@ -33,6 +33,7 @@ const (
 type zerocopyFaults struct {
 	withheld func() bool  // notifications stay in the error queue
 	refused  func() error // the error of a zero-copy send
+	sent     func()       // called between a send and its record
 }
 
 const (
@@ -49,12 +50,12 @@ const (
 
 // Zerocopy reports the zero-copy sends of a Peer.
 type Zerocopy struct {
-	// Streams are the data streams that use MSG_ZEROCOPY, of Of. Reason is why a stream does not.
-	Streams, Of int
-	Reason      string
-	// Sends are sends with MSG_ZEROCOPY, Copied those that the kernel copied nevertheless, and Refused
-	// those that met ENOBUFS and were repeated with a copy. Pending are sends without a notification.
-	Sends, Copied, Refused, Pending uint64
+	// streams are the data streams that use MSG_ZEROCOPY, of all. reason is why a stream does not.
+	streams, all int
+	reason       string
+	// sends are sends with MSG_ZEROCOPY, copied those that the kernel copied nevertheless, and refused
+	// those that met ENOBUFS and were repeated with a copy. pending are sends without a notification.
+	sends, copied, refused, pending uint64
 }
 
 // zerocopyConn is a data stream's socket. Its Read also takes the notifications of the error
@@ -198,14 +199,21 @@ func (z *zerocopyConn) sendOnce(fd int, p *outgoingPiece) (int, error) {
 	if z.faults.refused != nil {
 		err = z.faults.refused()
 	}
+	// Counted before: the reader takes no notification while none is open, and hears of each once.
+	z.open.Add(1)
 	if err == nil {
 		n, err = unix.SendmsgN(fd, p.data, nil, nil, flags|unix.MSG_ZEROCOPY)
+	}
+	if err != nil {
+		z.open.Add(-1)
+	}
+	if z.faults.sent != nil {
+		z.faults.sent()
 	}
 	switch err {
 	case nil:
 		z.refused = 0
 		z.figures.sends.Add(1)
-		z.open.Add(1)
 		p.write.pinned.Add(1)
 		z.pending = append(z.pending, p.write)
 		p.data = p.data[n:]
@@ -396,9 +404,9 @@ func (z *zerocopyConn) drain() {
 // String describes the state for an administrator.
 func (f Zerocopy) String() string {
 	text := fmt.Sprintf("on for %d of %d data streams; %d sends, of which the kernel copied %d, %d wait for their notification, %d more met ENOBUFS",
-		f.Streams, f.Of, f.Sends, f.Copied, f.Pending, f.Refused)
-	if f.Reason != "" {
-		text += "; off: " + f.Reason
+		f.streams, f.all, f.sends, f.copied, f.pending, f.refused)
+	if f.reason != "" {
+		text += "; off: " + f.reason
 	}
 	return text
 }
@@ -406,14 +414,14 @@ func (f Zerocopy) String() string {
 // add adds the figures of one stream.
 func (f *Zerocopy) add(z *zerocopyConn) {
 	if reason := z.off.Load(); reason != nil {
-		f.Reason = *reason
+		f.reason = *reason
 	} else {
-		f.Streams++
+		f.streams++
 	}
-	f.Sends += z.figures.sends.Load()
-	f.Copied += z.figures.copied.Load()
-	f.Refused += z.figures.refused.Load()
-	f.Pending += uint64(max(z.open.Load(), 0))
+	f.sends += z.figures.sends.Load()
+	f.copied += z.figures.copied.Load()
+	f.refused += z.figures.refused.Load()
+	f.pending += uint64(max(z.open.Load(), 0))
 }
 
 // useZerocopy has the data streams send without a copy where the kernel can.
@@ -449,7 +457,7 @@ func (p *Peer) released(list []*write) {
 
 // zerocopyFigures may be called from any goroutine.
 func (p *Peer) zerocopyFigures() Zerocopy {
-	f := Zerocopy{Of: len(p.data), Reason: p.copies}
+	f := Zerocopy{all: len(p.data), reason: p.copies}
 	for _, c := range p.data {
 		if z, is := c.(*zerocopyConn); is {
 			f.add(z)

@@ -355,7 +355,7 @@ func zerocopyTransport(zerocopy bool, kib string) error {
 					return
 				}
 				f := p.Figures().Zerocopy
-				r = zerocopyResult{Bytes: int64(writes * slot), Nanoseconds: int64(processorTime() - begun), Sends: int64(f.Sends), Copied: int64(f.Copied)}
+				r = zerocopyResult{Bytes: int64(writes * slot), Nanoseconds: int64(processorTime() - begun), Sends: int64(f.sends), Copied: int64(f.copied)}
 				p.Close()
 			})
 		}

@@ -92,7 +92,7 @@ func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 		t.Fatalf("the write ended before the notification (%v)", err)
 	default:
 	}
-	if z := p.sender.peer.Figures().Zerocopy; z.Pending == 0 || z.Sends != z.Pending {
+	if z := p.sender.peer.Figures().Zerocopy; z.pending == 0 || z.sends != z.pending {
 		t.Errorf("%+v", z)
 	}
 	withheld.Store(false)
@@ -102,8 +102,19 @@ func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if z := p.sender.peer.Figures().Zerocopy; z.Pending != 0 || z.Sends < 2 || z.Streams != 1 {
+	if z := p.sender.peer.Figures().Zerocopy; z.pending != 0 || z.sends < 2 || z.streams != 1 {
 		t.Errorf("%+v", z)
+	}
+}
+
+// A notification that comes before the sender has recorded the send ends the write as well.
+func TestZerocopyNotificationBeforeTheRecordCounts(t *testing.T) {
+	noGoroutines(t)
+	p := newZerocopyPair(t, Config{zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{sent: func() { time.Sleep(30 * time.Millisecond) }}}, 256<<10, loopback)
+	for range 5 {
+		if err := receive(t, p.write(0, len(p.source)), "the write"); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -136,6 +147,7 @@ func TestZerocopySlotsKeepTheirContents(t *testing.T) {
 			if err := receive(t, under[i], "a write"); err != nil {
 				t.Fatal(err)
 			}
+			receive(t, p.arrived, "the arrival")
 			if want := byte(n - slots); p.memory[i*slot] != want || bytes.Count(p.memory[i*slot:][:slot], []byte{want}) != slot {
 				t.Fatalf("write %d arrived with the contents of another", n-slots)
 			}
@@ -150,7 +162,7 @@ func TestZerocopySlotsKeepTheirContents(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if z := p.sender.peer.Figures().Zerocopy; z.Sends == 0 || z.Pending != 0 || z.Refused != 0 {
+	if z := p.sender.peer.Figures().Zerocopy; z.sends == 0 || z.pending != 0 || z.refused != 0 {
 		t.Errorf("%+v", z)
 	}
 }
@@ -190,7 +202,7 @@ func TestZerocopyPeerEndReleasesPagesFirst(t *testing.T) {
 			}
 			last = sent
 		}
-		if e.peer.Figures().Zerocopy.Pending == 0 {
+		if e.peer.Figures().Zerocopy.pending == 0 {
 			t.Fatal("the kernel holds no pages: the test shows nothing")
 		}
 		e.loop.Do(e.peer.Close)
@@ -222,11 +234,13 @@ func TestZerocopyWithoutBuffersCopies(t *testing.T) {
 		for i := range p.source {
 			p.source[i] = byte(n + 1)
 		}
-		if err := receive(t, p.write(0, len(p.source)), "the write"); err != nil || !bytes.Equal(p.source, p.memory) {
+		err := receive(t, p.write(0, len(p.source)), "the write")
+		receive(t, p.arrived, "the arrival")
+		if err != nil || !bytes.Equal(p.source, p.memory) {
 			t.Fatalf("write %d: %v", n, err)
 		}
 	}
-	if z := p.sender.peer.Figures().Zerocopy; z.Sends != 0 || z.Refused != maxRefused || z.Streams != 0 || !strings.Contains(z.Reason, "net.core.optmem_max") {
+	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.refused != maxRefused || z.streams != 0 || !strings.Contains(z.reason, "net.core.optmem_max") {
 		t.Errorf("%+v", z)
 	}
 }
@@ -239,11 +253,13 @@ func TestZerocopyOfUnpinnableMemoryCopies(t *testing.T) {
 		p.source[i] = byte(i)
 	}
 	for range 2 {
-		if err := receive(t, p.write(0, len(p.source)), "the write"); err != nil || !bytes.Equal(p.source, p.memory) {
+		err := receive(t, p.write(0, len(p.source)), "the write")
+		receive(t, p.arrived, "the arrival")
+		if err != nil || !bytes.Equal(p.source, p.memory) {
 			t.Fatal(err)
 		}
 	}
-	if z := p.sender.peer.Figures().Zerocopy; z.Sends != 0 || z.Streams != 0 || !strings.Contains(z.Reason, "bad address") {
+	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.streams != 0 || !strings.Contains(z.reason, "bad address") {
 		t.Errorf("%+v", z)
 	}
 }
@@ -256,7 +272,7 @@ func TestZerocopyTurnsOffWhereTheKernelCopies(t *testing.T) {
 	if err := receive(t, p.write(0, minZerocopy-1), "a short write"); err != nil {
 		t.Fatal(err)
 	}
-	if z := p.sender.peer.Figures().Zerocopy; z.Sends != 0 || z.Streams != 1 {
+	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.streams != 1 {
 		t.Errorf("after a short write: %+v", z)
 	}
 	for range 2 * maxCopied {
@@ -265,7 +281,7 @@ func TestZerocopyTurnsOffWhereTheKernelCopies(t *testing.T) {
 		}
 	}
 	z := p.sender.peer.Figures().Zerocopy
-	if z.Streams != 0 || z.Sends != z.Copied || z.Sends >= 2*maxCopied || z.Pending != 0 || !strings.Contains(z.Reason, "SO_EE_CODE_ZEROCOPY_COPIED") {
+	if z.streams != 0 || z.sends != z.copied || z.sends >= 2*maxCopied || z.pending != 0 || !strings.Contains(z.reason, "SO_EE_CODE_ZEROCOPY_COPIED") {
 		t.Errorf("%+v", z)
 	}
 }
