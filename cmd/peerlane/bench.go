@@ -89,7 +89,8 @@ default port of the bench is 19999; it also uses ports of network.ports.`,
 	flags.StringSliceVar(&o.Busy, "busy", nil,
 		"GPUs that table busy keeps busy: `client,server,both` (default all in turn)")
 	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each software device in table uniformity")
-	flags.IntVar(&o.GPUsPerNIC, "gpus-per-nic", bench.PerNIC, "GPUs `N` that share a NIC in table uniformity, half of them near it")
+	flags.IntVar(&o.GPUsPerNIC, "gpus-per-nic", bench.PerNIC,
+		"GPUs `N` that share a NIC in table uniformity, half of them near it")
 	flags.DurationVar(&o.Duration, "duration", 0, "duration of each measurement (default 1s, simulated 200ms)")
 	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes and shorter measurements")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
