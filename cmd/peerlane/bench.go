@@ -89,6 +89,8 @@ default port of the bench is 19999; it also uses ports of network.ports.`,
 	flags.StringSliceVar(&o.Busy, "busy", nil,
 		"GPUs that table busy keeps busy: `client,server,both` (default all in turn)")
 	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each software device in table uniformity")
+	flags.IntVar(&o.GPUsPerNIC, "gpus-per-nic", bench.PerNIC,
+		"GPUs `N` that share a NIC in table uniformity, half of them near it")
 	flags.DurationVar(&o.Duration, "duration", 0, "duration of each measurement (default 1s, simulated 200ms)")
 	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes and shorter measurements")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
@@ -103,6 +105,7 @@ default port of the bench is 19999; it also uses ports of network.ports.`,
 	complete(cmd, "routes", launch.RouteDirect, launch.RouteStaged)
 	complete(cmd, "baselines", bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal)
 	complete(cmd, "busy", bench.BusyClient, bench.BusyServer, bench.BusyBoth)
+	complete(cmd, "gpus-per-nic", "2", "4", "8")
 	complete(cmd, "transport", bench.Transports()...)
 	complete(cmd, "listen", everywhere)
 	complete(cmd, "connect")
@@ -201,7 +204,7 @@ func benchFlags(cmd *cobra.Command, between bool) error {
 	}
 	var no []string
 	if between {
-		no = []string{"table", "routes", "baselines", "busy", "pace", "input"}
+		no = []string{"table", "routes", "baselines", "busy", "pace", "gpus-per-nic", "input"}
 	}
 	if flags.Changed("listen") {
 		no = append(no, "sizes", "depths", "duration", "quick")
@@ -260,8 +263,8 @@ func saveBench(file string, r *bench.Report) error {
 // given returns the flags of the command line, without those that name files.
 func given(cmd *cobra.Command) []string {
 	var list []string
-	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "duration", "quick",
-		"gpus", "listen", "connect", "transport"} {
+	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "gpus-per-nic",
+		"duration", "quick", "gpus", "listen", "connect", "transport"} {
 		switch f := cmd.Flags().Lookup(name); {
 		case f.Changed && f.NoOptDefVal != "":
 			list = append(list, "--"+name+"="+f.Value.String())

@@ -49,8 +49,11 @@ type Options struct {
 	// turn.
 	Busy []string
 	// Pace is the rate of software devices, in GB/s; empty for the table's own rates.
-	Pace     []float64
-	Duration time.Duration // of a measurement; 0 for the host's own
+	Pace []float64
+	// GPUsPerNIC is how many GPUs share a NIC in table uniformity, half of them near: an even number; 0
+	// for PerNIC.
+	GPUsPerNIC int
+	Duration   time.Duration // of a measurement; 0 for the host's own
 	// Transport carries messages to another host: launch.TransportAuto, as relays choose, or a
 	// transport that relays must take.
 	Transport string
@@ -155,6 +158,9 @@ func (o Options) Check() error {
 		if n <= 0 {
 			return &flagError{"pace", n, "must be positive"}
 		}
+	}
+	if o.GPUsPerNIC < 0 || o.GPUsPerNIC%2 != 0 {
+		return &flagError{"gpus-per-nic", o.GPUsPerNIC, "must be an even number"}
 	}
 	if o.Duration < 0 || o.Duration > time.Minute {
 		return &flagError{"duration", o.Duration, "must be at most a minute"}

@@ -190,22 +190,25 @@ func TestResultSavedIsReadBack(t *testing.T) {
 	}
 }
 
-// Four GPUs per NIC if the host has enough, half of them near the NIC, and a stream per GPU.
-func TestSharingGivesFourGPUsPerNIC(t *testing.T) {
+// As many GPUs per NIC as asked if the host has enough, half of them near the NIC, and a stream per GPU.
+func TestSharingGivesEachNICItsGPUs(t *testing.T) {
 	for _, c := range []struct {
-		gpus, nics, used, near, lanes int
-	}{{2, 1, 2, 1, 2}, {3, 1, 2, 1, 2}, {4, 1, 4, 2, 2}, {6, 1, 4, 2, 2}, {8, 2, 8, 4, 4}} {
+		gpus, perNIC, nics, used, near, lanes int
+	}{
+		{2, PerNIC, 1, 2, 1, 2}, {3, PerNIC, 1, 2, 1, 2}, {4, PerNIC, 1, 4, 2, 2}, {6, PerNIC, 1, 4, 2, 2},
+		{8, PerNIC, 2, 8, 4, 4}, {4, 2, 2, 4, 2, 4}, {5, 2, 2, 4, 2, 4}, {8, 8, 1, 8, 4, 4},
+	} {
 		var gpus []topo.GPU
 		for i := range c.gpus {
 			gpus = append(gpus, topo.GPU{BusID: string(rune('a' + i))})
 		}
-		s := mixed(gpus)
+		s := mixed(gpus, c.perNIC)
 		if s.nics != c.nics || s.gpus != c.used || len(s.near) != c.near || len(s.lanes) != c.lanes {
 			t.Errorf("%d GPUs share as %+v, want %+v", c.gpus, s, c)
 		}
 		for _, n := range s.near {
 			far := slices.ContainsFunc(s.lanes, func(l planner.Assignment) bool { return l.GPU == n.from })
-			if n.from == n.to || far != (c.used == 2) {
+			if n.from == n.to || far != (c.used == 2*c.nics) {
 				t.Errorf("%d GPUs: the near stream %+v, far are %+v", c.gpus, n, s.lanes)
 			}
 		}
@@ -293,6 +296,7 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 		{"sizes", uint64(0), func(o *Options) { o.Sizes = []uint64{0} }},
 		{"depths", 1000, func(o *Options) { o.Depths = []int{1000} }},
 		{"pace", -1.0, func(o *Options) { o.Pace = []float64{-1} }},
+		{"gpus-per-nic", 3, func(o *Options) { o.GPUsPerNIC = 3 }},
 		{"duration", time.Hour, func(o *Options) { o.Duration = time.Hour }},
 		{"pace", nil, func(o *Options) { o.Pace = []float64{25, 50, 25} }}, // a duplicate
 		{"busy", "nobody", func(o *Options) { o.Busy = []string{"nobody"} }},

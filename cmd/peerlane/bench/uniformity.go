@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,8 +14,8 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// perNIC is the maximum number of GPUs that share a NIC.
-const perNIC = 4
+// PerNIC is the default number of GPUs that share a NIC in table uniformity.
+const PerNIC = 4
 
 // sharing is GPUs that share NICs; half of a NIC's GPUs are near.
 type sharing struct {
@@ -29,8 +30,8 @@ type sharing struct {
 
 type nearStream struct{ from, to, nic string }
 
-// mixed shares NICs between near and far GPUs.
-func mixed(gpus []topo.GPU) sharing {
+// mixed shares NICs between near and far GPUs, at most perNIC GPUs to a NIC.
+func mixed(gpus []topo.GPU, perNIC int) sharing {
 	s := sharing{}
 	for len(gpus) >= 2 {
 		n := min(len(gpus), perNIC) &^ 1
@@ -96,13 +97,13 @@ func (r *run) uniformity() error {
 	}
 	gpus := r.host.Topology.GPUs
 	if r.host.Simulated {
-		gpus = gpus[:min(len(gpus), perNIC)] // GPUs share the bandwidth of host memory
+		gpus = gpus[:min(len(gpus), PerNIC)] // GPUs share the bandwidth of host memory
 	}
 	size := uint64(16 << 20)
 	if r.host.Simulated {
 		size = 1 << 20
 	}
-	half := mixed(gpus)
+	half := mixed(gpus, cmp.Or(r.GPUsPerNIC, PerNIC))
 	for _, rate := range pace {
 		paced := fmt.Sprintf("the NICs' rate, as it is set: %d of %g GB/s", half.nics, rate)
 		r.report.Baselines = append(r.report.Baselines, Baseline{Name: paced, Value: rate * float64(half.nics), Unit: GBs})

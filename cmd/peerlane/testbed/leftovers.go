@@ -84,6 +84,7 @@ func lines(path string, each func(string)) error {
 
 // files adds the files of Peerlane's trees and of the runtime's.
 func (h *Host) files(s Snapshot) error {
+	tests := strings.TrimSuffix(h.Layout.SelfTestFile(), ".json") // of the results and their lock
 	for _, dir := range []string{h.Layout.State(), h.Layout.Run(), h.RuntimeState()} {
 		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 			if os.IsNotExist(err) {
@@ -92,7 +93,7 @@ func (h *Host) files(s Snapshot) error {
 			if err != nil {
 				return err
 			}
-			if strings.HasPrefix(path, h.Layout.GoodConfig()) {
+			if strings.HasPrefix(path, h.Layout.GoodConfig()) || strings.TrimSuffix(path, filepath.Ext(path)) == tests {
 				return nil // the file stays for the next container
 			}
 			s["file "+path] = true
