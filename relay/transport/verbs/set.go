@@ -412,12 +412,7 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		return nil
 	case *offer:
 		if !dialed && !s.begun {
-			if s.fabric.dividesOtherwise(s.peer) {
-				s.refuseParts()
-				return nil
-			}
-			s.theirs = m.Card[:m.Cards]
-			s.begin(func() { s.answer(int(m.Pairs)) })
+			s.offered(m)
 			return nil
 		}
 	case *answer:
@@ -463,6 +458,16 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		}
 	}
 	return malformed("a %T that was not to come", m)
+}
+
+// offered brings queue pairs up with the cards of an offer.
+func (s *Set) offered(m *offer) {
+	if s.fabric.dividesOtherwise(s.peer) {
+		s.refuseParts()
+		return
+	}
+	s.theirs = m.Card[:m.Cards]
+	s.begin(func() { s.answer(int(m.Pairs)) })
 }
 
 // confirm tries the way, and has the data go by it: the dialing side does, last.
