@@ -58,6 +58,7 @@ func TestSoakOfRelays(t *testing.T) {
 		t.Logf("%v; %s=%d makes the same choices again", whole, soakSeedVariable, seed)
 	}
 	s.warm()
+	s.learn()
 	begin := time.Now()
 	for n := 0; whole == 0 && n < soakSegments || time.Since(begin) < whole; n++ {
 		var over func() bool
@@ -92,6 +93,7 @@ type relaySoak struct {
 	seed    uint64
 	begin   time.Time
 	samples []sample
+	each    map[string]float64 // of perPeer
 }
 
 // Containers with number 0 of their GPU and route are never killed:
