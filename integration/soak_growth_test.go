@@ -48,7 +48,7 @@ var slacks = map[string]float64{
 // perPeer are the resources that connections with a further relay take. Relays keep connections that no
 // client uses for up to a minute (relay.idleTimeout), so that samples differ by them, and two relays
 // that connect to each other at once have two. What connections took that have ended remains a growth.
-var perPeer = []string{"descriptors", "threads", "mappings"}
+var perPeer = []string{"descriptors", "threads", "mappings", "memory"}
 
 // learn measures perPeer: the relay of a container connects with another one.
 func (s *relaySoak) learn() {
@@ -71,10 +71,11 @@ func (s *relaySoak) learn() {
 	if more <= 0 {
 		s.Fatalf("%v relays are connected, and %v were before", after.peers, before.peers)
 	}
-	s.each = map[string]float64{}
+	s.each, s.most = map[string]float64{}, map[string]int{}
 	for _, what := range perPeer {
 		s.each[what] = (after.values[series{what, "it"}] - before.values[series{what, "it"}]) / more
 	}
+	s.each["memory"] = max(s.each["memory"], 0)
 	s.Logf("connections with a further relay take %v", s.each)
 }
 
@@ -150,8 +151,13 @@ func (s *relaySoak) look(at time.Duration) sample {
 				continue
 			}
 			now.peers[name] = len(report.Network.Peers)
+			s.most[name] = max(s.most[name], now.peers[name])
 			for _, what := range perPeer {
-				now.values[series{what, name}] -= s.each[what] * float64(now.peers[name])
+				n := now.peers[name]
+				if what == "memory" { // the allocator keeps it for later connections
+					n = s.most[name]
+				}
+				now.values[series{what, name}] -= s.each[what] * float64(n)
 			}
 		}
 		if i.Status.Starts != 1 || len(i.Processes) != 2 {

@@ -94,6 +94,7 @@ type relaySoak struct {
 	begin   time.Time
 	samples []sample
 	each    map[string]float64 // of perPeer
+	most    map[string]int     // the highest of a process's sample.peers
 }
 
 // Containers with number 0 of their GPU and route are never killed:
