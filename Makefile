@@ -213,7 +213,7 @@ vm-long: vm-needs build bin/vm-run ## containers on two machines send each other
 PAIRS ?= 5
 
 .PHONY: bench-verbs
-bench-verbs: vm-needs build bin/vm-run ## relays beside perftest on the same emulated NICs of two machines, in turn (PAIRS=5)
+bench-verbs: vm-needs build bin/vm-run ## relays beside perftest on the same software NICs (rxe) of two machines, in turn (PAIRS=5)
 	@$(GO) build -o bin/test-report ./integration/report
 	@{ bin/vm-run test --place vm-pair --run '^TestRelaysBesidePerftest$$' --timeout 3h --env PEERLANE_VM_PAIRS=$(PAIRS) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
 
@@ -362,7 +362,7 @@ soak-relay: test-needs build ## clients come, go, exchange verified messages and
 	@PEERLANE_SOAK_TIME=$(TIME) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 24h -run '^TestSoakOfRelays$$' ./integration
 
 .PHONY: soak-faults
-soak-faults: ## give every CUDA call and every system call of relays, NICs and clients every fault, let processes sleep for 120 s, 500 orders of receives over two slots, and 400 connects beside a flood
+soak-faults: ## give every CUDA call and every system call of relays and clients every fault, let processes sleep for 120 s, 500 orders of receives over two slots, and 400 connects beside a flood
 	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 PEERLANE_FLOOD_CONNECTS=400 $(GO) test -count=1 -v -timeout 2h -run '^(TestRelayCUDAFaultsEndOperationsWithErrors|TestRelaySystemCallFaultsEndOperationsWithErrors|TestClientCUDAFaultsReturnErrors|TestClientSystemCallFaultsReturnErrors|TestStoppedProcessIsNotTakenForDead|TestCommunicatorsOverTwoSlotsDoNotDeadlock|TestPeerSocketFloodHonestConnectsSucceed)$$' ./relay
 	@PEERLANE_FAULTS=all $(GO) test -count=1 -v -timeout 1h -run '^TestLibraryCallFaultsReturnErrors$$' ./relay/libpeerlane
 

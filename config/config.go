@@ -645,7 +645,7 @@ func (c Config) check() error {
 	return nil
 }
 
-// removedTransport was the transport of emulated NICs, of releases before verbs within a host.
+// removedTransport was the transport of emulated NICs, which software devices replaced.
 const removedTransport = "loop"
 
 // checkChoices checks keys that have a list of possible values.

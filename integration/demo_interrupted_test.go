@@ -19,8 +19,8 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// A demo interrupted by Ctrl-C in a terminal or by SIGTERM ends its containers, relays and emulated
-// NICs, removes its files, and reports the interruption.
+// A demo interrupted by Ctrl-C in a terminal or by SIGTERM ends its containers, relays and software
+// devices, removes its files, and reports the interruption.
 func TestDemoInterruptedLeavesNothing(t *testing.T) {
 	for _, c := range []struct {
 		runtime, step string

@@ -190,7 +190,7 @@ func TestPodmanWithADirectoryOfHooks(t *testing.T) {
 		{"no mount", true, []string{lane}, false,
 			"it has no mount point for the relay's socket; have the engine mount the anchor: --mount type=bind,src="},
 		{"no annotation", true, []string{mount}, false, "no relay at /run/peerlane/relay.sock"},
-		{"not permitted", false, []string{lane, mount}, false, "[hook] annotations = true"},
+		{"not permitted", false, []string{lane, mount}, false, "set annotations = true in [hook] of "},
 	} {
 		if test.permitted != permitted {
 			permitted = test.permitted

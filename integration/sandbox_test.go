@@ -123,7 +123,7 @@ func TestBounceWorksInSandbox(t *testing.T) {
 				}
 				table := b.mustPeerlane("relay", "inspect", c.id)
 				lane := i.Config.Lanes[0].GPU.BusID
-				for _, says := range []string{"64 MiB in host memory for other hosts, by tcp: the lane of " + lane,
+				for _, says := range []string{"64 MiB in host memory for transport tcp: the lane of " + lane,
 					"0 B (staging.limit)"} {
 					if !strings.Contains(table, says) {
 						t.Errorf("inspect does not say %q: %s", says, table)

@@ -249,7 +249,7 @@ func attachParty(ctx context.Context, socket string, gpu wire.UUID, m *allocatio
 	return p, nil
 }
 
-// exercise is a small program with every function of relays and NICs: memory of GPUs and of the
+// exercise is a small program with every function of relays: memory of GPUs and of the
 // host, messages either way of a few bytes and of several slots.
 func (s *stage) exercise() (err error) {
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)

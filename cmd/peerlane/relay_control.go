@@ -188,7 +188,7 @@ func stagingWords(s launch.Staging) string {
 		text += " of " + humanize.IBytes(s.Wanted)
 	}
 	if s.Transport != "" {
-		text += fmt.Sprintf(" in host memory for other hosts, by %s: the lane of %s", s.Transport, s.Lane)
+		text += fmt.Sprintf(" in host memory for transport %s: the lane of %s", s.Transport, s.Lane)
 	} else if s.Host {
 		text += " in host memory: the lane of " + s.Lane + " bounces"
 	} else {

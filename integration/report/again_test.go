@@ -52,7 +52,7 @@ func TestZ(t *testing.T) {}`,
 		},
 		{
 			name:  "a race",
-			tests: `func TestRaceFirstConnectionWins(t *testing.T) { if once("r") { fmt.Println("WARNING: DATA RACE"); t.Fail() } }`,
+			tests: `func TestRaces(t *testing.T) { if once("r") { fmt.Println("WARNING: DATA RACE"); t.Fail() } }`,
 			want:  []string{"failed      probe"},
 			never: "again",
 		},

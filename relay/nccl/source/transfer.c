@@ -96,14 +96,19 @@ static time_t seconds(void)
 
 void drain_sends(struct communicator *c)
 {
-	/* The communicators of an abort wait together no longer than one. */
-	static _Atomic time_t limit;
-	time_t begun = seconds();
+	/* The communicators of an abort wait together no longer than one: after a wait that ran out, the others
+	 * wait for a second. */
+	static _Atomic time_t ran_out;
+	time_t begun = seconds(), last = ran_out;
+	time_t limit = last && begun - last < DRAIN_SECONDS ? begun + 1 : begun + DRAIN_SECONDS;
 
-	if (begun > limit + DRAIN_SECONDS)
-		limit = begun + DRAIN_SECONDS;
-	while (!unusable(c) && reap(c) && c->buffer.count && seconds() < limit)
+	while (!unusable(c) && reap(c) && c->buffer.count) {
+		if (seconds() >= limit) {
+			ran_out = seconds();
+			break;
+		}
 		nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+	}
 }
 
 /* --- */

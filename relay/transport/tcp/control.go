@@ -648,14 +648,25 @@ func (p *Peer) acked(number uint64) error {
 	// until then the writer may read the source.
 	if p.queue.acknowledged(w) {
 		p.finish(w)
+		return nil
 	}
+	p.settle(w)
 	return nil
+}
+
+// settle no longer counts a write as one that the other side owes an acknowledgement: look must not end
+// a Peer because the kernel still has pages of a zero-copy send.
+func (p *Peer) settle(w *write) {
+	if !w.settled {
+		w.settled = true
+		p.underWay.Add(-1)
+		p.moved()
+	}
 }
 
 func (p *Peer) finish(w *write) {
 	if p.writes[w.number] == w {
-		p.underWay.Add(-1)
-		p.moved()
+		p.settle(w)
 		delete(p.writes, w.number)
 		if !w.streamed {
 			w.done(nil)

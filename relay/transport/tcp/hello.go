@@ -20,10 +20,14 @@ import (
 // Versions of what this transport says, the wire messages apart.
 const (
 	oldestVersion = 1
-	newestVersion = 2
+	newestVersion = 3
 
 	extensions = 2 // the version from which there are any
 )
+
+// PartsVersion is the version from which both relays divide writes by RDMA into the same parts. The
+// receiver computes their number, so relays of earlier versions exchange data over TCP.
+const PartsVersion = 3
 
 // maxStreams is the most data streams of a Peer.
 const maxStreams = 64

@@ -125,6 +125,7 @@ type Peer struct {
 	control net.Conn
 	bare    syscall.RawConn // the control stream, where it is nothing but a socket
 	data    []net.Conn
+	version uint32
 	copies  string                // why a data stream is not among those that send without a copy
 	carried map[net.Conn]*Carried // filled by newPeer alone
 
@@ -175,7 +176,7 @@ func New(loop *poll.Loop, s *Streams, config Config) *Peer {
 // newPeer makes one that calls gone when nothing of it reads or writes any memory more.
 func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	p := &Peer{
-		config: config.filled(), loop: loop, control: s.control, data: s.data,
+		config: config.filled(), loop: loop, control: s.control, data: s.data, version: s.version,
 		carried: map[net.Conn]*Carried{}, channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, dying: make(chan struct{}), start: time.Now(),
 		gone: gone, landings: landings{piece: uint64(s.piece), channels: map[uint32]*runway{}},
 		outbox: outbox{wake: make(chan struct{}, 1)}, intake: newIntake(),
@@ -234,6 +235,9 @@ func (p *Peer) Channels() int { return len(p.channels) }
 
 // Dialed reports whether this relay made the connections.
 func (p *Peer) Dialed() bool { return p.last%2 == 1 }
+
+// Version returns the version of this transport that both relays use.
+func (p *Peer) Version() uint32 { return p.version }
 
 // errClosed is a Peer's end by its own relay.
 var errClosed = wire.Errorf(wire.StatusPeerClosed, "the relay closed its connections")

@@ -23,6 +23,7 @@ type write struct {
 	from     []byte
 	done     func(error)
 	streamed bool // over data streams
+	settled  bool // acknowledged, on the loop
 	// pinned counts its zero-copy sends without a notification: the kernel may read from. It falls
 	// under sendQueue's lock.
 	pinned atomic.Int32

@@ -95,6 +95,10 @@ func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 	if z := p.sender.peer.Figures().Zerocopy; z.pending == 0 || z.sends != z.pending {
 		t.Errorf("%+v", z)
 	}
+	// The other side owes nothing: look does not end the Peer.
+	if n := p.sender.peer.underWay.Load(); n != 0 {
+		t.Errorf("%d writes wait for an acknowledgement", n)
+	}
 	withheld.Store(false)
 	next := p.write(0, 1<<20) // whose notification wakes the reader
 	for _, one := range []chan error{done, next} {

@@ -77,6 +77,8 @@ type Config struct {
 	// minPairPart is the shortest part of a write for one of several queue pairs of a link, bytes; 0 for a
 	// MiB. Both relays need the same: tests have parts of short writes.
 	minPairPart uint64
+	// earlier has the other relay be of a version before tcp.PartsVersion, for tests.
+	earlier bool
 }
 
 // SettleTime is how long it takes at most, unless Config says otherwise, until it is

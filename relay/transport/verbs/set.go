@@ -161,10 +161,25 @@ func (f *Fabric) Extend(p *tcp.Peer) *Set {
 	s.receiving.tickets = map[uint32]*ticket{}
 	s.leaving, s.suspects, s.had = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
 	f.sets[s] = true
-	if p.Dialed() {
+	switch {
+	case p.Dialed() && f.dividesOtherwise(p):
+		f.loop.Do(s.refuseParts) // the Peer is not made yet
+	case p.Dialed():
 		s.begin(s.offer)
 	}
 	return s
+}
+
+// dividesOtherwise reports whether the other relay expects other parts of a write.
+func (f *Fabric) dividesOtherwise(p *tcp.Peer) bool {
+	return f.config.earlier || p.Version() < tcp.PartsVersion
+}
+
+// refuseParts has the data go over TCP.
+func (s *Set) refuseParts() {
+	s.begun = true
+	s.refuse(unreachable("the relay at %s is of an earlier release, which divides RDMA writes otherwise; "+
+		"install the same release of Peerlane on both hosts and restart the containers", s.peer.Name()))
 }
 
 // Of is a Peer's Set, nil where it has none.
@@ -407,8 +422,7 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		return nil
 	case *offer:
 		if !dialed && !s.begun {
-			s.theirs = m.Card[:m.Cards]
-			s.begin(func() { s.answer(int(m.Pairs)) })
+			s.offered(m)
 			return nil
 		}
 	case *answer:
@@ -454,6 +468,16 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		}
 	}
 	return malformed("a %T that was not to come", m)
+}
+
+// offered brings queue pairs up with the cards of an offer.
+func (s *Set) offered(m *offer) {
+	if s.fabric.dividesOtherwise(s.peer) {
+		s.refuseParts()
+		return
+	}
+	s.theirs = m.Card[:m.Cards]
+	s.begin(func() { s.answer(int(m.Pairs)) })
 }
 
 // confirm tries the way, and has the data go by it: the dialing side does, last.

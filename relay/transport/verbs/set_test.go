@@ -3,6 +3,7 @@ package verbs
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -150,6 +151,21 @@ func ofKind(iwarp bool, devices ...softdevice.Device) []softdevice.Device {
 		devices[i].IWARP = iwarp
 	}
 	return devices
+}
+
+// A relay of an earlier release computes another number of parts for a write, so that data goes over TCP.
+func TestRelayOfAnEarlierReleaseGetsNoRDMA(t *testing.T) {
+	for _, earlier := range [][]string{{"a0", "b0"}, {"a0"}, {"b0"}} {
+		t.Run(strings.Join(earlier, " "), func(t *testing.T) {
+			w, settled := joining(t, false, nil, func(nic string, c *Config) { c.earlier = slices.Contains(earlier, nic) })
+			if err := receive(t, settled, "the refusal"); !errors.Is(err, &wire.Error{Status: wire.StatusUnreachable}) {
+				t.Errorf("RDMA is not refused: %v", err)
+			}
+			if made, err := w.rdma.Calls("ibv_create_qp"); err != nil || len(made) > 0 {
+				t.Errorf("%d queue pairs were made, %v", len(made), err)
+			}
+		})
+	}
 }
 
 func connected(t *testing.T, changes ...func(string, *Config)) *two {

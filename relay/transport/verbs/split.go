@@ -47,6 +47,8 @@ type piece struct {
 type splitter struct {
 	turn  int   // of the links, for writes that have parts for some
 	turns []int // of the queue pairs of each link
+	// perLink is the number of queue pairs of each link in the last path.
+	perLink int
 	// dealer picks the links of writes that have parts for some, by weights.
 	weights []float64
 	dealer  *stripe.Scheduler
@@ -131,8 +133,8 @@ func (s *Set) shape(pairs []int) pathShape {
 
 // split splits a write of n bytes. weights are those of the links, nil for equal ones.
 func (w *splitter) split(n uint64, shape pathShape, weights []float64) []piece {
-	if len(w.turns) != shape.links {
-		w.turns = make([]int, shape.links)
+	if len(w.turns) != shape.links || w.perLink != shape.perLink { // another path, after a reconnect
+		w.turns, w.perLink = make([]int, shape.links), shape.perLink
 	}
 	k, perLink := shape.linksFor(n), shape.pairsFor(n)
 	chosen, carries := w.choose(k, shape.links, weights)

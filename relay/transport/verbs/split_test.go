@@ -79,6 +79,19 @@ func TestWriteOfAMiBHasOnePartForEachLink(t *testing.T) {
 	}
 }
 
+// After a reconnect a path can have fewer queue pairs: no part goes to one that is gone.
+func TestSplitAfterReconnectUsesExistingQueuePairs(t *testing.T) {
+	var w splitter
+	for range 3 {
+		w.split(1<<20, pathShape{1, 4, minPairPart}, nil)
+	}
+	for i := range 4 {
+		if pieces := w.split(1<<20, pathShape{1, 2, minPairPart}, nil); pieces[0].pair != i%2 {
+			t.Errorf("write %d goes to queue pair %d of 2", i, pieces[0].pair)
+		}
+	}
+}
+
 // The weights of both sides' NICs share a write: of links that have one, and of links in conflict.
 func TestWeightsOfBothSidesShareQueuePairs(t *testing.T) {
 	by := func(w []float64) func(int) float64 { return func(i int) float64 { return w[i] } }
