@@ -92,7 +92,8 @@ func (s *relaySoak) across() (slots []*traffic.Slot) {
 // connect has two clients exchange messages.
 func (s *relaySoak) connect(slot *traffic.Slot) {
 	s.Helper()
-	for end, rounds := testutil.Begin(), s.fleet.Report().Rounds; s.fleet.Report().Rounds == rounds; time.Sleep(20 * time.Millisecond) {
+	rounds := s.fleet.Report().Rounds
+	for end := testutil.Begin(); s.fleet.Report().Rounds == rounds; time.Sleep(20 * time.Millisecond) {
 		if end.Over() {
 			s.Fatalf("no messages between two containers: %v", s.fleet.Report().Problems)
 		}

@@ -161,7 +161,9 @@ func TestFleetDownPortExplainsUnreachable(t *testing.T) {
 			}
 			f.flaps = append(f.flaps, flap)
 		}
-		in := [2]*container{{Name: "a", Route: c.route, nics: []string{"nic0"}}, {Name: "b", Route: c.route, nics: []string{"nic1"}}}
+		in := [2]*container{
+			{Name: "a", Route: c.route, nics: []string{"nic0"}}, {Name: "b", Route: c.route, nics: []string{"nic1"}},
+		}
 		f.failed(c.err, begin, f.names(in, &Slot{}))
 		if r := f.Report(); (len(r.Problems) > 0) != c.problem || c.problem == (r.Explained["a port was down"] > 0) {
 			t.Errorf("%s: problems %v, explained %v", c.name, r.Problems, r.Explained)
@@ -186,7 +188,8 @@ func TestFleetClientKilledBetweenLives(t *testing.T) {
 	} {
 		f := &Fleet{victims: map[*victim]bool{}, report: Report{Kills: map[string]int{}}}
 		in := &container{Name: "a"}
-		v, err := f.begin("client 1", in, exec.Command(c.command[0], c.command[1:]...), func(out io.Reader) { _, _ = io.Copy(io.Discard, out) })
+		read := func(out io.Reader) { _, _ = io.Copy(io.Discard, out) }
+		v, err := f.begin("client 1", in, exec.Command(c.command[0], c.command[1:]...), read)
 		if err != nil {
 			t.Fatal(err)
 		}
