@@ -31,6 +31,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/wire"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/planner"
 )
@@ -430,10 +431,10 @@ func kill(t *testing.T, pid int) time.Time {
 }
 
 // mustLearn requires an error in this container that names the dead process.
-func (c *container) mustLearn(since time.Time, words ...string) {
+func (c *container) mustLearn(since time.Time, words ...string) (s said) {
 	c.bed.Helper()
 	select {
-	case s := <-c.lines:
+	case s = <-c.lines:
 		if s.Kind != "error" {
 			c.bed.Fatalf("the other container says %+v", s)
 		}
@@ -446,6 +447,15 @@ func (c *container) mustLearn(since time.Time, words ...string) {
 		}
 	case <-testutil.After(patience):
 		c.bed.Fatalf("the other container has not learnt of it after %v", patience)
+	}
+	return s
+}
+
+// mustLearnOfRelay demands the error of the death of another container's relay.
+func (c *container) mustLearnOfRelay(since time.Time, id string) {
+	c.bed.Helper()
+	if s := c.mustLearn(since, "the relay ", id); s.Status != wire.StatusPeerRelayDied {
+		c.bed.Errorf("the error has status %v in place of %v: %s", s.Status, wire.StatusPeerRelayDied, s.Error)
 	}
 }
 
@@ -488,7 +498,7 @@ func TestDeathOfARelay(t *testing.T) {
 				t.Fatalf("the supervisor knows no relay: %+v", g.Status)
 			}
 			died := kill(t, g.Status.Relay.PID)
-			z.mustLearn(died, "the relay ", a.id)
+			z.mustLearnOfRelay(died, a.id)
 			a.mustLearn(died, "the relay of this container died")
 			// The successor serves on the same socket.
 			a.next("again")
@@ -840,7 +850,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 	}
 	b.mustLog(journal, says, "starting it again", a.id, g.ID)
 	b.mustLog(journal, says, "stays down", a.id, g.ID, "PRIORITY=3")
-	z.mustLearn(time.Now(), "the relay ", a.id)
+	z.mustLearnOfRelay(time.Now(), a.id)
 	a.mustLearn(time.Now(), "the relay of this container died")
 	b.mustPeerlane("relay", "resume", a.id)
 	for _, c := range []*container{a, z} {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,13 +17,16 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/integration/traffic"
 	"github.com/peerlane/peerlane/internal/testutil"
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // sample is the resources of long-lived processes and of the host, without clients.
 type sample struct {
 	at     time.Duration
 	values map[series]float64
+	peers  map[string]int // relays that each process has connections with, by the process
 }
 
 // series is one resource over time.
@@ -35,15 +39,103 @@ var slacks = map[string]float64{
 	"descriptors": 1,
 	"threads":     6,
 	"mappings":    12,
-	"staging":     0, // bytes, by the supervisor's accounting
+	"staging":     0, // bytes on GPUs, by the supervisor's accounting
+	"host slots":  0, // bytes for relays reached over the network, by the relay's report
 	"files":       6, // below the state and the sockets
 	"processes":   0,
 }
 
-// sample looks at everything that lives on.
+// perPeer are the resources that connections with a further relay take. Relays keep connections that no
+// client uses for up to a minute (relay.idleTimeout), so that samples differ by them, and two relays
+// that connect to each other at once have two. What connections took that have ended remains a growth.
+var perPeer = []string{"descriptors", "threads", "mappings", "memory"}
+
+// learn measures perPeer: the relay of a container connects with another one.
+func (s *relaySoak) learn() {
+	s.Helper()
+	c := s.fleet.Pair(launch.RouteStaged, 0)(nil)[0]
+	look := func() sample {
+		report := s.quiet(c.Generation())
+		now := sample{values: map[series]float64{}, peers: map[string]int{"it": len(report.Network.Peers)}}
+		i, err := control.Inspect(s.host.Layout, c.Generation())
+		if err != nil || i.Status.Relay == nil {
+			s.Fatalf("%+v, %v", i.Status, err)
+		}
+		s.process(&now, "it", i.Status.Relay.PID)
+		return now
+	}
+	before := look()
+	s.connect(s.across()[0])
+	after := look()
+	more := float64(after.peers["it"] - before.peers["it"])
+	if more <= 0 {
+		s.Fatalf("%v relays are connected, and %v were before", after.peers, before.peers)
+	}
+	s.each, s.most = map[string]float64{}, map[string]int{}
+	for _, what := range perPeer {
+		s.each[what] = (after.values[series{what, "it"}] - before.values[series{what, "it"}]) / more
+	}
+	s.each["memory"] = max(s.each["memory"], 0)
+	s.Logf("connections with a further relay take %v", s.each)
+}
+
+// across are clients of staged pairs of a container that lives on and of one that is killed.
+func (s *relaySoak) across() (slots []*traffic.Slot) {
+	random := rand.New(rand.NewPCG(s.seed, 1<<61))
+	for _, pair := range s.fleet.Across(launch.RouteStaged, 0, 1) {
+		slots = append(slots, s.fleet.NewSlot(random, pair, traffic.Life{Bytes: 1 << 20, Messages: 1, Largest: 64 << 10,
+			Rounds: 1, Memory: []string{traffic.MemoryGPU}, Hands: []string{traffic.HandPlain}}))
+	}
+	return slots
+}
+
+// connect has two clients exchange messages.
+func (s *relaySoak) connect(slot *traffic.Slot) {
+	s.Helper()
+	rounds := s.fleet.Report().Rounds
+	for end := testutil.Begin(); s.fleet.Report().Rounds == rounds; time.Sleep(20 * time.Millisecond) {
+		if end.Over() {
+			s.Fatalf("no messages between two containers: %v", s.fleet.Report().Problems)
+		}
+		slot.Live(func() bool { return false })
+	}
+}
+
+// sample looks at everything that lives on, after all relays of route staged have opened their NICs
+// again and have connections.
 func (s *relaySoak) sample(at time.Duration) {
 	s.Helper()
-	now := sample{at, map[series]float64{}}
+	for _, c := range s.fleet.Containers {
+		s.quiet(c.Generation())
+	}
+	for _, slot := range s.across() {
+		s.connect(slot)
+	}
+	now := s.look(at)
+	// What has ended may still be giving back its descriptors.
+	for end := testutil.BeginFor(15 * time.Second); s.more(now, "descriptors") && !end.Over(); now = s.look(at) {
+		time.Sleep(200 * time.Millisecond)
+	}
+	s.samples = append(s.samples, now)
+}
+
+// more reports whether a process has more of a resource than in the last sample.
+func (s *relaySoak) more(now sample, what string) bool {
+	if len(s.samples) == 0 {
+		return false
+	}
+	last := s.samples[len(s.samples)-1]
+	for of, v := range now.values {
+		if was, ok := last.values[of]; ok && of.what == what && v > was {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *relaySoak) look(at time.Duration) sample {
+	s.Helper()
+	now := sample{at, map[series]float64{}, map[string]int{}}
 	for _, c := range s.fleet.Containers {
 		report := s.quiet(c.Generation())
 		if !steady(c.Number) {
@@ -54,30 +146,26 @@ func (s *relaySoak) sample(at time.Duration) {
 			s.Fatal(err)
 		}
 		for _, p := range i.Processes {
-			s.process(&now, p.Role+" of "+c.Name, p.PID)
+			name := p.Role + " of " + c.Name
+			s.process(&now, name, p.PID)
+			if i.Status.Relay == nil || p.PID != i.Status.Relay.PID || report.Network == nil {
+				continue
+			}
+			now.peers[name] = len(report.Network.Peers)
+			s.most[name] = max(s.most[name], now.peers[name])
+			for _, what := range perPeer {
+				n := now.peers[name]
+				if what == "memory" { // the allocator keeps it for later connections
+					n = s.most[name]
+				}
+				now.values[series{what, name}] -= s.each[what] * float64(n)
+			}
 		}
 		if i.Status.Starts != 1 || len(i.Processes) != 2 {
 			s.Errorf("the relay of %s, to which nothing was done, was started %d times: %s", c.Name, i.Status.Starts,
 				i.Status.Error)
 		}
-		var share struct{ GPUs map[string]float64 }
-		text, err := os.ReadFile(filepath.Join(s.host.Layout.GenerationDir(c.Generation()), "staging.json"))
-		if err == nil {
-			err = json.Unmarshal(text, &share)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.Fatal(err)
-		}
-		for _, bytes := range share.GPUs {
-			now.values[series{"staging", c.Name}] += bytes
-		}
-		reported := 0.0
-		for _, own := range report.Staging {
-			reported += float64(own.Bytes + own.Clients)
-		}
-		if admitted := now.values[series{"staging", c.Name}]; reported != admitted {
-			s.Errorf("the relay of %s has %v bytes of staging, and %v are in the account", c.Name, reported, admitted)
-		}
+		s.staging(&now, c.Name, c.Generation(), report)
 	}
 	s.process(&now, "the NICs", s.fleet.NICs())
 	// The last processes of an ended container may still be ending.
@@ -101,7 +189,40 @@ func (s *relaySoak) sample(at time.Duration) {
 			break
 		}
 	}
-	s.samples = append(s.samples, now)
+	return now
+}
+
+// staging compares a relay's memory on GPUs with the account, and its host memory with the size that it
+// says.
+func (s *relaySoak) staging(now *sample, name, generation string, report *launch.Report) {
+	s.Helper()
+	var share struct{ GPUs map[string]float64 }
+	text, err := os.ReadFile(filepath.Join(s.host.Layout.GenerationDir(generation), "staging.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &share)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.Fatal(err)
+	}
+	for _, bytes := range share.GPUs {
+		now.values[series{"staging", name}] += bytes
+	}
+	reported := 0.0
+	for _, own := range report.Staging {
+		if !own.Host {
+			reported += float64(own.Bytes + own.Clients)
+			continue
+		}
+		// The host's memory is no staging of a GPU: the lane has its slots once, as configured.
+		now.values[series{"host slots", name}] += float64(own.Bytes)
+		if size := 2 * uint64(own.Slots) * own.SlotBytes; own.Bytes != size || own.Bytes != own.Wanted || own.Clients != 0 ||
+			own.Bytes > report.Limits.HostMemory {
+			s.Errorf("the relay of %s has %+v, of %d bytes of host memory", name, own, report.Limits.HostMemory)
+		}
+	}
+	if admitted := now.values[series{"staging", name}]; reported != admitted {
+		s.Errorf("the relay of %s has %v bytes of staging, and %v are in the account", name, reported, admitted)
+	}
 }
 
 func (s *relaySoak) process(now *sample, name string, pid int) {

@@ -413,6 +413,24 @@ func (m *pendingSession) end() {
 	m.forget()
 }
 
+// uselessTime is how long connections without RDMA are kept by a relay that takes nothing else.
+const uselessTime = time.Second
+
+// useless returns the reason that an existing Peer can take no channel although a new one may: RDMA
+// is demanded, and was not to be had when the Peer was made, for instance because a port was down.
+func (h *peerManager) useless(p *tcp.Peer) (why error) {
+	h.relay.loop.Call(func() {
+		by := verbs.Of(p)
+		if h.relay.config.Transport != launch.TransportVerbs || by == nil || p.Channels() > 0 {
+			return
+		}
+		if since := by.UnusedSince(); !since.IsZero() && time.Since(since) >= uselessTime {
+			why = wire.Errorf(wire.StatusUnreachable, "the connections with the relay at %s are made anew, for RDMA: %s", p.Name(), by.Way())
+		}
+	})
+	return why
+}
+
 // reach gives the connections of a lane to the relay that a handle leads to: those that
 // there are, or others. Lanes that reach the same rails share them.
 func (h *peerManager) reach(ctx context.Context, handle wire.HandleLayout, from *lane) (*tcp.Peer, error) {
@@ -432,7 +450,11 @@ func (h *peerManager) reach(ctx context.Context, handle wire.HandleLayout, from 
 			return h.dial(ctx, key, target, at, from)
 		})
 		if err == nil && !mine {
-			if why := h.rails.broken(peer); why != nil { // it ends in seconds anyway
+			why := h.rails.broken(peer) // it ends in seconds anyway
+			if why == nil {
+				why = h.useless(peer)
+			}
+			if why != nil {
 				peer.End(why)
 				continue
 			}

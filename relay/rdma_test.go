@@ -774,6 +774,43 @@ func TestPulledCableEndsOperationsAndNextUsesTCP(t *testing.T) {
 	}
 }
 
+// A relay that takes nothing but RDMA tries again what a port that was down has prevented: not only
+// when the connections without RDMA have been idle for long.
+func TestDemandedRDMAComesBackWithThePort(t *testing.T) {
+	p := &byRDMA{}
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
+	down := slices.Concat(ofA, ofB)
+	down[len(ofA)].Down = true
+	if err := p.rdma.Set(down...); err != nil {
+		t.Fatal(err)
+	}
+	l, err := p.b.Listen(within(t), uuid(t, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = p.a.Connect(within(t), uuid(t, 0), l.Handle())
+	demand(t, err, wire.StatusUnreachable, "no port is active", `"verbs"`)
+	if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {
+		t.Fatal(err)
+	}
+	// Well below the time after which idle connections are closed.
+	for end := testutil.BeginFor(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if p.sending, err = p.a.Connect(within(t), uuid(t, 0), l.Handle()); err == nil {
+			break
+		}
+		if demand(t, err, wire.StatusUnreachable, "no port is active"); end.Over() {
+			t.Fatalf("the port is back, and still: %v", err)
+		}
+	}
+	if p.receiving, err = l.Accept(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	p.arrive(t, 1<<20)
+	if transport, why := p.data(t); transport != launch.TransportVerbs {
+		t.Errorf("data goes over %s: %s", transport, why)
+	}
+}
+
 // Any process dies at any time, under traffic in both directions: operations at the remote host end
 // with an error that names the cause, and no resource remains there.
 func TestDeathOverRDMAEndsOperations(t *testing.T) {

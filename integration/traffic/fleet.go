@@ -91,6 +91,7 @@ type container struct {
 	Number int
 	Route  string
 	gpu    topo.GPU
+	nics   []string // of its lane
 
 	mu         sync.Mutex
 	life       int
@@ -151,7 +152,7 @@ func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err er
 				if err != nil {
 					return nil, err
 				}
-				c := &container{Name: fmt.Sprintf("%s-%d-%d", route, i, k), Number: k, Route: route, gpu: g}
+				c := &container{Name: fmt.Sprintf("%s-%d-%d", route, i, k), Number: k, Route: route, gpu: g, nics: h.Lanes[i].NICs}
 				f.Containers = append(f.Containers, c)
 				if err := f.startContainer(c); err != nil {
 					return nil, err
@@ -222,12 +223,7 @@ func (f *Fleet) killedLocked(kind string, what ...string) (over func()) {
 func (f *Fleet) explained(begin time.Time, things []string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, d := range f.deaths {
-		if slices.Contains(things, d.what) && (d.to.IsZero() || d.to.After(begin)) {
-			return true
-		}
-	}
-	return false
+	return died(f.deaths, begin, things)
 }
 
 // KillClient kills any client.
@@ -398,11 +394,18 @@ func (f *Fleet) FlapNIC(i int, d time.Duration) error {
 // portPause is more than relays take to see that a port is up again.
 const portPause = 5 * time.Second
 
-// flapped reports whether the port of a NIC was down between begin and now.
-func (f *Fleet) flapped(begin time.Time) bool {
+// flapped reports whether the port of a NIC among things was down between begin and now.
+func (f *Fleet) flapped(begin time.Time, things []string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.ContainsFunc(f.flaps, func(d *death) bool { return d.to.IsZero() || d.to.After(begin) })
+	return died(f.flaps, begin, things)
+}
+
+// died reports whether any of things is among deaths that had not ended at begin.
+func died(deaths []*death, begin time.Time, things []string) bool {
+	return slices.ContainsFunc(deaths, func(d *death) bool {
+		return slices.Contains(things, d.what) && (d.to.IsZero() || d.to.After(begin))
+	})
 }
 
 // NICs is the process that moves the bytes of the NICs.
@@ -448,7 +451,7 @@ var ofDeaths = []wire.Status{
 
 // failed judges the error that ended a life with the dependencies things.
 func (f *Fleet) failed(err error, begin time.Time, things []string) {
-	explained, flapped := f.explained(begin, things), f.flapped(begin)
+	explained, flapped := f.explained(begin, things), f.flapped(begin, things)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, one := range parts(err) {
@@ -504,6 +507,16 @@ func (f *Fleet) Pair(route string, number int) func(*rand.Rand) [2]*container {
 		}
 	}
 	return func(*rand.Rand) [2]*container { return [2]*container(list) }
+}
+
+// Across picks always the container of one of the first two GPUs that has one number, and that of the
+// other GPU that has another: a function for each of the two GPUs.
+func (f *Fleet) Across(route string, one, other int) (pairs [2]func(*rand.Rand) [2]*container) {
+	a, b := f.Pair(route, one)(nil), f.Pair(route, other)(nil)
+	for i := range a {
+		pairs[i] = func(*rand.Rand) [2]*container { return [2]*container{a[i], b[1-i]} }
+	}
+	return pairs
 }
 
 // AnyPair returns two containers of different GPUs with the same route.

@@ -64,9 +64,15 @@ func (s *Slot) Live(over func() bool) {
 	f.report.Lives++
 }
 
-// names returns the dependencies of a life: both containers with relays, and the clients.
+// names returns the dependencies of a life: both containers with relays, the clients, and the NICs by
+// which the containers' data goes.
 func (f *Fleet) names(in [2]*container, s *Slot) []string {
 	things := []string{in[0].Name, in[1].Name}
+	for _, c := range in {
+		if c.Route == launch.RouteStaged {
+			things = append(things, c.nics...)
+		}
+	}
 	for _, w := range s.now {
 		if w != nil {
 			things = append(things, w.name)
@@ -79,7 +85,15 @@ func (f *Fleet) names(in [2]*container, s *Slot) []string {
 func (s *Slot) fill(in [2]*container) error {
 	for i, c := range in {
 		if w := s.now[i]; w != nil && w.container == c {
-			continue
+			idle, err := s.fleet.idle(w)
+			if err != nil {
+				s.now[i] = nil
+				return err
+			}
+			if idle {
+				continue
+			}
+			s.now[i] = nil
 		}
 		if s.now[i] != nil {
 			return fmt.Errorf("a client of %s stays for a life in %s", s.now[i].container.Name, c.Name)
@@ -91,6 +105,21 @@ func (s *Slot) fill(in [2]*container) error {
 		s.now[i] = w
 	}
 	return nil
+}
+
+// idle reports whether a client that stays is still there. A client that was killed after its part
+// of the last life, while the other client still had to detach, needs a successor; nothing else
+// ends a client between two lives.
+func (f *Fleet) idle(w *worker) (bool, error) {
+	select {
+	case <-w.ended:
+	default:
+		return true, nil // a death from now on is of the life that begins
+	}
+	if w.wasKilled() && f.explained(time.Time{}, []string{w.name}) {
+		return false, nil
+	}
+	return false, fmt.Errorf("%s ended between two lives (%v): %s", w.name, w.err, &w.stderr)
 }
 
 // meet attaches and connects the clients.

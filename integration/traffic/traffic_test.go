@@ -3,11 +3,14 @@ package traffic
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -126,6 +129,83 @@ func TestFleetDeathExplainsError(t *testing.T) {
 	f.failed(died(wire.StatusPeerContainerDied), time.Now().Add(time.Hour), []string{"a"})
 	if r := f.Report(); len(r.Problems) > 0 || r.Kills["container"] != 1 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// A port that was down explains that containers were not reached by its NIC, and nothing else.
+func TestFleetDownPortExplainsUnreachable(t *testing.T) {
+	unreachable := &failure{status: wire.StatusUnreachable, text: "client 1: connect: no port is active"}
+	for _, c := range []struct {
+		name    string
+		err     error
+		route   string
+		flapped string
+		ended   time.Duration // of the flap, after the begin of the life; 0 for not yet
+		problem bool
+	}{
+		{"staged, still down", unreachable, launch.RouteStaged, "nic0", 0, false},
+		{"staged, by the NIC of the other side", unreachable, launch.RouteStaged, "nic1", time.Second, false},
+		{"staged, another NIC", unreachable, launch.RouteStaged, "nic2", 0, true},
+		{"direct", unreachable, launch.RouteDirect, "nic0", 0, true},
+		{"staged, before the life", unreachable, launch.RouteStaged, "nic0", -time.Second, true},
+		{"staged, no NIC", unreachable, launch.RouteStaged, "", 0, true},
+		{"staged, a connection that failed", &failure{status: wire.StatusPeerRelayDied, text: "client 1: send"},
+			launch.RouteStaged, "nic0", 0, true},
+	} {
+		f := &Fleet{report: Report{Explained: map[string]int{}}}
+		begin := time.Now()
+		if c.flapped != "" {
+			flap := &death{what: c.flapped, from: begin}
+			if c.ended != 0 {
+				flap.to = begin.Add(c.ended)
+			}
+			f.flaps = append(f.flaps, flap)
+		}
+		in := [2]*container{
+			{Name: "a", Route: c.route, nics: []string{"nic0"}}, {Name: "b", Route: c.route, nics: []string{"nic1"}},
+		}
+		f.failed(c.err, begin, f.names(in, &Slot{}))
+		if r := f.Report(); (len(r.Problems) > 0) != c.problem || c.problem == (r.Explained["a port was down"] > 0) {
+			t.Errorf("%s: problems %v, explained %v", c.name, r.Problems, r.Explained)
+		}
+	}
+}
+
+// A client that is killed while it waits for the next life gets a successor; one that ends by itself is a
+// problem.
+func TestFleetClientKilledBetweenLives(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		command  []string
+		kill     bool // by the fleet
+		idle     bool
+		problems bool
+	}{
+		{"it waits", []string{"sleep", "86400"}, false, true, false},
+		{"it was killed", []string{"sleep", "86400"}, true, false, false},
+		{"it ended by itself", []string{"false"}, false, false, true},
+		{"somebody else killed it", []string{"sh", "-c", "kill -9 $$"}, false, false, true},
+	} {
+		f := &Fleet{victims: map[*victim]bool{}, report: Report{Kills: map[string]int{}}}
+		in := &container{Name: "a"}
+		read := func(out io.Reader) { _, _ = io.Copy(io.Discard, out) }
+		v, err := f.begin("client 1", in, exec.Command(c.command[0], c.command[1:]...), read)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case c.kill:
+			f.KillClient(func(int) int { return 0 })
+		case !c.idle:
+			<-v.ended
+		}
+		idle, err := f.idle(&worker{victim: v, container: in})
+		if idle != c.idle || (err != nil) != c.problems {
+			t.Errorf("%s: idle %v, %v", c.name, idle, err)
+		}
+		if c.idle {
+			f.KillClient(func(int) int { return 0 })
+		}
 	}
 }
 

@@ -47,17 +47,18 @@ type Set struct {
 	*plumbing
 
 	// Settled is that both sides know whether data goes this way, and err why it does not.
-	settled bool
-	err     error
-	waiting []func(error)
-	using   bool // the one who dialed has said so
-	next    bool // the other side opens a channel whose data goes this way
-	asking  bool // the dialing side is asked for queue pairs
-	ready   bool // and the other side has said meanwhile that it can be written to
-	begun   bool // bringing up
-	joined  bool // the other side has said how it is connected
-	working bool // a goroutine has the plumbing
-	timer   *time.Timer
+	settled   bool
+	settledAt time.Time
+	err       error
+	waiting   []func(error)
+	using     bool // the one who dialed has said so
+	next      bool // the other side opens a channel whose data goes this way
+	asking    bool // the dialing side is asked for queue pairs
+	ready     bool // and the other side has said meanwhile that it can be written to
+	begun     bool // bringing up
+	joined    bool // the other side has said how it is connected
+	working   bool // a goroutine has the plumbing
+	timer     *time.Timer
 	// bringing lasts until it is settled.
 	bringing context.Context
 	brought  context.CancelFunc
@@ -274,6 +275,15 @@ func (s *Set) Settle(f func(error)) {
 // Using reports whether data can go this way.
 func (s *Set) Using() bool { return s.used && s.gone == nil && !s.over }
 
+// UnusedSince says since when data cannot go this way; the zero time of a Set by which it can, or whose
+// way is not known yet.
+func (s *Set) UnusedSince() time.Time {
+	if s.err == nil {
+		return time.Time{}
+	}
+	return s.settledAt
+}
+
 // Way says by which NICs, or why not; empty while that is not known.
 func (s *Set) Way() string {
 	switch {
@@ -307,7 +317,7 @@ func (s *Set) settle(err error) {
 	if s.settled {
 		return
 	}
-	s.settled, s.err = true, err
+	s.settled, s.settledAt, s.err = true, time.Now(), err
 	s.timerStop()
 	waiting := s.waiting
 	s.waiting = nil
