@@ -3,7 +3,6 @@ package device
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"time"
 	"unsafe"
@@ -20,16 +19,10 @@ const hugePage = 2 << 20
 const collapseTime = 300 * time.Millisecond
 
 // CreateHuge is CreateHost in huge pages, of which the kernel pins, for a send or a NIC, one in place of
-// 512. It takes pages that the administrator has reserved (vm.nr_hugepages), if enough are free, else
-// has the kernel gather its small pages (MADV_HUGEPAGE, MADV_COLLAPSE), and keeps the small pages that
-// are left. Pages reports the result. Memory of reserved pages is refused by CheckHost: no other
-// process can map it as its peer's.
+// 512. It has the kernel gather its small pages (MADV_HUGEPAGE, MADV_COLLAPSE), and keeps the small pages
+// that are left. Pages reports the result. Pages that the administrator has reserved (vm.nr_hugepages) are
+// for other programs.
 func CreateHuge(name string, bytes uint64) (*Memory, error) {
-	if bytes >= hugePage && bytes%hugePage == 0 && bytes <= math.MaxInt {
-		if m, err := createReserved(name, bytes); err == nil {
-			return m, nil
-		}
-	}
 	m, err := CreateHost(name, bytes)
 	if err != nil {
 		return nil, err
@@ -38,29 +31,6 @@ func CreateHuge(name string, bytes uint64) (*Memory, error) {
 		return nil, errors.Join(err, m.Close())
 	}
 	m.pages = m.collapse()
-	return m, nil
-}
-
-// createReserved makes host memory of pages of the pool vm.nr_hugepages.
-func createReserved(name string, bytes uint64) (*Memory, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
-	if err != nil {
-		return nil, os.NewSyscallError("memfd_create", err)
-	}
-	m := &Memory{Bytes: bytes, fd: fd, made: true, pages: "reserved huge pages (MAP_HUGETLB)"}
-	if err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, int64(bytes))); err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, hostSeals|unix.F_SEAL_SEAL)
-		err = os.NewSyscallError("F_ADD_SEALS", err)
-	}
-	if err == nil {
-		err = m.Populate()
-	}
-	if err == nil {
-		err = m.mapHost()
-	}
-	if err != nil {
-		return nil, errors.Join(err, unix.Close(fd))
-	}
 	return m, nil
 }
 
