@@ -67,7 +67,7 @@ type redialing struct {
 	carries  bool   // a write has ended well since they were connected
 	epoch    uint32 // how often the queue pairs were given up
 	redials  int    // how often others came in their place
-	doomed   bool   // to fall when the goroutine is done that has the plumbing
+	mustFail bool   // when the goroutine that uses the queue pairs ends
 
 	fellHere, fellThere bool
 	drained             bool // all that has arrived was heard of
@@ -87,7 +87,7 @@ type redialing struct {
 }
 
 // falling reports whether the queue pairs are given up, and no others begun.
-func (s *Set) falling() bool { return s.doomed || s.phase >= failing }
+func (s *Set) falling() bool { return s.mustFail || s.phase >= failing }
 
 // fault gives the queue pairs up, after what happened to one of them or to a port, for both
 // sides to make others.
@@ -168,7 +168,7 @@ func (s *Set) fallFor(why string) {
 	}
 	s.limit(left)
 	if s.working {
-		s.doomed = true
+		s.mustFail = true
 		s.brought()
 		return
 	}
@@ -252,7 +252,7 @@ func (s *Set) beside(what, then func()) {
 
 // tear takes the queue pairs down: fallen or, at the Set's end, buried follows.
 func (s *Set) tear() {
-	s.phase, s.doomed, s.using = failing, false, false
+	s.phase, s.mustFail, s.using = failing, false, false
 	s.asking, s.ready, s.parting = false, false, false
 	pairs, queues := s.pairs, s.queues
 	if s.used && s.gone == nil { // what has arrived is still flushed

@@ -253,7 +253,7 @@ func (s *Set) work(what func() error, next func()) {
 
 func (s *Set) worked(err error, next func()) {
 	switch {
-	case s.gone != nil || s.doomed || s.settled && !s.used: // or too late
+	case s.gone != nil || s.mustFail || s.settled && !s.used: // or too late
 		s.tear()
 	case err != nil:
 		s.refuse(err)
