@@ -134,7 +134,6 @@ func TestPolicyTransitionsToRelayDomain(t *testing.T) {
 		"peerlane_runtime_t:dir peerlane_socket_t;",
 		"peerlane_runtime_t:dir peerlane_runtime_t sockets;",
 		"peerlane_runtime_t:dir peerlane_runtime_t peers;",
-		"peerlane_runtime_t:dir peerlane_runtime_t nics;",
 		"peerlane_var_lib_t:dir peerlane_anchor_t anchor;",
 	} {
 		if !strings.Contains(dirs, "type_transition "+engine+" "+rule) {
