@@ -116,6 +116,7 @@ func TestStatesOfNoContainer(t *testing.T) {
 			&fs.PathError{Op: "open", Path: "/config.json", Err: unix.ENOENT}},
 		"this very process": {State{ID: "c", Status: "creating", PID: self, Bundle: "BUNDLE"},
 			ErrHostNamespace},
+		// In a PID namespace, process 2 is another process or none: the cause varies.
 		"a kernel's thread":      {State{ID: "c", Status: "creating", PID: 2, Bundle: "BUNDLE"}, nil},
 		"an ended process":       {State{ID: "c", Status: "creating", PID: ended, Bundle: "BUNDLE"}, process.ErrEnded},
 		"a number of no process": {State{ID: "c", Status: "creating", PID: 1<<32 + self, Bundle: "BUNDLE"}, process.ErrEnded},

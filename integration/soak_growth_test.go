@@ -45,9 +45,10 @@ var slacks = map[string]float64{
 	"processes":   0,
 }
 
-// perPeer are the resources that connections with a further relay take. Relays keep connections that no
-// client uses for up to a minute (relay.idleTimeout), so that samples differ by them, and two relays
-// that connect to each other at once have two. What connections took that have ended remains a growth.
+// perPeer lists the resources of a set of connections with another relay. A relay keeps an unused set for
+// up to a minute (relay.idleTimeout), and two relays that dial each other at the same time have two sets.
+// So a sample subtracts the resources of the sets that exist. A resource that an ended set did not return
+// is not subtracted, and the test reports it as growth.
 var perPeer = []string{"descriptors", "threads", "mappings", "memory"}
 
 // learn measures perPeer: the relay of a container connects with another one.

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -309,20 +307,11 @@ func (s *said) count(words string) (n int) {
 	return n
 }
 
-// listenToLog has the log's warnings, which the tests do not print.
+// listenToLog returns the log's warnings, which the tests do not print.
 func listenToLog(t *testing.T) *said {
 	t.Helper()
 	s := &said{}
-	level := logrus.GetLevel()
-	logrus.SetLevel(logrus.WarnLevel)
-	logrus.SetOutput(io.Discard)
-	before := logrus.StandardLogger().ReplaceHooks(logrus.LevelHooks{})
-	logrus.AddHook(s)
-	t.Cleanup(func() {
-		logrus.StandardLogger().ReplaceHooks(before)
-		logrus.SetOutput(os.Stderr)
-		logrus.SetLevel(level)
-	})
+	testutil.HookLog(t, logrus.WarnLevel, s)
 	return s
 }
 

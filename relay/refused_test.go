@@ -2,7 +2,6 @@ package relay
 
 import (
 	"io"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +18,7 @@ func TestPeerClosedAfterHandshakeIsNotWarnedAbout(t *testing.T) {
 	f := newFleet(t, 2, 1)
 	handle := f.listen(t, 1, nil)
 	logged := make(levels, 100)
-	logged.listen(t)
+	testutil.HookLog(t, logrus.DebugLevel, logged)
 	at := f.relays[1].hosts.rails.listening[0].endpoint
 	s, err := f.relays[0].hosts.local.Dial(t.Context(), network.Target{Host: handle.Host, Token: handle.Token}, at.Dials(f.relays[0].hosts.rails.addresses))
 	if err != nil {
@@ -56,18 +55,4 @@ func (l levels) Fire(e *logrus.Entry) error {
 		l <- e.Level
 	}
 	return nil
-}
-
-// listen collects log entries of every level, which the tests do not print.
-func (l levels) listen(t *testing.T) {
-	level := logrus.GetLevel()
-	logrus.SetLevel(logrus.DebugLevel)
-	logrus.SetOutput(io.Discard)
-	before := logrus.StandardLogger().ReplaceHooks(logrus.LevelHooks{})
-	logrus.AddHook(l)
-	t.Cleanup(func() {
-		logrus.StandardLogger().ReplaceHooks(before)
-		logrus.SetOutput(os.Stderr)
-		logrus.SetLevel(level)
-	})
 }

@@ -155,6 +155,8 @@ func verify(results []result, now time.Time) error {
 		switch {
 		case i < 0:
 			wrong = append(wrong, c.Name+" never ran")
+		case strings.HasSuffix(results[i].Commit, "-dirty"):
+			wrong = append(wrong, c.Name+" ran on a changed tree on "+results[i].Date.Format(time.DateOnly))
 		case !results[i].Passed:
 			wrong = append(wrong, c.Name+" failed on "+results[i].Date.Format(time.DateOnly))
 		case now.Sub(results[i].Date) > maxAge:

@@ -22,8 +22,10 @@ func TestVerifyNamesMissingFailedAndOldResults(t *testing.T) {
 	}
 	results[0].Passed = false
 	results[1].Date = now.Add(-maxAge - time.Hour)
+	results[2].Commit = "12eb4a3e-dirty"
 	err := verify(results[:len(results)-1], now)
 	want := &missingError{[]string{cases[0].Name + " failed on 2026-11-16", cases[1].Name + " last ran on 2026-11-15",
+		cases[2].Name + " ran on a changed tree on 2026-11-16",
 		cases[len(cases)-1].Name + " never ran"}}
 	if !testutil.HasError(err, want) {
 		t.Errorf("the error is %v, want %v", err, want)

@@ -24,7 +24,7 @@ func (h *Host) softwareDir() string { return filepath.Join(h.Root, "rdma") }
 
 // EnginePID returns the process that moves the bytes of software devices; 0 before StartNICs.
 func (h *Host) EnginePID() int {
-	if h.engine == nil {
+	if h.engine == nil || len(h.engine.started) == 0 {
 		return 0
 	}
 	return h.engine.started[0].Process.Pid

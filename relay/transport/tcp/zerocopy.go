@@ -12,6 +12,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 )
 
@@ -383,10 +384,20 @@ func disconnect(fd int) {
 // drainTime is the longest pause between two looks at the error queue.
 const drainTime = 20 * time.Millisecond
 
+// drainPatience is the wait from which drain logs.
+const drainPatience = time.Second
+
 // drain returns when the kernel has released all pages, after Close and after the last send. A
 // packet that a NIC has already taken delays it.
+// It has no limit, because the kernel would send what the pages' next user writes; it logs a long wait.
 func (z *zerocopyConn) drain() {
+	begun, logged := time.Now(), false
 	for pause := time.Millisecond; z.open.Load() > 0; pause = min(2*pause, drainTime) {
+		if !logged && time.Since(begun) > drainPatience {
+			logged = true
+			logrus.Warnf("the kernel still has pages of %d sends of the ended connection %s to %s; their memory stays in use until it returns them",
+				z.open.Load(), z.LocalAddr(), z.RemoteAddr())
+		}
 		if err := z.raw.Control(func(fd uintptr) {
 			z.takeNotifications(int(fd))
 			disconnect(int(fd))
