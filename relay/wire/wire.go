@@ -41,7 +41,7 @@ func (s Status) String() string {
 type Error struct {
 	Status Status
 	Reason string
-	cause  error // the error that %w of Errorf wrapped; nil for nothing
+	cause  error // wraps the errors of %w of Errorf; nil without %w
 }
 
 func (e *Error) Error() string {
@@ -63,14 +63,19 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// Unwrap returns the error that [Errorf] has wrapped.
+// Unwrap returns the error that wraps the errors of %w of [Errorf], or nil.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Errorf makes an Error. Errorf wraps the error of %w, as fmt.Errorf does; the wrapped error is not
-// sent.
+// Errorf makes an Error. Errorf wraps the errors of %w, as fmt.Errorf does; another process gets
+// only the status and the text.
 func Errorf(s Status, format string, arguments ...any) *Error {
 	err := fmt.Errorf(format, arguments...)
-	return &Error{Status: s, Reason: err.Error(), cause: errors.Unwrap(err)}
+	e := &Error{Status: s, Reason: err.Error()}
+	switch err.(type) {
+	case interface{ Unwrap() error }, interface{ Unwrap() []error }:
+		e.cause = err
+	}
+	return e
 }
 
 // StatusOf finds the status in err: StatusOK for nil, StatusInternal for an
