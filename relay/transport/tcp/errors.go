@@ -31,6 +31,9 @@ func (e *PeerError) Error() string {
 	return text
 }
 
+// ErrorObject returns the other relay, as the object of an error of package wire.
+func (e *PeerError) ErrorObject() string { return e.Peer }
+
 // Unwrap returns the cause.
 func (e *PeerError) Unwrap() error { return e.Cause }
 
