@@ -186,7 +186,7 @@ func TestFailureWithALongReasonMatchesItsCode(t *testing.T) {
 func TestFailureCarriesTheObjectBehindTheText(t *testing.T) {
 	long := strings.Repeat("ö", 100)
 	for _, c := range []struct {
-		err    error
+		err    *Error
 		object string
 	}{
 		{Errorf(StatusLimit, "a limit").On("relay.limits.clients"), "relay.limits.clients"},
@@ -201,7 +201,7 @@ func TestFailureCarriesTheObjectBehindTheText(t *testing.T) {
 		if !errors.As(m.Err(), &got) || got.Object != c.object || got.Status != StatusOf(c.err) {
 			t.Errorf("%.40v: the object is %q, want %q", c.err, got.Object, c.object)
 		}
-		if text, _, _ := strings.Cut(c.err.Error(), "\x00"); !strings.HasPrefix(text, Text(m.Reason[:])) {
+		if text, _, _ := strings.Cut(c.err.Reason, "\x00"); !strings.HasPrefix(text, Text(m.Reason[:])) {
 			t.Errorf("the text is %q, want the beginning of %.40q", Text(m.Reason[:]), text)
 		}
 		if last := m.Reason[len(m.Reason)-1]; last != 0 {

@@ -193,7 +193,8 @@ func TestTruncatedFramesDeliverNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.Close()
-			if err := e.died(); !strings.Contains(err.Error(), "closed") {
+			var of *PeerError
+			if err := e.died(); !errors.As(err, &of) || of.Event != "closed its connection" {
 				t.Errorf("after %d bytes: %v", n, err)
 			}
 			receive(t, ended, "the end of the grants")
