@@ -4,10 +4,11 @@ import (
 	"context"
 	"io"
 	"net"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // timedSocket counts the deadlines of a TCP connection.
@@ -74,7 +75,7 @@ func TestSilentSocketEndsPeerAfterSilence(t *testing.T) {
 	if took := time.Since(last); took < config.silence()-config.Heartbeat/10 {
 		t.Errorf("dead %v after the last heartbeat, want %v", took, config.silence())
 	}
-	if !strings.Contains(err.Error(), "said nothing") {
+	if wire.StatusOf(err) != wire.StatusPeerRelayDied {
 		t.Error(err)
 	}
 }
