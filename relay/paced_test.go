@@ -61,12 +61,12 @@ func postedBy(t *testing.T, rdma softdevice.Host) map[string]uint64 {
 // Two NICs with rates of 3 to 1 carry a lane's bytes by the weights of the plan, at most at their
 // rates, and after the failure of a NIC the remaining NIC carries the whole.
 //
-// It also runs on four real GPUs, with PEERLANE_TEST_CUDA=driver: NICs of 37.5 and 12.5 GB/s.
+// It also runs on four real GPUs, with PEERLANE_TEST_CUDA=driver: NICs of 7.5 and 2.5 GB/s.
 func TestPacedNICsShareByWeights(t *testing.T) {
 	needGPUs(t, 4)
 	rate, messages, n := 20e6, 48, uint64(1<<20) // bytes a second of the slower NIC
 	if realGPUs {
-		rate, messages, n = 12.5e9, 1024, 8<<20
+		rate, messages, n = 2.5e9, 1024, 8<<20
 	}
 	p := &byRDMA{lane: func(l launch.Lane) launch.Lane {
 		for i, weight := range []int{3, 1} {
