@@ -45,6 +45,7 @@ type Config struct {
 	// zerocopy selects the data streams' sends that use MSG_ZEROCOPY; both are for tests.
 	zerocopy       zerocopyUse
 	zerocopyFaults zerocopyFaults
+	pulse          *pulse // of all Peers of Peers; nil for one of its own
 	// Alone gives each message a write of its own, to measure what it is worth that they
 	// go together.
 	Alone bool
@@ -209,6 +210,10 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 			f()
 		}()
 	}
+	if p.config.pulse == nil {
+		p.config.pulse = newPulse(p.config.Heartbeat)
+	}
+	p.config.pulse.add(p)
 	begin(&p.users, p.readControl)
 	begin(&p.users, p.writeControl)
 	for _, c := range p.data {
@@ -260,6 +265,7 @@ func (p *Peer) fail(why error, tell bool) {
 			p.parted = appendFrame(nil, 0, frameGoodbye, wire.Encode(wire.NewFailure(why), 0))
 		}
 		close(p.dying)
+		p.config.pulse.remove(p)
 		// Whoever sets a deadline looks whether it is dying after that, so that none
 		// outlasts these.
 		_ = p.control.SetDeadline(time.Now().Add(p.farewell()))
