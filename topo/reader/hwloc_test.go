@@ -412,7 +412,8 @@ func TestHwlocMalformedFileErrorNamesPlace(t *testing.T) {
 		"a huge set":   {machineXML(`<object type="Group" nodeset="`+strings.Repeat("0x1,", 600)+`0x1"/>`, "", "", ""), at(7, 98)},
 		"a name twice": {machineXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "a", "")+
 			hwlocOSDev("3", "a", "")), "", "", ""), &nameError{"a", "0000:01:00.0", "0000:01:00.0"}},
-		"a nameless device":  {machineXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "", "")), "", "", ""), &nameError{first: "0000:01:00.0"}},
+		"a nameless device": {machineXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "", "")), "", "", ""),
+			&nameError{first: "0000:01:00.0"}},
 		"a tree without end": {`<topology version="2.0">` + strings.Repeat(`<object type="Group">`, maxHwlocDepth), at(1, 6304)},
 		"an entity":          {`<!DOCTYPE topology [<!ENTITY a "aaaa">]><topology version="2.0"><info name="&a;"/></topology>`, at(1, 80)},
 		"many devices":       {`<topology version="2.0">` + manyGPUs(maxHwlocDevices+1) + `</topology>`, &countError{items: "GPUs and NICs", max: maxHwlocDevices, countless: true}},

@@ -221,7 +221,8 @@ func TestSMIMatrixAboveLimitFails(t *testing.T) {
 	for i := range maxSMIDevices + 1 {
 		fmt.Fprintf(&header, "\tGPU%d", i)
 	}
-	if _, err := SMI([]byte(header.String()), "x"); !testutil.HasError(err, &countError{items: "columns", max: maxSMIDevices, countless: true}) {
+	_, err := SMI([]byte(header.String()), "x")
+	if !testutil.HasError(err, &countError{items: "columns", max: maxSMIDevices, countless: true}) {
 		t.Errorf("%d columns: %v", maxSMIDevices+1, err)
 	}
 	if _, err := SMI(make([]byte, textfile.MaxInput+1), "x"); !errors.Is(err, textfile.ErrTooLarge) {
