@@ -35,7 +35,7 @@ func TestLibraryNeedsLibcOnly(t *testing.T) {
 			t.Errorf("it needs %s", n)
 		}
 	}
-	// Before glibc 2.34 they are not in libc.
+	// Before glibc 2.34 the functions are not in libc.
 	for _, n := range []string{"libpthread.so.0", "libdl.so.2"} {
 		if !slices.Contains(needed, n) {
 			t.Errorf("it does not name %s", n)
@@ -151,7 +151,7 @@ func TestLibraryBuiltTwiceIsIdentical(t *testing.T) {
 	}
 }
 
-// As a package would have it: pkg-config finds the library, and its flags build a program.
+// As a package would have it: pkg-config finds the library and the flags to build a program.
 func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	pkgConfig, err := exec.LookPath("pkg-config")
 	programs.MustHave(t, err)
@@ -190,7 +190,7 @@ func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	}
 }
 
-// The header compiles in C++, too, and needs no header before it.
+// The header compiles in C++, too, and needs no header before.
 func TestHeaderAloneCompilesInCAndCPlusPlus(t *testing.T) {
 	dir := library(t)
 	for _, c := range [][]string{{"cc", "-std=c99", "-x", "c"}, {"c++", "-std=c++11", "-x", "c++"}} {
