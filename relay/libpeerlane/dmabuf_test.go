@@ -60,12 +60,18 @@ func TestExportedMemoryProvidesDMABuf(t *testing.T) {
 			}
 			continue
 		}
-		whys := []string{"", "without gpuDirectRDMACapable", "cuMemGetHandleForAddressRange: CUDA_ERROR_INVALID_VALUE", "by its descriptor"} // a DMA-BUF of the simulator is of a single allocation
+		whys := []string{
+			"",
+			"without gpuDirectRDMACapable",
+			"cuMemGetHandleForAddressRange: CUDA_ERROR_INVALID_VALUE",
+			"by its descriptor",
+		} // a DMA-BUF of the simulator is of a single allocation
 		if len(lent) != len(whys) {
 			t.Fatalf("it lends %+v", lent)
 		}
 		for i, is := range lent {
-			if is.memory != uint32(i)+1 || (is.bytes >= 2<<20) != (i == 0) || !strings.Contains(is.why, whys[i]) || (is.why == "") != (i == 0) {
+			if is.memory != uint32(i)+1 || (is.bytes >= 2<<20) != (i == 0) || !strings.Contains(is.why, whys[i]) ||
+				(is.why == "") != (i == 0) {
 				t.Errorf("of memory %d it lends %+v, where %q was to be said", i+1, is, whys[i])
 			}
 		}

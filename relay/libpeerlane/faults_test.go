@@ -95,7 +95,16 @@ func fault(t *testing.T, path, socket, call string, after int, errno unix.Errno)
 		t.Errorf("%s: the next session fails: %s", name, told[2])
 	}
 	if next.files > before.files || next.maps > before.maps || with.files > before.files || with.maps > before.maps {
-		t.Errorf("%s: it leaks: descriptors %d, %d, %d and mappings %d, %d, %d", name, before.files, with.files, next.files, before.maps, with.maps, next.maps)
+		t.Errorf(
+			"%s: it leaks: descriptors %d, %d, %d and mappings %d, %d, %d",
+			name,
+			before.files,
+			with.files,
+			next.files,
+			before.maps,
+			with.maps,
+			next.maps,
+		)
 	}
 	return with.struck != 0
 }

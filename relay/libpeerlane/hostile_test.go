@@ -132,7 +132,8 @@ func (p *process) calls(want ...call) {
 		line := p.line()
 		name, rest, _ := strings.Cut(line, " ")
 		number, sentence, _ := strings.Cut(rest, " ")
-		if status, _ := strconv.Atoi(number); name != c.name || wire.Status(status) != c.status || !strings.Contains(sentence, c.words) {
+		if status, _ := strconv.Atoi(number); name != c.name || wire.Status(status) != c.status ||
+			!strings.Contains(sentence, c.words) {
 			p.Errorf("the program says %q, not %s %d %q", line, c.name, c.status, c.words)
 		}
 	}
@@ -519,7 +520,11 @@ func TestBrokenCompletionRingEndsSession(t *testing.T) {
 	}
 }
 
-var allBroken = []call{{"wait", wire.StatusBadRing, "the relay's ring is broken"}, {"poll", wire.StatusBadRing, "broken"}, {"send", wire.StatusBadRing, "broken"}}
+var allBroken = []call{
+	{"wait", wire.StatusBadRing, "the relay's ring is broken"},
+	{"poll", wire.StatusBadRing, "broken"},
+	{"send", wire.StatusBadRing, "broken"},
+}
 
 func broken(c wire.Completion) struct {
 	mode  string
