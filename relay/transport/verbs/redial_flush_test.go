@@ -163,3 +163,35 @@ func TestFirstWritesThatFailAnew(t *testing.T) {
 	}
 	s.mustEnd(t)
 }
+
+// Writes that arrive while flushes of their region are under way share the next one: each flush costs
+// the NIC, and the relay, a request and a completion.
+func TestArrivalsOfARegionShareFlushes(t *testing.T) {
+	s := newFlushedStream(t)
+	if err := s.rdma.Script("send delay=2 device=b0", "send delay=2 device=b1"); err != nil { // flushes alone
+		t.Fatal(err)
+	}
+	s.begin()
+	s.mustEnd(t)
+	calls, err := s.rdma.Calls("ibv_post_send")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const writeImmediate, read = 1, 4
+	base := placeOf(s.to.At(0))
+	writes, flushes := 0, 0
+	for _, c := range calls {
+		if remote := number(t, c, "remote"); remote < base || remote >= base+s.to.Bytes {
+			continue
+		}
+		switch number(t, c, "op") {
+		case writeImmediate:
+			writes++
+		case read:
+			flushes++
+		}
+	}
+	if flushes == 0 || flushes > writes/4 {
+		t.Errorf("%d flushes of %d writes, want at most a quarter", flushes, writes)
+	}
+}
