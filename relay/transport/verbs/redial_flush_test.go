@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
@@ -194,4 +195,37 @@ func TestArrivalsOfARegionShareFlushes(t *testing.T) {
 	if flushes == 0 || flushes > writes/4 {
 		t.Errorf("%d flushes of %d writes, want at most a quarter", flushes, writes)
 	}
+}
+
+// A NIC that is lost can make no flush that is kept for it: the Peer ends at once, and not after all
+// tries to connect anew.
+func TestLostNICWithKeptFlushesEndsPeer(t *testing.T) {
+	w := connected(t, func(_ string, c *Config) {
+		c.Redial = time.Hour
+		c.Flush, c.Stages = func(*device.Memory) bool { return true }, func() bool { return true }
+	})
+	s := newStreamInto(w, func(m *device.Memory) {
+		f := w.b.fabric
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.registration(purpose{m, true}).flush = true
+	})
+	if err := s.rdma.Script("send status=12 device=b0"); err != nil { // which sends nothing but its flushes
+		t.Fatal(err)
+	}
+	s.begin()
+	s.b.until("flushes that are kept", func(s *Set) bool { return len(s.kept) > 0 })
+	s.b.loop.Call(func() {
+		for _, k := range s.b.set.kept {
+			if !k.nic.dead.Load() {
+				s.b.fabric.died(k.nic, "a test's word")
+			}
+		}
+	})
+	for range streamWrites {
+		if err := receive(t, s.done, "a write's end"); err != nil {
+			return
+		}
+	}
+	t.Error("every write has succeeded")
 }
