@@ -136,9 +136,11 @@ type container struct {
 type allocation struct {
 	fd   int
 	view []byte // of memory that no session uses: like modelEmpty
-	used *attached
-	mine bool // of the session alone: staging memory, or the host's
-	host bool
+	// window is in place of view on real GPUs.
+	window *window
+	used   *attached
+	mine   bool // of the session alone: staging memory, or the host's
+	host   bool
 }
 
 func (h *host) container(name, route string, client, server int, nic string) *container {

@@ -102,7 +102,7 @@ func (c *Channel) Expect() {
 	time.AfterFunc(p.config.Leaving, func() {
 		p.loop.Do(func() {
 			if !c.deserted {
-				p.silent(p.control, p.config.Leaving, "it has not left a connection that was closed")
+				p.silent(p.control, p.config.Leaving, errNotLeft)
 			}
 		})
 	})
@@ -208,6 +208,7 @@ func (p *Peer) goodbye(payload []byte) error {
 		return refused("a goodbye with a %T", m)
 	}
 	why := failure.Err()
-	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s ended its connections (%s): %v", p.config.Name, p.config.Route(p.control), why), false)
+	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name, Event: "ended its connections",
+		Route: p.config.Route(p.control), Cause: why}), false)
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -106,7 +107,8 @@ const maxTurns = 2
 func (p *Peer) utter(data []byte, frames uint64) {
 	o := &p.outbox
 	if !o.put(data, frames, p.config.Waiting) {
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s leaves more than %d bytes of messages unread", p.config.Name, p.config.Waiting), true)
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name, Event: "is too slow",
+			Route: p.config.Route(p.control), Cause: fmt.Errorf("%w, more than %d bytes", errUnread, p.config.Waiting)}), true)
 		return
 	}
 	if p.bare == nil {
@@ -255,7 +257,7 @@ func (p *Peer) look() {
 	}
 	p.still++
 	if limit := patience * p.config.Dead; time.Duration(p.still)*p.config.Heartbeat > limit && p.excused() == 0 {
-		p.silent(p.control, limit, "it has acknowledged no write")
+		p.silent(p.control, limit, errUnacknowledged)
 	}
 }
 
@@ -328,7 +330,7 @@ func (p *Peer) sendBy(c net.Conn, step func() (int64, error)) (sent int64, all b
 			p.failed(c, "sending", err)
 			return sent, false
 		case n == 0 && p.excused() == 0:
-			p.silent(c, p.config.silence(), "it has taken nothing")
+			p.silent(c, p.config.silence(), errTookNothing)
 			return sent, false
 		}
 	}
@@ -668,7 +670,7 @@ func (p *Peer) readControl() {
 			if limit = p.excused(); limit > 0 {
 				continue
 			}
-			p.silent(p.control, p.config.silence(), "it has said nothing")
+			p.silent(p.control, p.config.silence(), errSaidNothing)
 		case err != nil:
 			p.failed(p.control, "receiving", err)
 		}
