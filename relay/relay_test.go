@@ -1130,6 +1130,8 @@ func play(role string) int {
 		err = playWatchedClient()
 	case "receiver":
 		err = playReceiver()
+	case "engine":
+		err = playEngine()
 	case "flooder":
 		err = playFlooder()
 	default:

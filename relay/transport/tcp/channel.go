@@ -63,6 +63,14 @@ func (c *Channel) Send(m wire.Message, sequence uint32, fds ...int) {
 	c.peer.sendFrame(c.number, frameMessage, wire.Encode(m, sequence))
 }
 
+// SendLater is Send for a message that the other relay does not wait for: it goes with the next one, or
+// after 20 µs.
+func (c *Channel) SendLater(m wire.Message, sequence uint32) {
+	if !c.localClosed && !c.closed {
+		c.peer.sayLater(c.number, frameMessage, wire.Encode(m, sequence))
+	}
+}
+
 // Leave ends the channel after what was sent, and written. Nothing is received any more;
 // what is granted can be written until the other side leaves as well.
 func (c *Channel) Leave() {

@@ -676,3 +676,36 @@ func TestChannelLeftWithinWriteLandsAll(t *testing.T) {
 		})
 	}
 }
+
+// A message that is sent later goes out in one write with the next message, and alone if there is none.
+func TestSendLaterJoinsNextMessage(t *testing.T) {
+	got := make(chan uint64, 10)
+	dialed, accepted := greeted(t, loopback, 1, 0)
+	a := newSide(t, dialed, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
+	newSide(t, accepted, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour, Accept: func(c *Channel, _ wire.Message, _ uint32) {
+		c.Handle(func(m wire.Message, _ uint32, _ []int) { got <- m.(*wire.PeerWritten).Grant }, func(error) {})
+	}})
+	c := a.open(&wire.Done{}, ignore, func(error) {})
+	testutil.Until(t, "the first message", func() bool { return a.peer.Figures().Batches == 1 })
+	a.loop.Call(func() {
+		p := a.peer
+		c.SendLater(&wire.PeerWritten{Grant: 1}, 0)
+		p.since = p.loop.Now() // the iteration has just begun
+		if p.pollSent() {
+			t.Error("the first message goes out alone")
+		}
+		c.Send(&wire.PeerWritten{Grant: 2}, 0)
+		if !p.pollSent() {
+			t.Error("nothing goes out with the second message")
+		}
+		c.SendLater(&wire.PeerWritten{Grant: 3}, 0)
+	})
+	for i := range uint64(3) {
+		if n := receive(t, got, "a message"); n != i+1 {
+			t.Fatalf("message %d is %d", i+1, n)
+		}
+	}
+	if f := a.peer.Figures(); f.Messages != 4 || f.Batches != 3 {
+		t.Errorf("%d messages in %d writes, want 4 in 3", f.Messages, f.Batches)
+	}
+}
