@@ -343,7 +343,7 @@ func TestPluginDeathOfPeerIsRemoteDisconnect(t *testing.T) {
 		if kills > 3 {
 			victim = random.IntN(3)
 		}
-		slowest = max(slowest, killOne(t, newRun(t, "kill"), lanes, victim, time.Duration(random.IntN(50))*time.Millisecond))
+		slowest = max(slowest, killOne(t, newRun(t, "kill"), lanes, victim, time.Duration(random.IntN(50))*time.Millisecond, func() {}))
 		if victim < 2 {
 			lanes[victim] = h.lane(victim)
 		}
@@ -352,9 +352,17 @@ func TestPluginDeathOfPeerIsRemoteDisconnect(t *testing.T) {
 	t.Logf("%d kills: the slowest error came after %v", kills, slowest)
 }
 
+// An agent reads again over the relay that takes the place of its own container's.
+func TestPluginAfterDeathOfOwnRelayReadsAgain(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	lanes := [2]*lane{h.lane(0), h.lane(1)}
+	r := newRun(t, "anew")
+	killOne(t, r, lanes, 1, 0, func() { lanes[1] = h.lane(1) })
+}
+
 // killOne kills the relay of lanes[victim], or the first agent's process if victim is 2, and returns
-// the time until the second agent has the error.
-func killOne(t *testing.T, r run, lanes [2]*lane, victim int, after time.Duration) time.Duration {
+// the time until the second agent has the error. It calls then after the kill.
+func killOne(t *testing.T, r run, lanes [2]*lane, victim int, after time.Duration, then func()) time.Duration {
 	t.Helper()
 	c := r.command(lanes[0], lanes[1])
 	var stderr bytes.Buffer
@@ -385,6 +393,7 @@ func killOne(t *testing.T, r run, lanes [2]*lane, victim int, after time.Duratio
 			} else if pid == 0 || syscall.Kill(pid, syscall.SIGKILL) != nil {
 				t.Errorf("process %d cannot be killed", pid)
 			}
+			then()
 		}
 		if strings.HasPrefix(lines.Text(), "rank 1: status -10 ") {
 			took = time.Since(killed)

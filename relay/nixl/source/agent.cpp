@@ -85,11 +85,10 @@ struct driver {
 	int (*device)(int *, int);
 	int (*uuid)(peerlane_gpu *, int);
 	int (*current)(void **);
-	int (*push)(void *);
-	int (*pop)(void **);
+	int (*set)(void *);
 	int (*retain)(void **, int);
 	int (*release)(int);
-	bool contexts; // the driver has the calls for contexts
+	bool primary; // the driver has the calls for primary contexts
 
 	bool find()
 	{
@@ -107,9 +106,9 @@ struct driver {
 			call = reinterpret_cast<std::remove_reference_t<decltype(call)>>(dlsym(library, symbol));
 			return call != nullptr;
 		};
-		contexts = take(current, "cuCtxGetCurrent") && take(push, "cuCtxPushCurrent_v2") && take(pop, "cuCtxPopCurrent_v2") &&
-			take(retain, "cuDevicePrimaryCtxRetain") && take(release, "cuDevicePrimaryCtxRelease_v2");
-		return take(count, "cuDeviceGetCount") && take(device, "cuDeviceGet") && take(uuid, "cuDeviceGetUuid_v2");
+		primary = take(retain, "cuDevicePrimaryCtxRetain") && take(release, "cuDevicePrimaryCtxRelease_v2");
+		return take(count, "cuDeviceGetCount") && take(device, "cuDeviceGet") && take(uuid, "cuDeviceGetUuid_v2") && take(current, "cuCtxGetCurrent") &&
+			take(set, "cuCtxSetCurrent");
 	}
 };
 
@@ -119,27 +118,22 @@ class with_context {
 	int gpu = -1;
 
 public:
+	void *context = nullptr;
+
 	with_context(driver &driver, int ordinal) : d(driver)
 	{
-		void *context = nullptr;
 		int device;
 
-		if (!d.contexts || (!d.current(&context) && context))
+		if ((!d.current(&context) && context) || !d.primary || d.device(&device, ordinal) || d.retain(&context, device))
 			return;
-		if (d.device(&device, ordinal) || d.retain(&context, device))
-			return;
-		if (d.push(context))
-			d.release(device);
-		else
-			gpu = device;
+		d.set(context);
+		gpu = device;
 	}
 	~with_context()
 	{
-		void *context;
-
 		if (gpu < 0)
 			return;
-		d.pop(&context);
+		d.set(nullptr);
 		d.release(gpu);
 	}
 };
@@ -290,12 +284,19 @@ void agent::revive()
 	peerlane_close(before);
 	bool made = dial(!before);
 	if (made) {
+		driver d;
+		bool cuda = d.find();
 		guard g(&lock);
 		for (local_region *r : regions) {
 			r->memory = 0;
-			if (r->type == VRAM)
-				expose(r);
+			if (r->type != VRAM)
+				continue;
+			if (cuda)
+				d.set(r->context);
+			expose(r);
 		}
+		if (cuda)
+			d.set(nullptr);
 		broken = false;
 		log("the session with the relay is back; peers need this agent's new metadata");
 	}
@@ -359,6 +360,7 @@ status agent::add(const blob_descriptor &d, segment type, metadata *&out)
 		with_context current(driver, static_cast<int>(d.device));
 		if (!session)
 			return REMOTE_DISCONNECT;
+		r->context = current.context;
 		if (!expose(r.get()))
 			return BACKEND_ERROR;
 	}

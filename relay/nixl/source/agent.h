@@ -90,6 +90,7 @@ struct local_region : metadata {
 	peerlane_memory memory = 0;
 	peerlane_region region = 0;
 	peerlane_remote_key key{};
+	void *context = nullptr; // of CUDA, at the registration
 
 	local_region(segment t, uintptr_t b, size_t n) : metadata(true), type(t), base(b), bytes(n) {}
 };

@@ -365,6 +365,8 @@ status agent::build(transfer *t, const list &local, const list &remote)
 			continue;
 		}
 		if (near != l || there != r) {
+			if (!near->memory) // it could not be exported to the new relay
+				return BACKEND_ERROR;
 			if (there != r) {
 				for (far = 0; far < t->to->lanes.size() && memcmp(&t->to->lanes[far].gpu, &there->gpu, sizeof there->gpu); far++)
 					;

@@ -8,6 +8,7 @@
 //	random  random lists of VRAM and DRAM in both directions, compared with a model
 //	shape   REGIONS times BLOCKS blocks of BYTES, ROUNDS times: prints the times
 //	kill    reads until there is an error: prints "moving", then the status; compares what ended well
+//	anew    as kill; then reads until it works again, over the relay that takes the place of the dead one
 //	load    loads and unloads the plugin: prints whether it gave a table
 //
 // What breaks NIXL's contract is a line "violation: ...", and exit status 3.
@@ -684,7 +685,7 @@ static void shape(side &s)
 	s.leave();
 }
 
-static void killed(side &s)
+static void killed(side &s, bool anew)
 {
 	s.create(true);
 	layers(s, seed + static_cast<uint64_t>(rank_) * 1000);
@@ -713,6 +714,12 @@ static void killed(side &s)
 		if (i == 0)
 			line("moving");
 	}
+	for (bool again = anew; again; pause_for(0.05)) {
+		again = move(s, READ, pieces, who, &note, 0.0002).end != SUCCESS;
+		if (now() - last > 120)
+			violation("no transfer works again");
+	}
+	compare_blocks(s, pieces, seed);
 	s.forget(who);
 	s.leave();
 	send(other, "\0\0\0\0\0\0\0", 8, MSG_NOSIGNAL);
@@ -758,7 +765,7 @@ int main(int argc, char **argv)
 		s.name = "agent " + std::to_string(r);
 		s.socket = argv[5 + 2 * r];
 		open_gpu(argv[6 + 2 * r]);
-		mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) : killed(s);
+		mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) : killed(s, mode == "anew");
 		line("done");
 		_exit(0);
 	}
@@ -771,8 +778,8 @@ int main(int argc, char **argv)
 		must(waitpid(child[r], &status, 0) == child[r]);
 		if (WIFSIGNALED(status)) {
 			line("rank %d: signal %d", r, WTERMSIG(status));
-			worst = std::max(worst, mode == "kill" && r == 0 ? 0 : 128 + WTERMSIG(status));
-		} else if (!(mode == "kill" && r == 0)) {
+			worst = std::max(worst, (mode == "kill" || mode == "anew") && r == 0 ? 0 : 128 + WTERMSIG(status));
+		} else if (!((mode == "kill" || mode == "anew") && r == 0)) {
 			worst = std::max(worst, WEXITSTATUS(status));
 		}
 	}
