@@ -67,6 +67,15 @@ bin/peerlane-hook bin/peerlane-runtime:
 bin/libpeerlane-cuda-sim.so: $(wildcard cuda/sim/libcuda/*) cuda/sim/library.go
 	@$(GO) run ./cuda/sim/build $@
 
+# Of runs by hand on machines with GPUs: gives relays on real GPUs the simulator's faults.
+bin/libpeerlane-cuda-faults.so: $(wildcard cuda/sim/forward/*.c) cuda/sim/libcuda/fault.c cuda/driver.c cuda/driver.h
+	@mkdir -p $(@D)
+	@$(CC) -std=c11 -O2 -g -Wall -Wextra -fPIC -fvisibility=hidden -pthread \
+		-DVARIABLES='"PEERLANE_FORWARD_"' -DcuGetErrorName=fault_error_name -DcuGetErrorString=fault_error_string -c -o $@.o cuda/sim/libcuda/fault.c
+	@$(CC) -std=c11 -O2 -g -Wall -Wextra -fPIC -fvisibility=hidden -pthread -shared -Wl,-z,defs \
+		-o $@.new cuda/sim/forward/forward.c cuda/driver.c $@.o -ldl
+	@mv $@.new $@ && rm $@.o
+
 # Of demos, benchmarks and tests, beside the program: in no folder of the loader.
 bin/libpeerlane-softdevice.so: $(wildcard relay/verbs/softdevice/libibverbs/*) relay/verbs/softdevice/softdevice.go relay/verbs/abi.h
 	@$(GO) run ./relay/verbs/softdevice/build $@
@@ -419,6 +428,11 @@ sanitize: ## the C library's tests in full: address, undefined behaviour and thr
 .PHONY: bench
 bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--table routes -o json")
 	@bin/peerlane bench --table all $(ARGS)
+
+# Tests of relays for integration/gpus/run, rows faults and shares.
+.PHONY: bin/gpu-relay-tests
+bin/gpu-relay-tests: bin/libpeerlane-cuda-faults.so
+	@$(GO) test -c -o $@ ./relay
 
 # Run by hand on machines with GPUs, beside peerlane, peerlane-hook and peerlane-relay.
 .PHONY: bin/gpu-transfers

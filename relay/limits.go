@@ -48,7 +48,7 @@ func descriptorLimit(limit int) int {
 
 // limitMet returns the error of a limit that a key of config.toml sets.
 func limitMet(key, format string, arguments ...any) error {
-	return wire.Errorf(wire.StatusLimit, "%w", &fault.Error{Code: fault.LimitMet, Operation: fmt.Sprintf(format, arguments...), Remedy: "free memory or connections, or raise " + key + " in config.toml"})
+	return wire.Errorf(wire.StatusLimit, "%w", &fault.Error{Code: fault.LimitMet, Operation: fmt.Sprintf(format, arguments...), Remedy: "free memory or connections, or raise " + key + " in config.toml"}).On(key)
 }
 
 // reserve counts a client's new resources, or returns an error that names the reached limit. It

@@ -232,19 +232,19 @@ const deathGrace = 200 * time.Millisecond
 func (s *session) hungUp(err error) {
 	r := s.relay
 	if !errors.Is(err, io.EOF) {
-		s.end(wire.Errorf(wire.StatusPeerClosed, "the session of client process %d of %s broke off: %v", s.pid, r.name(), err))
+		s.end(wire.Errorf(wire.StatusPeerClosed, "the session of client process %d of %s broke off: %v", s.pid, r.name(), err).On(r.name()))
 		return
 	}
 	time.AfterFunc(deathGrace, func() {
 		r.loop.Do(func() {
-			s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s lives and closed its socket to the relay", s.pid, r.name()))
+			s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s lives and closed its socket to the relay", s.pid, r.name()).On(r.name()))
 		})
 	})
 }
 
 func (s *session) died() {
 	s.relay.loop.Unwatch(s.pidfd) // which stays readable for as long as anything is under way
-	why := wire.Errorf(wire.StatusPeerClientDied, "client process %d of %s died", s.pid, s.relay.name())
+	why := wire.Errorf(wire.StatusPeerClientDied, "client process %d of %s died", s.pid, s.relay.name()).On(s.relay.name())
 	if s.relay.initEnded() {
 		why = s.relay.containerEnded()
 	}
@@ -385,7 +385,7 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		// The socket's end may not come: a forked child of the client also has it. The client waits
 		// for the relay's goodbye, which means that no access to its memory remains.
 		s.parting = true
-		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid, s.relay.name()))
+		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid, s.relay.name()).On(s.relay.name()))
 	case *wire.ListMemory:
 		s.listMemory(sequence)
 	default:

@@ -94,7 +94,7 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 	conn, err := packet.DialContext(connecting, socket)
 	if errors.Is(err, packet.ErrQueueFull) {
 		return nil, wire.Errorf(wire.StatusBusy, "the relay at %s accepts no connection: its queue was full for %v; peerlane relay list on the host shows its state",
-			socket, time.Since(begin).Round(time.Millisecond))
+			socket, time.Since(begin).Round(time.Millisecond)).On(socket)
 	}
 	if err != nil {
 		return nil, noRelay(socket, err, gpus)
@@ -104,7 +104,7 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 	if err != nil {
 		conn.Close()
 		if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
-			return nil, wire.Errorf(wire.StatusRelayDied, "the relay at %s closed the connection without a word; it may have died: connect to it again, its successor is there within seconds", socket)
+			return nil, wire.Errorf(wire.StatusRelayDied, "the relay at %s %w", socket, errClosedSilently).On(socket)
 		}
 		return nil, fmt.Errorf("the relay at %s: %w", socket, err)
 	}
@@ -117,8 +117,7 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 	if welcome.Version < oldest || welcome.Version > newest {
 		packet.CloseAll(fds)
 		conn.Close()
-		return nil, wire.Errorf(wire.StatusVersion, "the relay at %s speaks version %d of Peerlane's protocol, this client %d to %d; install the same release of Peerlane in the image and on the host",
-			socket, welcome.Version, oldest, newest)
+		return nil, wire.Errorf(wire.StatusVersion, "%w", &versionError{socket, welcome.Version, oldest, newest})
 	}
 	wake := os.NewFile(uintptr(fds[3]), "peerlane-wake")
 	// SetDeadline fails if Go cannot wait for the descriptor; each read would fail.

@@ -50,9 +50,7 @@ func (s *Session) Lanes(ctx context.Context) ([]wire.LaneGPU, error) {
 // error has StatusVersion, and the session goes on.
 func (s *Session) LaneNIC(ctx context.Context, gpu wire.UUID) (*wire.LaneNICReply, error) {
 	if s.version < wire.LaneNICVersion {
-		return nil, wire.Errorf(wire.StatusVersion,
-			"the relay does not tell of the NIC of a lane: it speaks version %d of Peerlane's protocol, and that came with version %d; install the same release of Peerlane in the image and on the host",
-			s.version, wire.LaneNICVersion)
+		return nil, wire.Errorf(wire.StatusVersion, "%w", &versionError{relay: s.version, oldest: wire.LaneNICVersion})
 	}
 	return ask[*wire.LaneNICReply](ctx, s, &wire.LaneNIC{GPU: gpu})
 }

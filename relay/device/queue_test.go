@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -15,6 +14,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
 	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // The simulator reads faults when it is loaded, so every case is a process.
@@ -102,8 +102,7 @@ func copySix() error {
 				fmt.Print(to, " ")
 				return
 			}
-			call, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "GPU "+g.BusID+": "), " (")
-			fmt.Print(to, " ", call, " ")
+			fmt.Print(to, " ", wire.ObjectOf(err), " ")
 			if to < 2*queued {
 				begin(from, to+queued)
 			}

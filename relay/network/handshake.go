@@ -298,7 +298,8 @@ func negotiate(ourOldest, ourNewest, theirOldest, theirNewest uint32) (uint32, b
 }
 
 func versionError(name string, oldest, newest uint32, l *Local) error {
-	return wire.Errorf(wire.StatusVersion, "%s speaks versions %d to %d of the protocol between hosts, and this host %d to %d; install releases that are nearer to each other", name, oldest, newest, l.Oldest, l.Newest)
+	return wire.Errorf(wire.StatusVersion, "%w", &versionsError{peer: name, theirs: [2]uint32{oldest, newest},
+		ours: [2]uint32{l.Oldest, l.Newest}})
 }
 
 func tlsError(name string, theirs bool) error {
@@ -306,7 +307,7 @@ func tlsError(name string, theirs bool) error {
 	if !theirs {
 		has, lacks = lacks, has
 	}
-	return wire.Errorf(wire.StatusUnreachable, "%s has certificates (network.tls_certificate in config.toml) and %s has none; give them to both or to neither", has, lacks)
+	return wire.Errorf(wire.StatusUnreachable, "%s has certificates (network.tls_certificate in config.toml) and %s has none; give them to both or to neither", has, lacks).On("network.tls_certificate")
 }
 
 // check is the initiator's judgement of an authentic welcome.

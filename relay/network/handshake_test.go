@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -155,8 +155,9 @@ func TestHandshakeVersionsAreNegotiated(t *testing.T) {
 			}
 			continue
 		}
-		for _, err := range []error{i.err, l.err} {
-			if wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), fmt.Sprintf("%d to %d", c.b[0], c.b[1])) {
+		for want, err := range map[versionsError]error{{peer: "relay B", theirs: c.b, ours: c.a}: i.err,
+			{peer: "relay A", theirs: c.a, ours: c.b}: l.err} {
+			if wire.StatusOf(err) != wire.StatusVersion || !testutil.HasError(err, &want) {
 				t.Errorf("%v and %v: %v", c.a, c.b, err)
 			}
 		}

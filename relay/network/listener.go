@@ -264,7 +264,7 @@ func (l *Local) DialBy(ctx context.Context, by string, to Target, addresses []ne
 
 func (l *Local) dialAny(ctx context.Context, by string, others bool, to Target, addresses []netip.AddrPort) (*Session, error) {
 	if len(addresses) == 0 {
-		return nil, errors.New("the other relay has no address that this host can reach by the addresses and interfaces that it uses (network.family, network.interfaces in config.toml)")
+		return nil, errNoAddress
 	}
 	finish := Race[*Session]{
 		Ways: len(addresses), Delay: cmp.Or(l.Delay, AttemptDelay), Answer: AnswerDelay,
@@ -311,7 +311,7 @@ func byInterface(by string) func(network, address string, c syscall.RawConn) err
 			return failed
 		}
 		if err != nil && !errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("by interface %s: %w", by, err)
+			return &interfaceError{by, err}
 		}
 		return nil
 	}
@@ -356,7 +356,7 @@ func (l *Local) dialOne(ctx context.Context, by string, others bool, address net
 			return nil, unreached(fmt.Sprint("at ", address), ctx.Err())
 		}
 		if !errors.Is(err, ErrSilent) || try == dialTries {
-			return nil, fmt.Errorf("%v: %w", address, err)
+			return nil, &addressError{address, err}
 		}
 		pause := dialPause << (try - 1)
 		select {

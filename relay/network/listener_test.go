@@ -3,17 +3,18 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net"
 	"net/netip"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -145,10 +146,12 @@ func TestDialTriesEachAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	session.Conn.Close()
-	if _, err := a.Dial(t.Context(), toB, []netip.AddrPort{nobody}); err == nil || !strings.Contains(err.Error(), nobody.String()) {
+	var failed *net.OpError
+	if _, err := a.Dial(t.Context(), toB, []netip.AddrPort{nobody}); !errors.As(err, &failed) ||
+		failed.Addr.String() != nobody.String() {
 		t.Errorf("%v", err)
 	}
-	if _, err := a.Dial(t.Context(), toB, nil); err == nil || !strings.Contains(err.Error(), "network.interfaces") {
+	if _, err := a.Dial(t.Context(), toB, nil); !errors.Is(err, errNoAddress) {
 		t.Errorf("%v", err)
 	}
 }
@@ -226,7 +229,9 @@ func TestDialCanceledReturnsContextError(t *testing.T) {
 		conn.Close()
 	}()
 	_, err = a.Dial(ctx, toB, []netip.AddrPort{netip.MustParseAddrPort(listener.Addr().String())})
-	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), listener.Addr().String()) {
+	var at *fault.Error
+	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrSilent) || !errors.As(err, &at) ||
+		at.Object != fmt.Sprintf("at [%v]", listener.Addr()) {
 		t.Error(err)
 	}
 	await(t, ended)

@@ -56,7 +56,7 @@ func (s *Session) HearRails() ([]Rail, error) {
 	}
 	text, err := open(s.key(), label, sealed)
 	if err != nil {
-		return nil, wire.Errorf(wire.StatusMalformed, "what %s says of its rails is not from it", s.Peer)
+		return nil, wire.Errorf(wire.StatusMalformed, "%s: %w", s.Peer, errForeignRails)
 	}
 	return decodeRails(text)
 }

@@ -1,10 +1,10 @@
 package network
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"reflect"
-	"strings"
 	"testing"
 
 	"github.com/peerlane/peerlane/relay/network/address"
@@ -92,7 +92,7 @@ func TestChangedRailsAreRefused(t *testing.T) {
 		"another session's":  hear(d, good),
 		"nobody's":           hear(c, make([]byte, len(good))),
 	} {
-		if wire.StatusOf(err) != wire.StatusMalformed || !strings.Contains(err.Error(), "rails") {
+		if wire.StatusOf(err) != wire.StatusMalformed || !errors.Is(err, errForeignRails) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -115,7 +115,8 @@ func TestConnectionByInterfaceUsesThatInterface(t *testing.T) {
 		}
 	}()
 	to := []netip.AddrPort{netip.MustParseAddrPort(l.Addr().String())}
-	if _, err := a.DialBy(t.Context(), "peerlane-none", toB, to); err == nil || !strings.Contains(err.Error(), "by interface peerlane-none") {
+	var by *interfaceError
+	if _, err := a.DialBy(t.Context(), "peerlane-none", toB, to); !errors.As(err, &by) || by.name != "peerlane-none" {
 		t.Errorf("by an interface that there is not: %v", err)
 	}
 	s, err := a.DialBy(t.Context(), "lo", toB, to)

@@ -328,8 +328,10 @@ func (t *tripleTest) inbound(inside, found []byte, at, n int) error {
 		return err
 	}
 	if t.flush {
-		// The last byte of the write, to the host's memory, as relays read it.
-		read := verbs.Send{Op: verbs.Read, Flags: verbs.Signaled, Length: 1, Address: uint64(address(t.bytes[slot:])), LKey: t.region.LKey(), Remote: base + uint64(at+n-1), RKey: t.target.Regions[0].RKey()}
+		// One byte, to the host's memory, of any place: a relay flushes all writes of a region by a read of
+		// one of their places.
+		place := uint64(t.random.IntN(slot))
+		read := verbs.Send{Op: verbs.Read, Flags: verbs.Signaled, Length: 1, Address: uint64(address(t.bytes[slot:])), LKey: t.region.LKey(), Remote: base + place, RKey: t.target.Regions[0].RKey()}
 		if err := t.do(t.pairs[2], read, false); err != nil {
 			return err
 		}

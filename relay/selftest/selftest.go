@@ -262,7 +262,7 @@ func (t *tester) slow(p *launch.Pair) string {
 // second.
 func (t *tester) least(bounce float64) float64 {
 	if t.driver.Simulated() {
-		return min(bounce/50, 0.1)
+		return min(bounce/10, 0.1)
 	}
 	return 0.9 * bounce
 }

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -101,7 +100,7 @@ func TestOpenRefusesTheSoftwareDeviceWithoutPermission(t *testing.T) {
 	t.Setenv(verbs.LibraryVariable, h.Library())
 	for _, value := range []string{"", "yes"} {
 		t.Setenv(verbs.SoftwareVariable, value)
-		if _, err := verbs.Open(); err == nil || !strings.Contains(err.Error(), "software device") || !strings.Contains(err.Error(), "relay.environment") {
+		if _, err := verbs.Open(); !errors.Is(err, verbs.ErrSoftwareDevice) {
 			t.Errorf("%s=%q: %v", verbs.SoftwareVariable, value, err)
 		}
 	}
@@ -188,7 +187,8 @@ func TestReleaseOutOfOrderIsRefused(t *testing.T) {
 	check(t, err)
 	early := func(call string, what interface{ Close() error }) {
 		t.Helper()
-		if err := what.Close(); !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), call) {
+		var failed *verbs.Error
+		if err := what.Close(); !errors.Is(err, syscall.EBUSY) || !errors.As(err, &failed) || failed.Call != call {
 			t.Errorf("%s too early: %v", call, err)
 		}
 		wantArguments(t, last(t, h, call), map[string]string{"=": fmt.Sprint(int(syscall.EBUSY))})

@@ -45,13 +45,17 @@ func (e *Engine) moverOf(q *device.Queue) *mover {
 	return m
 }
 
-// add has the bytes of a work copied with the next pump.
+// add has the bytes of a work copied with the next pump. A copy that joins an earlier one does not pass
+// a waiting copy of the same bytes.
 func (m *mover) add(w *work) {
 	one := &job{w.from, w.target, w.fromAt, w.targetAt, uint64(w.length), []*work{w}}
 	at := len(m.waiting)
 	for i := at - 1; i >= max(0, len(m.waiting)-lookedAt); i-- {
 		joined := m.waiting[i].join(one)
 		if joined == nil {
+			if one.conflicts(m.waiting[i]) {
+				break
+			}
 			continue
 		}
 		if at < len(m.waiting) { // the work closes the gap between two jobs
@@ -65,9 +69,20 @@ func (m *mover) add(w *work) {
 	}
 }
 
-// join returns the copy of both, nil if neither follows the other. Copies of different queue pairs
-// have no order; within a queue pair the order matters only for overlapping bytes, which adjacent
-// copies do not have.
+// conflicts reports whether the order of both copies matters: one of them writes bytes that the other one
+// writes or reads, by the same registration. Works of one queue pair have that order.
+func (j *job) conflicts(other *job) bool {
+	return overlap(j.target, j.targetAt, j.bytes, other.target, other.targetAt, other.bytes) ||
+		overlap(j.from, j.fromAt, j.bytes, other.target, other.targetAt, other.bytes) ||
+		overlap(j.target, j.targetAt, j.bytes, other.from, other.fromAt, other.bytes)
+}
+
+func overlap(a *region, at uint64, bytes uint64, b *region, otherAt, otherBytes uint64) bool {
+	return a == b && at < otherAt+otherBytes && otherAt < at+bytes
+}
+
+// join returns the copy of both, nil if neither follows the other, or if one reads bytes that the other
+// one writes.
 func (j *job) join(next *job) *job {
 	if j.from != next.from || j.target != next.target || j.bytes+next.bytes > mergedBytes {
 		return nil
@@ -76,7 +91,7 @@ func (j *job) join(next *job) *job {
 	if next.fromAt < j.fromAt {
 		first, second = next, j
 	}
-	if first.fromAt+first.bytes != second.fromAt || first.targetAt+first.bytes != second.targetAt {
+	if first.fromAt+first.bytes != second.fromAt || first.targetAt+first.bytes != second.targetAt || j.conflicts(next) {
 		return nil
 	}
 	return &job{first.from, first.target, first.fromAt, first.targetAt, first.bytes + second.bytes, append(j.works, next.works...)}
