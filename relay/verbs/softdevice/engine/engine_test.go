@@ -513,6 +513,41 @@ func TestRateIsOfAllQueuePairsOfADevice(t *testing.T) {
 	}
 }
 
+// A queue pair with two writes does not wait for the eight that another has posted before: queue
+// pairs of a device with a rate take turns.
+func TestQueuePairsOfAPacedDeviceTakeTurns(t *testing.T) {
+	const rate, each, many, few = 20e6, mib, 8, 2
+	greedy, to, h, _ := servedEnds(t, rate)
+	l, err := verbs.OpenLibrary(h.Library())
+	check(t, err)
+	modest, other := newEnd(t, l, "mlx5_0", gpus[0]), newEnd(t, l, "mlx5_1", gpus[1])
+	modest.connect(other)
+	other.connect(modest)
+	post := func(from, to *end) {
+		_, err := from.pair.PostSend([]verbs.Send{{Op: verbs.Write, Flags: verbs.Signaled, Address: uint64(from.memory.Address()), LKey: from.region.LKey(), Length: each, Remote: uint64(to.memory.Address()), RKey: to.region.RKey()}})
+		check(t, err)
+	}
+	for range many {
+		post(greedy, to)
+	}
+	for range few {
+		post(modest, other)
+	}
+	for range few {
+		one := modest.completes()
+		check(t, one.Err())
+	}
+	done, err := greedy.queue.Poll(make([]verbs.Completion, many))
+	check(t, err)
+	if most := few + 2; done > most { // one that was under way, and one of the last turn
+		t.Errorf("%d of %d earlier writes of the other queue pair ended first, want at most %d", done, many, most)
+	}
+	for ; done < many; done++ {
+		one := greedy.completes()
+		check(t, one.Err())
+	}
+}
+
 func TestGPUAndHostMemoryExchangeByTheEngine(t *testing.T) {
 	a, b, _ := twoEnds(t)
 	in := pattern(mib+100, 5) // more than passes through at a time
