@@ -51,6 +51,7 @@ type host struct {
 	specs   string          // folder of the installation's CDI specifications, with --installed
 	network *network        // nil: ranks share the host's
 	alone   string          // reason if no runtime works
+	hosts   *hosts          // network namespaces of relays; nil before the first phase that uses them
 	starts  int
 }
 
@@ -113,6 +114,9 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 		}
 	}
 	all := h.Topology.GPUs
+	if h.oneGPU {
+		all = all[:1]
+	}
 	if h.ranks = h.options.ranks; h.ranks == 0 {
 		h.ranks = max(len(all), 2) // on a host with one GPU two ranks share it
 	}
@@ -164,6 +168,9 @@ func (h *host) close() error {
 	if h.network != nil {
 		err = h.network.close()
 	}
+	if h.hosts != nil {
+		err = errors.Join(err, h.hosts.close())
+	}
 	if h.Host != nil && (!h.installed || h.Simulated) {
 		_, unmounted := h.Layout.UnmountAnchor()
 		err = errors.Join(err, unmounted)
@@ -184,6 +191,9 @@ func (h *host) configure(s settings) error {
 		if s.Transport != "" {
 			c.Relay.Transport = s.Transport
 			c.Network.Interfaces, c.Network.Family, c.Network.Streams = "=lo", "ipv4", s.Streams
+			if s.Hosts {
+				c.Network.Interfaces = "=" + cable
+			}
 		}
 		if h.Simulated {
 			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
