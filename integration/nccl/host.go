@@ -117,14 +117,8 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	if h.oneGPU {
 		all = all[:1]
 	}
-	if h.ranks = h.options.ranks; h.ranks == 0 {
-		h.ranks = max(len(all), 2) // on a host with one GPU two ranks share it
-	}
-	if h.ranks < 2 {
-		return nil, fmt.Errorf("%d ranks: two are needed", h.ranks)
-	}
-	for i := range h.ranks {
-		h.gpus = append(h.gpus, all[i%len(all)])
+	if err := h.assign(all); err != nil {
+		return nil, err
 	}
 	if h.installed {
 		return h, h.findContainers(ctx)
@@ -158,6 +152,20 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 		h.network, h.alone = nil, err.Error()
 	}
 	return h, nil
+}
+
+// assign gives the ranks GPUs.
+func (h *host) assign(all []topo.GPU) error {
+	if h.ranks = h.options.ranks; h.ranks == 0 {
+		h.ranks = max(len(all), 2) // on a host with one GPU two ranks share the GPU
+	}
+	if h.ranks < 2 {
+		return fmt.Errorf("%d ranks: two are needed", h.ranks)
+	}
+	for i := range h.ranks {
+		h.gpus = append(h.gpus, all[i%len(all)])
+	}
+	return nil
 }
 
 func (h *host) inside() string { return filepath.Join(h.work, "inside") }

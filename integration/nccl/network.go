@@ -51,8 +51,8 @@ func newNetwork(dir string, ranks int) (n *network, err error) {
 	return n, nil
 }
 
-// hosts are a network namespace per relay, as of two hosts, joined by a veth pair of which each
-// namespace has one end, cable.
+// hosts are the network namespaces of two relays, as if of two hosts. A veth pair joins the
+// namespaces; both ends have the name cable.
 type hosts struct {
 	files [2]string // files that name the namespaces
 }
@@ -85,7 +85,8 @@ func newHosts(dir string) (n *hosts, err error) {
 		}
 		attributes := netlink.NewLinkAttrs()
 		attributes.Name, attributes.MTU = cable, 9000
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attributes, PeerName: cable, PeerMTU: 9000, PeerNamespace: netlink.NsFd(handles[1].Fd())})
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attributes, PeerName: cable, PeerMTU: 9000,
+			PeerNamespace: netlink.NsFd(handles[1].Fd())})
 	})
 	if err != nil {
 		return n, fmt.Errorf("the cable between two hosts: %w", err)

@@ -31,8 +31,8 @@ type settings struct {
 	// host's loopback, with the given number of Streams.
 	Transport string `json:"transport,omitempty"`
 	Streams   int    `json:"streams,omitempty"`
-	// Hosts gives each relay a network namespace, as if of a separate host; a cable joins the
-	// namespaces. Transport is tcp then.
+	// Hosts starts the relays in two network namespaces, as if on two hosts. A cable joins the
+	// namespaces. Hosts needs Transport tcp and two ranks.
 	Hosts bool `json:"hosts,omitempty"`
 	// Pace is the rate in GB/s of the software device that the ranks share on route staged; 0 for no
 	// bound.

@@ -30,7 +30,7 @@ type Options struct {
 	// PerGPU is the number of containers per GPU and route.
 	PerGPU int
 	NICs   int // software devices
-	Rails  int // NICs of a lane; 0 for one
+	rails  int // NICs of a lane; 0 for one
 	// Change is the host's configuration's.
 	Change func(*config.Config)
 }
@@ -124,14 +124,14 @@ func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err er
 		return nil, fmt.Errorf("%d GPUs: two are needed", len(gpus))
 	}
 	h.Lanes = nil
-	for i := range max(o.NICs, o.Rails, 1) {
+	for i := range max(o.NICs, o.rails, 1) {
 		f.nics = append(f.nics, fmt.Sprintf("software%d", i))
 	}
 	for i, g := range gpus {
 		// A GPU stages on the next GPU.
 		server := gpus[(i+1)%len(gpus)].BusID
 		var nics []string
-		for k := range max(o.Rails, 1) {
+		for k := range max(o.rails, 1) {
 			nics = append(nics, f.nics[(i+k)%len(f.nics)])
 		}
 		h.Lanes = append(h.Lanes, planner.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: nics})

@@ -91,7 +91,8 @@ func (t Torture) Run(ctx context.Context) (result *Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	fleet, err := NewFleet(ctx, h, Options{GPUs: t.Most, PerGPU: cmp.Or(t.Containers, 2), NICs: cmp.Or(t.Containers, 2), Rails: t.Rails,
+	fleet, err := NewFleet(ctx, h, Options{GPUs: t.Most, PerGPU: cmp.Or(t.Containers, 2), NICs: cmp.Or(t.Containers, 2),
+		rails: t.Rails,
 		Change: func(c *config.Config) {
 			if h.Simulated {
 				c.Relay.Slots, c.Relay.SlotSize = 4, 256<<10 // staging is host memory here

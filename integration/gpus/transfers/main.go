@@ -56,7 +56,8 @@ func command() *cobra.Command {
 	flags.StringSliceVar(&t.Memory, "memory", []string{traffic.MemoryGPU}, "kinds of clients' buffers: gpu, staging, host")
 	flags.StringVar(&t.Load, "load", traffic.Loads[0], "kernels to run on all GPUs: "+strings.Join(traffic.Loads, ", "))
 	flags.DurationVar(&t.KillEach, "kill-each", time.Second, "average time between two kills; 0 for no kills")
-	flags.IntVar(&t.Rails, "rails", 1, "NICs, software devices, of each lane; with 2 half of the kills take a NIC's port down")
+	flags.IntVar(&t.Rails, "rails", 1,
+		"NICs, software devices, of each lane; with 2 half of the kills take a NIC's port down")
 	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE`")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, size := range []struct {
