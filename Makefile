@@ -35,7 +35,7 @@ build := $(GO) build -trimpath -buildvcs=false
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 
 .PHONY: build
-build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libnccl-net-peerlane.so bin/libpeerlane-cuda-sim.so bin/libpeerlane-softdevice.so ## build everything into bin/ (the default)
+build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libnccl-net-peerlane.so bin/nixl/libplugin_PEERLANE.so bin/libpeerlane-cuda-sim.so bin/libpeerlane-softdevice.so ## build everything into bin/ (the default)
 
 # Programs that are linked with C have random addresses (PIE), and the linker's tables are
 # read-only before the program begins. peerlane keeps its table of functions writable: the loader
@@ -67,6 +67,15 @@ bin/peerlane-hook bin/peerlane-runtime:
 bin/libpeerlane-cuda-sim.so: $(wildcard cuda/sim/libcuda/*) cuda/sim/library.go
 	@$(GO) run ./cuda/sim/build $@
 
+# Of runs by hand on machines with GPUs: gives relays on real GPUs the simulator's faults.
+bin/libpeerlane-cuda-faults.so: $(wildcard cuda/sim/forward/*.c) cuda/sim/libcuda/fault.c cuda/driver.c cuda/driver.h
+	@mkdir -p $(@D)
+	@$(CC) -std=c11 -O2 -g -Wall -Wextra -fPIC -fvisibility=hidden -pthread \
+		-DVARIABLES='"PEERLANE_FORWARD_"' -DcuGetErrorName=fault_error_name -DcuGetErrorString=fault_error_string -c -o $@.o cuda/sim/libcuda/fault.c
+	@$(CC) -std=c11 -O2 -g -Wall -Wextra -fPIC -fvisibility=hidden -pthread -shared -Wl,-z,defs \
+		-o $@.new cuda/sim/forward/forward.c cuda/driver.c $@.o -ldl
+	@mv $@.new $@ && rm $@.o
+
 # Of demos, benchmarks and tests, beside the program: in no folder of the loader.
 bin/libpeerlane-softdevice.so: $(wildcard relay/verbs/softdevice/libibverbs/*) relay/verbs/softdevice/softdevice.go relay/verbs/abi.h
 	@$(GO) run ./relay/verbs/softdevice/build $@
@@ -78,6 +87,10 @@ bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/
 # NCCL's plugin for NCCL_NET_PLUGIN=peerlane; it contains libpeerlane.
 bin/libnccl-net-peerlane.so: $(wildcard relay/nccl/source/* relay/libpeerlane/source/* relay/wire/*.h) relay/nccl/plugin.go relay/libpeerlane/library.go
 	@$(GO) run ./relay/nccl/build $(@D)
+
+# NIXL's plugin, and forwarders to NIXL's own plugins, in a directory for NIXL_PLUGIN_DIR.
+bin/nixl/libplugin_PEERLANE.so: $(wildcard relay/nixl/source/* relay/nixl/forward/* relay/libpeerlane/source/* relay/wire/*.h) relay/nixl/plugin.go relay/libpeerlane/library.go
+	@$(GO) run ./relay/nixl/build $(@D)
 
 .PHONY: man
 man: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime ## make the man pages, in bin/man
@@ -110,7 +123,7 @@ again = -flaky integration/flaky.txt $(if $(AGAIN),-again '$(1)')
 confine    = bin/confine -idle $(IDLE) env GORACE=atexit_sleep_ms=0
 host_tests = $(confine) $(GO) test -json -count=1 -vet=off -ldflags=-w -parallel 4 -timeout 0
 # Packages run in this order, so those first that take the longest.
-longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./relay/selftest ./relay/transport/verbs ./topo/planner ./topo/reader ./cmd/peerlane/doctor ./relay/nccl
+longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./relay/selftest ./relay/transport/verbs ./topo/planner ./topo/reader ./cmd/peerlane/doctor ./relay/nccl ./relay/nixl
 # Packages whose own code starts few goroutines or none, or whose tests run Peerlane's programs as
 # processes of their own, where the detector sees nothing of them. `make test-race`, which
 # is on the nightly list, looks at these, too.
@@ -387,6 +400,13 @@ soak-reuse: ## use memory again the moment that its operation has ended (OPERATI
 soak-nccl: ## NCCL's plugin with messages of up to 64 MiB, and ten times as many schedules
 	@PEERLANE_NCCL_SOAK=1 $(GO) test -race -count=10 -v -timeout 2h -run 'Version|Requests|Mebibytes|Sanitizers|Receives' ./relay/nccl
 
+# For `make soak-nixl`: how many.
+KILLS ?= 1000
+
+.PHONY: soak-nixl
+soak-nixl: ## kill relays and clients while an agent of NIXL's plugin reads (KILLS=1000)
+	@PEERLANE_NIXL_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 4h -run '^TestPluginDeathOfPeerIsRemoteDisconnect$$' ./relay/nixl
+
 # For `make soak-doctor`: how many combinations of faults.
 ROUNDS ?= 2000
 
@@ -408,6 +428,11 @@ sanitize: ## the C library's tests in full: address, undefined behaviour and thr
 .PHONY: bench
 bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--table routes -o json")
 	@bin/peerlane bench --table all $(ARGS)
+
+# Tests of relays for integration/gpus/run, rows faults and shares.
+.PHONY: bin/gpu-relay-tests
+bin/gpu-relay-tests: bin/libpeerlane-cuda-faults.so
+	@$(GO) test -c -o $@ ./relay
 
 # Run by hand on machines with GPUs, beside peerlane, peerlane-hook and peerlane-relay.
 .PHONY: bin/gpu-transfers

@@ -183,6 +183,9 @@ func (e *CallError) Error() string {
 	return b.String()
 }
 
+// ErrorObject returns the call, as the object of an error that a relay sends.
+func (e *CallError) ErrorObject() string { return e.Call }
+
 // Unwrap gives the Result, for [errors.Is].
 func (e *CallError) Unwrap() error { return e.Result }
 

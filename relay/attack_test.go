@@ -389,7 +389,7 @@ func TestSocketWithThousandConnectionsStillServes(t *testing.T) {
 	}
 	told := 0 // to others the time was over before
 	for _, c := range silent[:n/2] {
-		if err := ends(t, c); errors.Is(err, &wire.Error{Status: wire.StatusBusy}) && strings.Contains(err.Error(), "had not said hello") {
+		if errors.Is(ends(t, c), &wire.Error{Status: wire.StatusBusy}) {
 			told++
 		}
 	}
@@ -514,14 +514,14 @@ func TestMessageWithThousandDescriptorsIsRefused(t *testing.T) {
 				break
 			}
 		}
-		demand(t, ends(t, c), wire.StatusMalformed, "descriptors")
+		demand(t, ends(t, c), wire.StatusMalformed)
 	}
 	// The maximum number for a message, and too many for the request.
 	c := v.session()
 	for range 1000 {
 		_, _, err := c.Exchange(&wire.Export{Bytes: 4096, Length: 4096, GPU: uuid(t, 0), Access: wire.AccessSend}, time.Minute, many[:wire.MaxDescriptors]...)
 		if !errors.Is(err, &wire.Error{Status: wire.StatusLimit}) { // which is said where closing them takes long
-			demand(t, err, wire.StatusMalformed, "4 descriptors")
+			demand(t, err, wire.StatusMalformed)
 		}
 	}
 	// And with messages without descriptors.
@@ -1003,7 +1003,7 @@ func TestHangingFileDescriptorsBlockNoOtherClient(t *testing.T) {
 				limited++
 				continue
 			}
-			demand(t, err, wire.StatusBadDescriptor, "not simulated GPU memory")
+			demandCode(t, err, wire.StatusBadDescriptor, codes.NotExported, "")
 			hung++
 		}
 		if limited == 0 {
@@ -1320,7 +1320,7 @@ func TestContainerLimitsHoldForAllClientsTogether(t *testing.T) {
 		first := attach(t, socket)
 		attach(t, socket)
 		_, err := client.Dial(within(t), socket)
-		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "2 processes of container a are attached", "relay.limits.clients")
+		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "relay.limits.clients")
 		if err := first.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -1339,7 +1339,7 @@ func TestContainerLimitsHoldForAllClientsTogether(t *testing.T) {
 			}
 		}
 		_, err := export(b, m.fd)
-		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "3 memories are exported in container a", "relay.limits.memories")
+		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "relay.limits.memories")
 		if err := last.Unexport(within(t)); err != nil {
 			t.Fatal(err)
 		}
@@ -1366,7 +1366,7 @@ func TestContainerLimitsHoldForAllClientsTogether(t *testing.T) {
 			case <-within(t).Done():
 			}
 		}
-		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "connections are open in container a", "relay.limits.connections")
+		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "relay.limits.connections")
 		gone(r, "connections", func(l launch.Limits) int { return l.Connections }, 4)
 		if err := errors.Join(sending.Close(within(t)), receiving.Close(within(t))); err != nil {
 			t.Fatal(err)
@@ -1391,7 +1391,7 @@ func TestContainerLimitsHoldForAllClientsTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = export(b, m.fd)
-		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "14 files are open for its clients", "relay.limits.descriptors")
+		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "relay.limits.descriptors")
 		_, err = client.Dial(within(t), socket)
 		demandCode(t, err, wire.StatusLimit, codes.LimitMet, "relay.limits.descriptors")
 		if err := first.Unexport(within(t)); err != nil {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
+	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
@@ -398,7 +399,7 @@ func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 		fillGPU(t, 1, 0)
 		f := newSelf(t, h, far(0, 1, "nic0"))
 		_, _, err := f.connect(t)
-		demand(t, err, wire.StatusNoStaging, "no server GPU has room to stage for GPU "+devices[0].BusID)
+		demandCode(t, err, wire.StatusNoStaging, codes.NoStaging, devices[0].BusID)
 		f.goesOn(t)
 	})
 	t.Run("a limit without room", func(t *testing.T) {
@@ -407,7 +408,8 @@ func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 		h.nic("nic0")
 		f := newSelf(t, h, far(0, 1, "nic0"))
 		_, _, err := f.connect(t)
-		demand(t, err, wire.StatusNoStaging, "the host's memory has no room for the slots of GPU "+devices[0].BusID, "whose limit is 512 KiB")
+		demandOf(t, err, wire.StatusNoStaging, devices[0].BusID)
+		demandText(t, err, "whose limit is 512 KiB")
 		f.goesOn(t)
 	})
 }

@@ -56,14 +56,20 @@ func playWatchedClient() error {
 		} else if err != nil {
 			return err
 		}
-		said := ""
+		var result useResult
 		if err := useClient(os.Getenv("PEERLANE_TEST_SOCKET"), id, fd); err != nil {
-			said = err.Error()
+			result = useResult{err.Error(), errors.Is(err, context.DeadlineExceeded)}
 		}
-		if err := json.NewEncoder(os.Stdout).Encode(said); err != nil {
+		if err := json.NewEncoder(os.Stdout).Encode(result); err != nil {
 			return err
 		}
 	}
+}
+
+// useResult is the result of useClient in another process.
+type useResult struct {
+	Text string // of the error; empty without an error
+	Late bool   // the error is context.DeadlineExceeded
 }
 
 // useClient sends a message from itself to itself.
@@ -169,9 +175,9 @@ func startWatchedClient(t *testing.T, socket string) *watchedClient {
 }
 
 // use runs the program once. The result is the error of the program.
-func (c *watchedClient) use() (told string, err error) {
+func (c *watchedClient) use() (told useResult, err error) {
 	if _, err := c.stdin.(io.Writer).Write([]byte{1}); err != nil {
-		return "", err
+		return told, err
 	}
 	err = c.out.Decode(&told)
 	return told, err
@@ -185,7 +191,7 @@ func TestClientSystemCallFaultsReturnErrors(t *testing.T) {
 	h := newHost(t)
 	h.nic("nic0")
 	c := startWatchedClient(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0")))
-	use := func() string {
+	use := func() useResult {
 		told, err := c.use()
 		if err != nil {
 			said, _ := os.ReadFile(c.log.Name())
@@ -195,8 +201,8 @@ func TestClientSystemCallFaultsReturnErrors(t *testing.T) {
 	}
 	for range 2 { // what comes once comes at the first
 		c.watcher.seen()
-		if told := use(); told != "" {
-			t.Fatalf("without a fault: %s", told)
+		if told := use(); told.Text != "" {
+			t.Fatalf("without a fault: %s", told.Text)
 		}
 	}
 	calls := c.watcher.seen()
@@ -222,14 +228,15 @@ func TestClientSystemCallFaultsReturnErrors(t *testing.T) {
 			continue
 		}
 		c.watcher.arm(f)
-		told := use()
+		result := use()
+		told := result.Text
 		struck := c.watcher.hasStruck()
 		c.watcher.arm()
 		if struck {
 			met++
 		}
 		switch {
-		case strings.Contains(told, context.DeadlineExceeded.Error()):
+		case result.Late:
 			t.Errorf("PEERLANE_FAULT=%q: it does not end: %s", f, told)
 		case told != "" && (!struck || f.delay > 0 || f.errno == unix.EINTR):
 			t.Errorf("PEERLANE_FAULT=%q: that is no error: %s", f, told)
@@ -237,7 +244,7 @@ func TestClientSystemCallFaultsReturnErrors(t *testing.T) {
 		case told != "" && !f.isNamed(told):
 			t.Errorf("PEERLANE_FAULT=%q: the program is not told of the call: %s", f, told)
 		}
-		if told := use(); told != "" {
+		if told := use().Text; told != "" {
 			t.Errorf("PEERLANE_FAULT=%q: the next session fails: %s", f, told)
 		}
 		if err := c.settles(idle); err != nil {

@@ -59,7 +59,7 @@ func playClient() error {
 		return err
 	}
 	calls := func() int {
-		text, _ := os.ReadFile(os.Getenv("PEERLANE_SIM_CALLS"))
+		text, _ := os.ReadFile(os.Getenv("PEERLANE_TEST_CALLS"))
 		return strings.Count(string(text), "\n")
 	}
 	said := clientCalls{Begin: calls()}
@@ -78,7 +78,7 @@ func playClient() error {
 	h, err := self.holds()
 	// The end of the session unmaps the rings a moment after Close. A lost context frees nothing,
 	// and the test does not check the rest then.
-	fault := os.Getenv("PEERLANE_SIM_FAULT")
+	fault := os.Getenv("PEERLANE_TEST_FAULT")
 	call, _, _ := strings.Cut(fault, ":")
 	lost, most := contextLost(fault), before.mappings+kept[call].mappings
 	for w := testutil.BeginFor(2 * time.Second); err == nil && !lost && h.mappings > most && !w.Over(); time.Sleep(10 * time.Millisecond) {
@@ -135,7 +135,11 @@ func callCUDA(ctx context.Context, d *cuda.Driver, stream cuda.Stream, s *client
 // the relay, which goes on.
 //
 // PEERLANE_FAULTS=all tries all faults; else there is one of each call.
+//
+// It also runs on two real GPUs, with PEERLANE_TEST_CUDA=driver and PEERLANE_TEST_FAULTS_LIBRARY.
 func TestClientCUDAFaultsReturnErrors(t *testing.T) {
+	needGPUs(t, 2)
+	needForwarding(t)
 	h := newHost(t)
 	h.nic("nic0")
 	h.change = func(c *launch.Config) {
@@ -153,7 +157,9 @@ func TestClientCUDAFaultsReturnErrors(t *testing.T) {
 		}
 		defer log.Close()
 		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=client", "GORACE=atexit_sleep_ms=0", "PEERLANE_SIM_CALLS="+list, "PEERLANE_SIM_FAULT="+fault, "PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID)
+		cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=client", "GORACE=atexit_sleep_ms=0", "PEERLANE_TEST_FAULT="+fault, "PEERLANE_TEST_CALLS="+list,
+			"PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID)
+		cmd.Env = append(cmd.Env, faulty(fault, list)...)
 		cmd.Stderr = log
 		out, err := cmd.Output()
 		if err == nil {

@@ -98,7 +98,7 @@ func TestListenerClosedDuringConnectNamesTheReason(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-sending.Down()
-		demand(t, sending.Err(), wire.StatusPeerClosed, "container a closed the listener")
+		demandOf(t, sending.Err(), wire.StatusPeerClosed, "container a")
 		if err := sending.Close(within(t)); err != nil {
 			t.Fatal(err)
 		}

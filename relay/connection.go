@@ -166,10 +166,10 @@ func (c *connection) receive(m wire.Message, _ uint32, fds []int) {
 	defer packet.CloseAll(fds)
 	switch m := m.(type) {
 	case *wire.PeerClose:
-		c.shutdown(&wire.Error{Status: ofPeer(m.Status), Reason: wire.Text(m.Reason[:])})
+		c.shutdown(wire.Reason(ofPeer(m.Status), m.Reason[:]))
 		return
 	case *wire.Failure: // something that it needs for the connection failed there
-		c.shutdown(wire.Errorf(ofPeer(m.Status), "the relay of %s: %s", c.peer, wire.Text(m.Reason[:])))
+		c.shutdown(wire.Errorf(ofPeer(m.Status), "the relay of %s: %w", c.peer, m.Err()))
 		return
 	}
 	if err := c.side.message(m, fds); err != nil {
@@ -193,9 +193,9 @@ func ofPeer(status uint32) wire.Status {
 func (c *connection) ended(err error) {
 	c.portDown = errors.Is(err, io.EOF)
 	if c.portDown {
-		c.shutdown(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s died", c.peer))
+		c.shutdown(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s died", c.peer).On(c.peer))
 	} else {
-		c.shutdown(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s cannot be understood: %v", c.peer, err))
+		c.shutdown(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s cannot be understood: %w", c.peer, err))
 	}
 	c.settle()
 }
@@ -206,7 +206,7 @@ func (c *connection) lost(err error) {
 	c.portDown = true
 	var why *wire.Error
 	if !errors.As(err, &why) {
-		why = wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s left the connection without a word", c.peer)
+		why = wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s left the connection without a word", c.peer).On(c.peer)
 	}
 	c.shutdown(why)
 	c.settle()
@@ -222,7 +222,7 @@ func (c *connection) shutdown(why *wire.Error) {
 	delete(c.session.waits, c)
 	if !c.portDown {
 		closing := &wire.PeerClose{Status: uint32(why.Status)}
-		wire.SetText(closing.Reason[:], why.Reason)
+		wire.SetReason(closing.Reason[:], why)
 		c.port.Send(closing, 0)
 		if channel, ok := c.port.(*tcp.Channel); ok && !c.sends {
 			channel.Expect() // the sender may write until then
@@ -230,7 +230,7 @@ func (c *connection) shutdown(why *wire.Error) {
 	}
 	if !c.hidden {
 		event := &wire.ConnectionDown{Connection: c.number, Status: uint32(why.Status)}
-		wire.SetText(event.Reason[:], why.Reason)
+		wire.SetReason(event.Reason[:], why)
 		c.session.reply(event, 0)
 	}
 	posted := c.posted
@@ -267,7 +267,7 @@ func (s *session) disconnect(number uint32) error {
 	if c == nil {
 		return wire.Errorf(wire.StatusUnknownConnection, "connection %d is not open", number)
 	}
-	c.shutdown(wire.Errorf(wire.StatusPeerClosed, "%s closed the connection", s.relay.name()))
+	c.shutdown(wire.Errorf(wire.StatusPeerClosed, "%s closed the connection", s.relay.name()).On(s.relay.name()))
 	return nil
 }
 
@@ -343,5 +343,5 @@ func (r *Relay) nicOf(gpu wire.UUID) (*wire.LaneNICReply, error) {
 		}
 		return m, nil
 	}
-	return nil, wire.Errorf(wire.StatusWrongGPU, "%s has no lane in %s", gpu.GPU(), r.name())
+	return nil, wire.Errorf(wire.StatusWrongGPU, "%s has no lane in %s", gpu.GPU(), r.name()).On(gpu.GPU())
 }

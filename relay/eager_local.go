@@ -89,7 +89,7 @@ func (r *receiver) takeEagerLocal(a *arrival) bool {
 	done := func(err error) {
 		if err != nil {
 			r.session.relay.failed(err)
-			r.shutdown(wire.Errorf(wire.StatusCUDA, "%s: copying a short message failed: %v", r.session.relay.name(), err))
+			r.shutdown(wire.Errorf(wire.StatusCUDA, "%s: copying a short message failed: %w", r.session.relay.name(), err))
 			return
 		}
 		r.session.relay.counters.direct += a.length

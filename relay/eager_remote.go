@@ -258,7 +258,7 @@ func (r *receiver) copyEager(a *arrival) {
 		switch {
 		case err != nil:
 			r.session.relay.failed(err)
-			r.shutdown(wire.Errorf(wire.StatusCUDA, "%s: copying a short message failed: %v", r.session.relay.name(), err))
+			r.shutdown(wire.Errorf(wire.StatusCUDA, "%s: copying a short message failed: %w", r.session.relay.name(), err))
 		default:
 			op.moved += a.length
 			r.session.relay.counters.received += a.length

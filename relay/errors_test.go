@@ -16,7 +16,7 @@ func TestDriverErrorsReachClientAsStatus(t *testing.T) {
 	for _, c := range []struct {
 		fault  string
 		status wire.Status
-		words  string
+		call   string
 	}{
 		{"cuInit:times=1:error=100", wire.StatusNoCUDA, "cuInit"},
 		{"cuMemHostRegister:times=1:error=304", wire.StatusCUDA, "cuMemHostRegister"},
@@ -29,7 +29,7 @@ func TestDriverErrorsReachClientAsStatus(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			demand(t, s.exercise(), c.status, c.words)
+			demandOf(t, s.exercise(), c.status, c.call)
 			if said, err := p.stop(); err != nil || p.err != nil {
 				t.Errorf("%v, %v: %s", err, p.err, said)
 			}
@@ -65,7 +65,7 @@ func TestRelayWithoutDescriptorsFailsRequestsAndRecovers(t *testing.T) {
 	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &none, nil); err != nil {
 		t.Fatal(err)
 	}
-	demand(t, ask(), wire.StatusInternal, "memfd_create", "too many open files")
+	demandOf(t, ask(), wire.StatusInternal, "memfd_create")
 	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &before, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestFailedGPUEndsNoOtherLane(t *testing.T) {
 	well := hostMemory(t, s, 0, mib)
 	for range 3 {
 		_, err := s.HostMemory(within(t), client.HostMemory{Bytes: mib, GPU: uuid(t, 2)})
-		demand(t, err, wire.StatusNoCUDA, "CUDA_ERROR_LAUNCH_FAILED")
+		demandOf(t, err, wire.StatusNoCUDA, "cuCtxCreate")
 		if err := well.Unexport(within(t)); err != nil {
 			t.Fatal(err)
 		}

@@ -27,7 +27,7 @@ func (s *session) openEvent(m *wire.Event, sequence uint32) {
 	const instead = "hand over by a timeline, which needs nothing of this"
 	switch {
 	case !s.relay.config.IPCEvents:
-		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted, `events of CUDA's IPC are not taken, because relay.events in config.toml does not say "ipc"; %s`, instead))
+		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted, `events of CUDA's IPC are not taken, because relay.events in config.toml does not say "ipc"; %s`, instead).On("relay.events"))
 		return
 	case len(s.events)+s.blocking >= wire.MaxEvents:
 		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%d events are open, which is the limit", len(s.events)))

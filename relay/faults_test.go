@@ -13,14 +13,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -78,12 +82,93 @@ func newStage(t *testing.T, route string) *stage {
 func viewed(t testing.TB, gpu int, bytes uint64) *allocation {
 	t.Helper()
 	m := allocate(t, gpu, bytes)
+	if realGPUs {
+		return &allocation{fd: m.fd, window: newWindow(t, m)}
+	}
 	view, err := unix.Mmap(m.fd, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Munmap(view) })
 	return &allocation{fd: m.fd, view: view}
+}
+
+// window reads and writes memory of a real GPU through a buffer of the host.
+type window struct {
+	memory *memory
+	ctx    cuda.Context
+	stream cuda.Stream
+	buffer []byte // pinned
+}
+
+const windowBytes = 256 << 10
+
+func newWindow(t testing.TB, m *memory) *window {
+	t.Helper()
+	w := &window{memory: m}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	device, err := driver.DeviceByPCIBusID(devices[m.gpu].BusID)
+	if err == nil {
+		w.ctx, err = driver.CtxCreate(device, cuda.CtxOptions{Lean: true})
+	}
+	if err == nil {
+		w.stream, err = driver.StreamCreate()
+	}
+	var pinned unsafe.Pointer
+	if err == nil {
+		pinned, err = driver.MemHostAlloc(windowBytes)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.buffer = unsafe.Slice((*byte)(pinned), windowBytes)
+	t.Cleanup(func() {
+		if err := w.use(func() error { return driver.CtxDestroy(w.ctx) }); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+func (w *window) use(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return errors.Join(driver.CtxSetCurrent(w.ctx), f())
+}
+
+func (w *window) write(at uint64, b []byte) error {
+	copyBytes(w.buffer[:len(b)], b)
+	return w.use(func() error {
+		return errors.Join(driver.MemcpyHtoDAsync(w.memory.ptr+cuda.Ptr(at), unsafe.Pointer(&w.buffer[0]), uint64(len(b)), w.stream),
+			driver.StreamSynchronize(w.stream))
+	})
+}
+
+func (w *window) read(at uint64, b []byte) error {
+	err := w.use(func() error {
+		return errors.Join(driver.MemcpyDtoHAsync(unsafe.Pointer(&w.buffer[0]), w.memory.ptr+cuda.Ptr(at), uint64(len(b)), w.stream),
+			driver.StreamSynchronize(w.stream))
+	})
+	copyBytes(b, w.buffer[:len(b)])
+	return err
+}
+
+// write puts bytes into GPU memory, and read gets them.
+func (m *allocation) write(at uint64, b []byte) error {
+	if m.window != nil {
+		return m.window.write(at, b)
+	}
+	copy(m.view[at:], b)
+	return nil
+}
+
+func (m *allocation) read(at uint64, b []byte) error {
+	if m.window != nil {
+		return m.window.read(at, b)
+	}
+	copy(b, m.view[at:])
+	return nil
 }
 
 // subject is the process that has faults.
@@ -166,7 +251,7 @@ func (p *subject) holds() (h holding, err error) {
 	}
 	for _, f := range files {
 		to, err := os.Readlink(proc + "/fd/" + f.Name())
-		if err == nil { // it may have been closed
+		if err == nil && !(realGPUs && strings.HasPrefix(to, "/dev/nvidia")) { // it may have been closed
 			h.files++
 			h.list = append(h.list, to)
 		}
@@ -232,14 +317,14 @@ type party struct {
 	session *client.Session
 	gpu     *client.Memory
 	host    *client.Memory
-	view    []byte // of the GPU's memory
+	place   *allocation // the GPU's memory
 }
 
 func attachParty(ctx context.Context, socket string, gpu wire.UUID, m *allocation) (p party, err error) {
 	if p.session, err = client.Dial(ctx, socket); err != nil {
 		return p, fmt.Errorf("dial: %w", err)
 	}
-	p.view = m.view
+	p.place = m
 	if p.gpu, err = p.session.Export(ctx, client.Allocation{FD: m.fd, Bytes: stageBytes, GPU: gpu}); err != nil {
 		return p, fmt.Errorf("export: %w", err)
 	}
@@ -303,17 +388,21 @@ func passAll(ctx context.Context, from, to *party, by, at wire.UUID) error {
 		n                uint64
 		fromHost, toHost bool
 	}{{8, false, false}, {160 << 10, false, false}, {5000, true, false}, {200 << 10, false, true}, {70 << 10, true, true}} {
-		source, sent, target, got := from.gpu, from.view, to.gpu, to.view[1<<20:]
-		offset := uint64(1 << 20)
+		source, target, offset := from.gpu, to.gpu, uint64(1<<20)
+		sent, got := make([]byte, m.n), make([]byte, m.n)
+		crand.Read(sent)
 		if m.fromHost {
-			source, sent = from.host, from.host.Data
+			source = from.host
+			copy(from.host.Data, sent)
+		} else if err := from.place.write(0, sent); err != nil {
+			return err
 		}
 		if m.toHost {
-			target, got, offset = to.host, to.host.Data, 0
+			target, offset = to.host, 0
+			clear(to.host.Data[:m.n])
+		} else if err := to.place.write(offset, got); err != nil {
+			return err
 		}
-		sent, got = sent[:m.n], got[:m.n]
-		crand.Read(sent)
-		clear(got)
 		what := fmt.Sprintf("%d bytes, host memory %v to %v", m.n, m.fromHost, m.toHost)
 		receive, err := receiving.Receive(target, offset, m.n)
 		if err != nil {
@@ -325,6 +414,11 @@ func passAll(ctx context.Context, from, to *party, by, at wire.UUID) error {
 		}
 		_, failedSend := send.Wait(ctx)
 		_, failed := receive.Wait(ctx)
+		if m.toHost {
+			copy(got, to.host.Data)
+		} else if err := to.place.read(offset, got); err != nil {
+			return err
+		}
 		if failed == nil && !bytes.Equal(sent, got) {
 			return fmt.Errorf("%s: %w", what, errWrongBytes)
 		}
@@ -335,11 +429,30 @@ func passAll(ctx context.Context, from, to *party, by, at wire.UUID) error {
 	return errors.Join(sending.Close(ctx), receiving.Close(ctx), listener.Close(ctx))
 }
 
+// forwarding is the library of cuda/sim/forward, which gives calls of a real driver faults.
+var forwarding = os.Getenv("PEERLANE_TEST_FAULTS_LIBRARY")
+
+// faulty is the environment of a process that meets a fault, and lists its CUDA calls in a file.
+func faulty(fault, calls string) []string {
+	if realGPUs {
+		return []string{cuda.LibraryVariable + "=" + forwarding, "PEERLANE_FORWARD_FAULT=" + fault, "PEERLANE_FORWARD_CALLS=" + calls}
+	}
+	return []string{"PEERLANE_SIM_FAULT=" + fault, "PEERLANE_SIM_CALLS=" + calls}
+}
+
+// needForwarding ends a test that gives faults to calls of a real driver without the library.
+func needForwarding(t *testing.T) {
+	t.Helper()
+	if realGPUs && forwarding == "" {
+		t.Fatal("PEERLANE_TEST_FAULTS_LIBRARY is not set: set it to bin/libpeerlane-cuda-faults.so")
+	}
+}
+
 // measure runs the program without a fault, and returns which calls the process makes.
 func (s *stage) measure(t *testing.T, dir string) (calls map[string]int) {
 	t.Helper()
 	list := filepath.Join(dir, "calls")
-	p, err := s.begin(filepath.Join(dir, "log"), "PEERLANE_SIM_CALLS="+list)
+	p, err := s.begin(filepath.Join(dir, "log"), faulty("", list)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -418,8 +531,8 @@ func faults(calls map[string]int, all bool) (first, more []fault) {
 		some = slices.Compact(some)
 		for _, effect := range effects {
 			switch {
-			case effect == "corrupt=1" && !strings.HasPrefix(call, "cuMemcpy"):
-				continue
+			case effect == "corrupt=1" && (realGPUs || !strings.HasPrefix(call, "cuMemcpy")):
+				continue // a real driver's copies stay right
 			case effect == "lost" && call == "cuInit":
 				continue // a driver that cannot be opened is no reason to end: it is told to each client
 			}
@@ -458,7 +571,7 @@ type keeper struct {
 }
 
 func (s *stage) keep(f fault, log string) (*keeper, error) {
-	first, err := s.begin(log, "PEERLANE_SIM_FAULT="+f.String(), "PEERLANE_SIM_CALLS="+log+".calls")
+	first, err := s.begin(log, faulty(f.String(), log+".calls")...)
 	if err != nil {
 		return nil, err
 	}
@@ -581,7 +694,18 @@ func (s *stage) meet(f fault, log string) (err error) {
 	if err != nil || replaced {
 		return err
 	}
-	if err = p.settles(s.idle); err != nil && p.hasEnded(time.Second) {
+	most := s.idle
+	if realGPUs { // a lane that has found another way may hold more, but no more with each program
+		if most, err = p.rests(); err == nil {
+			if failed := s.exercise(); failed != nil && !f.isNamed(failed.Error()) { // it may be the first to meet the fault
+				err = failed
+			}
+		}
+	}
+	if err == nil {
+		err = p.settles(most)
+	}
+	if err != nil && p.hasEnded(time.Second) {
 		return nil // the keeper has looked why
 	}
 	return err
@@ -592,10 +716,17 @@ func (s *stage) meet(f fault, log string) (err error) {
 // process, and no resource remains. The calls are those that the simulator has seen.
 //
 // PEERLANE_FAULTS=all, as in `make soak-faults`, tries all faults; else there is one of each
-// call, and a few more.
+// call, and PEERLANE_FAULTS more.
+//
+// It also runs on four real GPUs, with PEERLANE_TEST_CUDA=driver and PEERLANE_TEST_FAULTS_LIBRARY.
 func TestRelayCUDAFaultsEndOperationsWithErrors(t *testing.T) {
+	needGPUs(t, 4)
+	needForwarding(t)
 	all := os.Getenv("PEERLANE_FAULTS") == "all"
-	only := os.Getenv("PEERLANE_FAULT")
+	only, further := os.Getenv("PEERLANE_FAULT"), moreFaults
+	if n, err := strconv.Atoi(os.Getenv("PEERLANE_FAULTS")); err == nil {
+		further = n
+	}
 	seen := map[string]bool{}
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		s := newStage(t, route)
@@ -616,7 +747,7 @@ func TestRelayCUDAFaultsEndOperationsWithErrors(t *testing.T) {
 			// The same in each run: the soak finds the rest.
 			rand.New(rand.NewPCG(9, 4)).Shuffle(len(more), func(i, j int) { more[i], more[j] = more[j], more[i] })
 			stages := []*stage{s}
-			for range 2 { // the programs of a stage would share memory
+			for range 2 { // the programs of a stage would share memory; a driver starts three about as fast as more
 				other := newStage(t, route)
 				other.idle = s.idle
 				stages = append(stages, other)
@@ -626,7 +757,7 @@ func TestRelayCUDAFaultsEndOperationsWithErrors(t *testing.T) {
 			next := func() (f fault, ok bool) {
 				mu.Lock()
 				defer mu.Unlock()
-				for tried < len(list) && (all || tried < len(first)+moreFaults) {
+				for tried < len(list) && (all || tried < len(first)+further) {
 					f = list[tried]
 					tried++
 					if only == "" || strings.HasPrefix(f.String(), only) {
@@ -655,5 +786,5 @@ func TestRelayCUDAFaultsEndOperationsWithErrors(t *testing.T) {
 	}
 }
 
-// moreFaults are tried in addition to the first fault per call.
+// moreFaults are tried in addition to the first fault per call, by default.
 const moreFaults = 3

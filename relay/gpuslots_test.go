@@ -33,7 +33,7 @@ func inOrder(t *testing.T, rdma softdevice.Host) {
 		if c.Arguments["gpu"] == "0" {
 			continue
 		}
-		if c.Arguments["there"] != "1" || length[c.Arguments["lkey"]] == slotsOfLane && c.Arguments["pairs"] != "0" {
+		if !realGPUs && c.Arguments["there"] != "1" || length[c.Arguments["lkey"]] == slotsOfLane && c.Arguments["pairs"] != "0" {
 			t.Errorf("a registration of %s bytes of a GPU ended too late or too early: %v", length[c.Arguments["lkey"]], c.Arguments)
 		}
 	}

@@ -36,7 +36,7 @@ func (a *hostAccount) take(bytes uint64, name string) error {
 	if a.limit > 0 && (bytes > a.limit || a.used > a.limit-bytes) {
 		return wire.Errorf(wire.StatusLimit, "%w", &fault.Error{Code: fault.LimitMet,
 			Operation: fmt.Sprintf("%s more of host memory is asked for, and the relay has %s in %s, whose limit is %s, a quarter of the container's memory limit", humanize.IBytes(bytes), humanize.IBytes(a.used), name, humanize.IBytes(a.limit)),
-			Remedy:    "raise the container's memory limit"})
+			Remedy:    "raise the container's memory limit"}).On(name)
 	}
 	a.used += bytes
 	return nil
@@ -73,7 +73,7 @@ func (c *claims) takeHost(bytes uint64) error {
 			return err
 		}
 		if !a.OK {
-			return wire.Errorf(wire.StatusLimit, "%w: %s", errNotAdmitted, a.Error)
+			return wire.Errorf(wire.StatusLimit, "%w: %s", errNotAdmitted, a.Error).On("host memory")
 		}
 		c.hostAdmitted = admitted
 	}

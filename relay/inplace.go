@@ -88,6 +88,14 @@ func checkDMABuf(fd int, simulated bool) error {
 // maxInfo is more than the kernel tells of a DMA-BUF, bytes.
 const maxInfo = 4096
 
+// errOtherExporter is the cause of a refused DMA-BUF.
+var errOtherExporter = errors.New("the lent descriptor is no DMA-BUF of the NVIDIA driver")
+
+// descriptorError is the cause of a refused descriptor that is not a DMA-BUF.
+type descriptorError struct{ link string } // of /proc/self/fd
+
+func (e *descriptorError) Error() string { return "the lent descriptor is no DMA-BUF, but " + e.link }
+
 // checkProcDMABuf looks at a descriptor below a process's directory in /proc. The link is first,
 // which needs only the file's path ("/dmabuf:" of dmabuffs_dname): fdinfo calls the file's
 // show_fdinfo, which for an epoll descriptor waits for a lock that the owner can hold for ever.
@@ -97,7 +105,7 @@ func checkProcDMABuf(proc string, fd int) error {
 	case err != nil:
 		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
 	case !strings.HasPrefix(link, "/dmabuf:"):
-		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor is no DMA-BUF, but %s", wire.Text([]byte(link)))
+		return wire.Errorf(wire.StatusBadDescriptor, "%w", &descriptorError{wire.Text([]byte(link))})
 	}
 	file, err := os.Open(fmt.Sprintf("%s/fdinfo/%d", proc, fd))
 	if err != nil {
@@ -108,7 +116,7 @@ func checkProcDMABuf(proc string, fd int) error {
 	case err != nil:
 		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
 	case !ofGPU(info):
-		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor is no DMA-BUF of the NVIDIA driver")
+		return wire.Errorf(wire.StatusBadDescriptor, "%w", errOtherExporter)
 	}
 	return nil
 }

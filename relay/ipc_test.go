@@ -140,22 +140,22 @@ func TestCudaMallocMemoryIsRefused(t *testing.T) {
 	p, elsewhere := newPlain(t, 0, 4<<20), newPlain(t, 2, 4<<20)
 	for _, c := range []struct{ offset, length uint64 }{{0, 0}, {0, 4<<20 + 1}, {4 << 20, 1}, {1, 4 << 20}, {1 << 63, 1 << 63}, {8, 1<<64 - 8}} {
 		_, err := v.export(p, c.offset, c.length)
-		demand(t, err, wire.StatusOutOfRange, "an allocation of 4194304")
+		demand(t, err, wire.StatusOutOfRange)
 	}
 	_, err := v.export(elsewhere, 0, 4<<20)
-	demand(t, err, wire.StatusWrongGPU, devices[0].UUID)
+	demandOf(t, err, wire.StatusWrongGPU, devices[0].UUID)
 	for range 100 {
 		var handle [64]byte
 		if _, err := rand.Read(handle[:]); err != nil {
 			t.Fatal(err)
 		}
 		_, err := v.good.ExportIPC(within(t), handle, client.Allocation{GPU: uuid(t, 0), Length: 8})
-		demand(t, err, wire.StatusBadDescriptor, "cuIpcOpenMemHandle", "use host memory")
+		demandOf(t, err, wire.StatusBadDescriptor, "cuIpcOpenMemHandle")
 	}
 	forged := p.handle
 	forged[16] ^= 1 // the nonce
 	_, err = v.good.ExportIPC(within(t), forged, client.Allocation{GPU: uuid(t, 0), Length: 8})
-	demand(t, err, wire.StatusBadDescriptor, "CUDA_ERROR_MAP_FAILED")
+	demandOf(t, err, wire.StatusBadDescriptor, "cuIpcOpenMemHandle")
 	// An allocation can be exported more than once, up to the limit.
 	for range 2 {
 		if _, err := v.export(p, 0, 8); err != nil {
@@ -170,7 +170,7 @@ func TestCudaMallocMemoryIsRefused(t *testing.T) {
 	socket, r := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
 	a := attach(t, socket)
 	_, err = a.ExportIPC(within(t), p.handle, client.Allocation{GPU: uuid(t, 0), Length: 8})
-	demand(t, err, wire.StatusNotPermitted, `relay.cuda_ipc in config.toml does not say "allow"`, "cuMemCreate", "host memory")
+	demandOf(t, err, wire.StatusNotPermitted, "relay.cuda_ipc")
 	if used := r.Report().Used.Memories; used != 0 {
 		t.Errorf("%d memories are counted", used)
 	}

@@ -226,7 +226,7 @@ func (l *lane) openStaging() error {
 	if !planned {
 		return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
 			Operation: fmt.Sprintf("the lane of GPU %s has no server GPU to stage on (role %s)", l.spec.GPU.BusID, l.spec.Role),
-			Remedy:    "use route direct, or name servers in [[plan.lane]] of config.toml"})
+			Remedy:    "use route direct, or name servers in [[plan.lane]] of config.toml"}).On(l.spec.GPU.BusID)
 	}
 	var out, in staging
 	var all []placed
@@ -261,7 +261,7 @@ func (l *lane) openStaging() error {
 			lacks = "is fit"
 		}
 		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
-			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s", lacks, l.spec.GPU.BusID), Cause: errors.New(notes(all))})
+			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s", lacks, l.spec.GPU.BusID), Cause: errors.New(notes(all))}).On(l.spec.GPU.BusID)
 		return l.noRoom
 	}
 	most := 1
@@ -302,7 +302,7 @@ func (l *lane) openRemote(n *launch.Network) error {
 	var out, in staging
 	p := l.bounce(size{n.Slots, n.SlotBytes}, n.Memory, device.CreateHuge, &out, &in)
 	if p.bytes == 0 {
-		return wire.Errorf(wire.StatusNoStaging, "the host's memory has no room for the slots of GPU %s that tcp needs: %s", l.spec.GPU.BusID, p.note)
+		return wire.Errorf(wire.StatusNoStaging, "the host's memory has no room for the slots of GPU %s that tcp needs: %s", l.spec.GPU.BusID, p.note).On(l.spec.GPU.BusID)
 	}
 	if p.note != "" {
 		logrus.Warnf("the slots of GPU %s for other hosts are not as configured: %s", l.spec.GPU.BusID, p.note)

@@ -106,7 +106,7 @@ func (l *listener) close() {
 
 // closed is the reason for the end of an unaccepted connection.
 func (l *listener) closed() *wire.Error {
-	return wire.Errorf(wire.StatusPeerClosed, "%s closed the listener", l.session.relay.name())
+	return wire.Errorf(wire.StatusPeerClosed, "%s closed the listener", l.session.relay.name()).On(l.session.relay.name())
 }
 
 func (s *session) accept(m *wire.Accept, sequence uint32) {
@@ -247,11 +247,11 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *pendingHandshakes) error {
 
 // noListener is the answer to a handle that no listener here gave out.
 func (r *Relay) noListener() error {
-	return wire.Errorf(wire.StatusBadHandle, "no listener of %s answers to this handle; it was closed, or the handle is not one that a listener gave out", r.name())
+	return wire.Errorf(wire.StatusBadHandle, "no listener of %s answers to this handle; it was closed, or the handle is not one that a listener gave out", r.name()).On(r.name())
 }
 
 // invite decides on another relay's hello: the receiver, the connection, and the answer. open sets
-// the connection's way up: its route, transport and slots. It may block.
+// the connection's way up: its route, transport and slots. invite may block.
 func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, launch.Config, *wire.PeerHello) error) (*listener, *connection, *wire.PeerWelcome, error) {
 	version, err := wire.Negotiate("sender's relay", hello.Oldest, hello.Newest)
 	if err != nil {
@@ -474,7 +474,7 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (attachment, error) {
 		return r.dialHost(c, m, handle, config)
 	case !own:
 		return nil, wire.Errorf(wire.StatusUnreachable,
-			"the listener is on another host, or was there before this one was booted, and relay.transport in config.toml says %s, which reaches this host alone", config.Transport)
+			"the listener is on another host, or was there before this one was booted, and relay.transport in config.toml says %s, which reaches this host alone", config.Transport).On("relay.transport")
 	}
 	way, err := r.dialNeighbour(c, m, handle, config, routeNumber(config.Route))
 	if errors.Is(err, errStagedByNICs) {
@@ -499,9 +499,9 @@ func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Mes
 		conn, err := packet.DialContext(ctx, socket)
 		switch {
 		case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
-			return conn, nil, nil, wire.Errorf(wire.StatusUnreachable, "the container that gave out this handle has ended: its relay is gone")
+			return conn, nil, nil, wire.Errorf(wire.StatusUnreachable, "the container that gave out this handle has ended: its relay is gone").On(filepath.Base(socket))
 		case errors.Is(err, packet.ErrQueueFull):
-			return conn, nil, nil, wire.Errorf(wire.StatusBusy, "the relay of the other container accepts no connection: its queue was full for %v; peerlane relay list on the host shows its state", localDialTimeout)
+			return conn, nil, nil, wire.Errorf(wire.StatusBusy, "the relay of the other container accepts no connection: its queue was full for %v; peerlane relay list on the host shows its state", localDialTimeout).On(filepath.Base(socket))
 		case err != nil:
 			return conn, nil, nil, wire.Errorf(wire.StatusUnreachable, "the relay of the other container: %v", err)
 		}

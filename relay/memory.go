@@ -101,17 +101,20 @@ func (s *session) closeParts(parts []part) {
 	s.port.CloseAll(fds)
 }
 
+// allocation names the allocation at place i of a range, as the object of an error.
+func allocation(i, n int) string { return fmt.Sprintf("allocation %d of %d", i+1, n) }
+
 // sideBySide returns an error unless the allocations are a single range of so many bytes.
 func sideBySide(parts []part, bytes uint64) error {
 	var sum uint64
 	for i, p := range parts {
 		switch {
 		case p.offset < sum:
-			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d begins at byte %d of the range, and overlaps what is before it, which ends at %d", i+1, len(parts), p.offset, sum)
+			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d begins at byte %d of the range, and overlaps what is before it, which ends at %d", i+1, len(parts), p.offset, sum).On(allocation(i, len(parts)))
 		case p.offset > sum:
-			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d begins at byte %d of the range, which leaves a hole behind byte %d", i+1, len(parts), p.offset, sum)
+			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d begins at byte %d of the range, which leaves a hole behind byte %d", i+1, len(parts), p.offset, sum).On(allocation(i, len(parts)))
 		case p.Bytes == 0 || p.Bytes > bytes-sum:
-			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d has %d bytes, in a range of %d of which %d are taken", i+1, len(parts), p.Bytes, bytes, sum)
+			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d has %d bytes, in a range of %d of which %d are taken", i+1, len(parts), p.Bytes, bytes, sum).On(allocation(i, len(parts)))
 		}
 		sum += p.Bytes
 	}
@@ -213,7 +216,7 @@ func (m *memory) open(gpu wire.UUID) error {
 		}
 		for i, p := range m.parts {
 			if p.Bytes%granule != 0 {
-				return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d has %d bytes; on %s it has to be a multiple of %d", i+1, len(m.parts), p.Bytes, gpu.GPU(), granule)
+				return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d has %d bytes; on %s it has to be a multiple of %d", i+1, len(m.parts), p.Bytes, gpu.GPU(), granule).On(allocation(i, len(m.parts)))
 			}
 		}
 	}
@@ -223,10 +226,10 @@ func (m *memory) open(gpu wire.UUID) error {
 		return err
 	})
 	if errors.Is(err, device.ErrSeveralDevices) {
-		return wire.Errorf(wire.StatusWrongGPU, "%v", err)
+		return wire.Errorf(wire.StatusWrongGPU, "%w", err)
 	}
 	if err != nil {
-		return wire.Errorf(wire.StatusBadDescriptor, "%v; export a CUDA VMM allocation (cuMemCreate with a POSIX file descriptor handle) of exactly this size", err)
+		return wire.Errorf(wire.StatusBadDescriptor, "%w; export a CUDA VMM allocation (cuMemCreate with a POSIX file descriptor handle) of exactly this size", err)
 	}
 	if m.mapped.On != lane.device.Ordinal {
 		actual, err := d.DeviceUUID(m.mapped.On)
@@ -236,7 +239,7 @@ func (m *memory) open(gpu wire.UUID) error {
 		if closed := m.mapped.Close(); closed != nil {
 			logrus.WithError(closed).Warn("unmapping refused memory")
 		}
-		return wire.Errorf(wire.StatusWrongGPU, "the memory is on %s, and was exported as memory of %s, whose lane this container has", actual, gpu.GPU())
+		return wire.Errorf(wire.StatusWrongGPU, "the memory is on %s, and was exported as memory of %s, whose lane this container has", actual, gpu.GPU()).On(actual)
 	}
 	m.lane = lane
 	if len(m.parts) == 1 && m.access&wire.AccessReceive != 0 {
@@ -284,7 +287,7 @@ func checkForeign(fd int, simulated bool) error {
 func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 	const instead = "allocate it by cuMemCreate (in PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or use host memory"
 	if !s.relay.config.CUDAIPC {
-		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted, `memory of cudaMalloc is not taken by its IPC handle, because relay.cuda_ipc in config.toml does not say "allow"; %s`, instead))
+		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted, `memory of cudaMalloc is not taken by its IPC handle, because relay.cuda_ipc in config.toml does not say "allow"; %s`, instead).On("relay.cuda_ipc"))
 		return
 	}
 	takes := quota{memories: 1}
@@ -305,11 +308,11 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 			return err
 		}
 		if memory.mapped, err = lane.device.OpenIPC(m.Handle); err != nil {
-			return wire.Errorf(wire.StatusBadDescriptor, "the driver does not open this memory of cudaMalloc for the relay (%v); %s", err, instead)
+			return wire.Errorf(wire.StatusBadDescriptor, "the driver does not open this memory of cudaMalloc for the relay (%w); %s", err, instead)
 		}
 		switch mapped := memory.mapped; {
 		case mapped.On != lane.device.Ordinal:
-			err = wire.Errorf(wire.StatusWrongGPU, "the memory is not on %s, whose lane it was exported for", m.GPU.GPU())
+			err = wire.Errorf(wire.StatusWrongGPU, "the memory is not on %s, whose lane it was exported for", m.GPU.GPU()).On(m.GPU.GPU())
 		case m.Length == 0 || m.Offset > mapped.Bytes || m.Length > mapped.Bytes-m.Offset:
 			err = wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length, m.Offset, mapped.Bytes)
 		default:

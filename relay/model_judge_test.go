@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -220,7 +219,7 @@ func (w *world) look(t *rapid.T, s *attached) {
 // leave closes open objects, so that the next program starts from the same state.
 func (w *world) leave(t *rapid.T) {
 	for _, s := range w.sessions {
-		if err := s.session.Close(); err != nil && !strings.Contains(err.Error(), "closed") {
+		if err := s.session.Close(); err != nil && !is(err, wire.StatusClosed) {
 			t.Errorf("closing %s: %v", s.name, err)
 		}
 	}

@@ -60,8 +60,14 @@ func postedBy(t *testing.T, rdma softdevice.Host) map[string]uint64 {
 
 // Two NICs with rates of 3 to 1 carry a lane's bytes by the weights of the plan, at most at their
 // rates, and after the failure of a NIC the remaining NIC carries the whole.
+//
+// It also runs on four real GPUs, with PEERLANE_TEST_CUDA=driver: NICs of 7.5 and 2.5 GB/s.
 func TestPacedNICsShareByWeights(t *testing.T) {
-	const rate, messages, n = 20e6, 48, 1 << 20 // bytes a second of the slower NIC
+	needGPUs(t, 4)
+	rate, messages, n := 20e6, 48, uint64(1<<20) // bytes a second of the slower NIC
+	if realGPUs {
+		rate, messages, n = 2.5e9, 1024, 8<<20
+	}
 	p := &byRDMA{lane: func(l launch.Lane) launch.Lane {
 		for i, weight := range []int{3, 1} {
 			l.Members = append(l.Members, launch.Member{Server: l.Servers[0].BusID, NIC: l.NICs[i], Weight: weight})
@@ -73,7 +79,7 @@ func TestPacedNICsShareByWeights(t *testing.T) {
 	all := slices.Concat(ofA, ofB)
 	for i := range all {
 		all[i].Holds = false
-		all[i].Rate = rate * uint64(3-2*(i%2))
+		all[i].Rate = uint64(rate) * uint64(3-2*(i%2))
 	}
 	if err := p.rdma.Set(all...); err != nil {
 		t.Fatal(err)
@@ -85,9 +91,21 @@ func TestPacedNICsShareByWeights(t *testing.T) {
 	moved := func(ports float64) (by map[string]uint64, each float64) {
 		t.Helper()
 		before := postedBy(t, p.rdma)
-		start, limit := time.Now(), testutil.BeginFor(time.Duration(messages*n/ports/0.95*1e9))
+		bytes := float64(messages) * float64(n)
+		start, limit := time.Now(), testutil.BeginFor(time.Duration(bytes/ports/0.95*1e9))
 		var ops []*client.Operation
+		done := func(op *client.Operation) {
+			t.Helper()
+			if moved, err := wait(t, op, nil); err != nil || moved != n {
+				t.Fatalf("%d bytes moved: %v", moved, err)
+			}
+		}
 		for range messages {
+			if len(ops) == 2*48 { // in flight
+				done(ops[0])
+				done(ops[1])
+				ops = ops[2:]
+			}
 			for _, post := range []func() (*client.Operation, error){
 				func() (*client.Operation, error) { return p.receiving.Receive(p.target.Memory, 0, n) },
 				func() (*client.Operation, error) { return p.sending.Send(p.source.Memory, 0, n) },
@@ -100,27 +118,25 @@ func TestPacedNICsShareByWeights(t *testing.T) {
 			}
 		}
 		for _, op := range ops {
-			if moved, err := wait(t, op, nil); err != nil || moved != n {
-				t.Fatalf("%d bytes moved: %v", moved, err)
-			}
+			done(op)
 		}
 		took := time.Since(start)
 		if limit.Over() {
-			t.Errorf("ports of together %.0f MB/s moved %.1f MB/s", ports/1e6, messages*n/took.Seconds()/1e6)
+			t.Errorf("ports of together %.0f MB/s moved %.1f MB/s", ports/1e6, bytes/took.Seconds()/1e6)
 		}
 		by = postedBy(t, p.rdma)
 		for nic, bytes := range before {
 			by[nic] -= bytes
 		}
-		return by, messages * n / took.Seconds()
+		return by, bytes / took.Seconds()
 	}
 	by, both := moved(4 * rate)
 	fast, slow := by[ofA[0].Name], by[ofA[1].Name]
-	if share := float64(fast) / float64(fast+slow); fast+slow != messages*n || share < 0.75*0.95 || share > 0.75*1.05 {
-		t.Errorf("of %d MiB %d MiB went by the NIC of weight 3 and %d by that of weight 1", messages, fast>>20, slow>>20)
+	if share := float64(fast) / float64(fast+slow); fast+slow != uint64(messages)*n || share < 0.75*0.95 || share > 0.75*1.05 {
+		t.Errorf("of %d MiB %d MiB went by the NIC of weight 3 and %d by that of weight 1", uint64(messages)*n>>20, fast>>20, slow>>20)
 	}
 	if both > 4*rate*1.05 {
-		t.Errorf("two NICs of 60 and 20 MB/s moved %.0f MB/s", both/1e6)
+		t.Errorf("two NICs of %.0f and %.0f MB/s moved %.0f MB/s", 3*rate/1e6, rate/1e6, both/1e6)
 	}
 	if f := served.Figures(); f.Done == 0 {
 		t.Error("the engine moved nothing")
@@ -135,11 +151,11 @@ func TestPacedNICsShareByWeights(t *testing.T) {
 		return strings.Contains(way, "connected anew ") && !strings.Contains(way, "is being connected anew")
 	})
 	by, one := moved(3 * rate)
-	if by[ofA[0].Name] != messages*n || by[ofA[1].Name] != 0 {
+	if by[ofA[0].Name] != uint64(messages)*n || by[ofA[1].Name] != 0 {
 		t.Errorf("without mlx5_1 the NICs carried %v", by)
 	}
 	if one > 3*rate*1.05 {
-		t.Errorf("a NIC of 60 MB/s moved %.0f MB/s", one/1e6)
+		t.Errorf("a NIC of %.0f MB/s moved %.0f MB/s", 3*rate/1e6, one/1e6)
 	}
 	t.Logf("two NICs: %.1f MB/s, %.3f of it by weight 3 of 4; one: %.1f MB/s", both/1e6, float64(fast)/float64(fast+slow), one/1e6)
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -459,7 +460,7 @@ func TestPeerWithBrokenRailUsesOtherRails(t *testing.T) {
 	n.pull(true, "10.0.0.0", "11.0.0.0")
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
-	if _, err := f.relays[0].hosts.reach(ctx, f.listen(t, 1, nil), nil); wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(err.Error(), "no route to host") {
+	if _, err := f.relays[0].hosts.reach(ctx, f.listen(t, 1, nil), nil); wire.StatusOf(err) != wire.StatusUnreachable || !errors.Is(err, syscall.EHOSTUNREACH) {
 		t.Errorf("without any cable: %v", err)
 	}
 }
@@ -482,7 +483,9 @@ func TestRailFailureNamesItsInterface(t *testing.T) {
 	if wire.StatusOf(err) != wire.StatusPeerRelayDied && wire.StatusOf(err) != wire.StatusPeerClosed {
 		t.Errorf("the write: %v", err)
 	}
-	if err := <-w.ended; !strings.Contains(err.Error(), "by rail1, rail 1") || !strings.Contains(err.Error(), "11.0.0.1") {
+	var of *tcp.PeerError
+	if err := <-w.ended; !errors.As(err, &of) || !strings.Contains(of.Route, "by rail1, rail 1") ||
+		!strings.Contains(of.Route, "11.0.0.1") {
 		t.Errorf("it ends with %v", err)
 	}
 }
@@ -503,7 +506,9 @@ func TestPulledCableReplacesPeer(t *testing.T) {
 	if pairs := f.relays[0].hosts.rails.pairs(w.peer); len(pairs) != 1 || pairs[0].Interface != "rail0" || w.peer == old.peer {
 		t.Errorf("it goes by %+v", pairs)
 	}
-	if err := <-old.ended; wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "by rail1, rail 1") {
+	var of *tcp.PeerError
+	if err := <-old.ended; wire.StatusOf(err) != wire.StatusPeerRelayDied || !errors.As(err, &of) ||
+		!strings.Contains(of.Route, "by rail1, rail 1") {
 		t.Errorf("the old set ends with %v", err)
 	}
 	// One that is well is shared.

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	codes "github.com/peerlane/peerlane/internal/fault"
 
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
@@ -54,7 +57,7 @@ type byRDMA struct {
 	settle time.Duration                 // as host's
 	more   []launch.Lane                 // of host b's relay, after its first
 	change func(*launch.Config)          // has its way with both relays' configurations; nil for none
-	kept   string                        // what host a's relay ends by, whose NIC keeps something; empty elsewhere
+	kept   error                         // of the Run of host a's relay, whose NIC keeps memory; nil elsewhere
 }
 
 // ofA and ofB are the NICs of two hosts.
@@ -106,7 +109,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if p.kept == "" {
+		if p.kept == nil {
 			allGivenBack(t, p.rdma)
 		}
 	})
@@ -402,7 +405,7 @@ func TestRDMAGrantsOverFewSlotsAllComplete(t *testing.T) {
 func TestRefusedRDMAChannelHarmsNoOtherChannel(t *testing.T) {
 	p := hostsByRDMA(t, 1, 1)
 	for range 3 {
-		demand(t, p.relayA.OpenByRDMA(&wire.Done{}), wire.StatusMalformed, "not a relay's hello")
+		demand(t, p.relayA.OpenByRDMA(&wire.Done{}), wire.StatusMalformed)
 	}
 	p.arrive(t, 1<<20)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
@@ -475,7 +478,8 @@ func TestRDMAUnavailableUsesTCPOrIsRefused(t *testing.T) {
 				}
 				if asked {
 					_, err = p.a.Connect(within(t), uuid(t, 0), l.Handle())
-					demand(t, err, wire.StatusUnreachable, append(slices.Clone(c.words), `"verbs"`)...)
+					demandOf(t, err, wire.StatusUnreachable, "relay.transport")
+					demandText(t, err, c.words...)
 					return
 				}
 				if p.sending, err = p.a.Connect(within(t), uuid(t, 0), l.Handle()); err != nil {
@@ -677,7 +681,8 @@ func TestFailedNICEndsOperationsWithItsName(t *testing.T) {
 	send, err := p.sending.Send(p.source.Memory, 0, 3<<20)
 	for _, op := range []*client.Operation{send, receive} {
 		_, err := wait(t, op, err)
-		demand(t, err, wire.StatusPeerRelayDied, "mlx5_0", "transport retry counter exceeded")
+		demandCode(t, err, wire.StatusPeerRelayDied, codes.RDMAFailed, "")
+		demandText(t, err, "mlx5_0", "transport retry counter exceeded")
 	}
 	for _, r := range []*relay.Relay{p.relayA, p.relayB} {
 		for end := testutil.Begin(); r.Report().Used.Connections > 0 || len(r.Report().Network.Peers) > 0; time.Sleep(5 * time.Millisecond) {
@@ -744,7 +749,7 @@ func TestPulledCableEndsOperationsAndNextUsesTCP(t *testing.T) {
 		for _, op := range []*client.Operation{send, receive} {
 			if _, err := wait(t, op, err); err != nil {
 				failed = true
-				demand(t, err, wire.StatusPeerRelayDied, "RDMA with the relay at", "could not be connected anew")
+				demandCode(t, err, wire.StatusPeerRelayDied, codes.RDMAFailed, "")
 			}
 		}
 		if end.Over() {
@@ -789,7 +794,8 @@ func TestDemandedRDMAComesBackWithThePort(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = p.a.Connect(within(t), uuid(t, 0), l.Handle())
-	demand(t, err, wire.StatusUnreachable, "no port is active", `"verbs"`)
+	demandOf(t, err, wire.StatusUnreachable, "relay.transport")
+	demandText(t, err, "no port is active")
 	if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {
 		t.Fatal(err)
 	}
@@ -798,7 +804,7 @@ func TestDemandedRDMAComesBackWithThePort(t *testing.T) {
 		if p.sending, err = p.a.Connect(within(t), uuid(t, 0), l.Handle()); err == nil {
 			break
 		}
-		if demand(t, err, wire.StatusUnreachable, "no port is active"); end.Over() {
+		if demandOf(t, err, wire.StatusUnreachable, "relay.transport"); end.Over() {
 			t.Fatalf("the port is back, and still: %v", err)
 		}
 	}
@@ -820,14 +826,16 @@ func TestDeathOverRDMAEndsOperations(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	hostname, err := os.Hostname()
+	check(t, err)
 	for name, c := range map[string]struct {
 		die      func(*testing.T, *relay.Relay, *client.Session)
 		receives bool // who dies
-		words    string
+		object   string
 	}{
-		"the receiver's relay": {halt, true, "container b"},
+		"the receiver's relay": {halt, true, hostname + ", container b at "},
 		"the receiver":         {leave, true, "container b"},
-		"the sender's relay":   {halt, false, "container a"},
+		"the sender's relay":   {halt, false, hostname + ", container a at "},
 		"the sender":           {leave, false, "container a"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -860,7 +868,7 @@ func TestDeathOverRDMAEndsOperations(t *testing.T) {
 				c.die(t, p.relayA, p.a)
 			}
 			for _, op := range ops {
-				if _, err := op.Wait(within(t)); err != nil && !strings.Contains(err.Error(), c.words) {
+				if _, err := op.Wait(within(t)); err != nil && !strings.HasPrefix(wire.ObjectOf(err), c.object) {
 					t.Errorf("an operation ended with %v", err)
 				}
 			}

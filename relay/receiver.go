@@ -416,7 +416,22 @@ func (r *receiver) arrived(a *arrival, n uint64) {
 	}
 	delete(r.matched, a.send)
 	r.end(a, wire.StatusOK)
-	r.port.Send(&wire.PeerDelivered{Send: a.send}, 0)
+	delivered := &wire.PeerDelivered{Send: a.send}
+	if port, can := r.port.(laterSender); can && len(r.matched) >= manyMatched {
+		port.SendLater(delivered, 0)
+	} else {
+		r.port.Send(delivered, 0)
+	}
+}
+
+// manyMatched is how many other messages are on their way at least when a sender is told of the end of
+// one together with the next grant: a write to the control connection takes as long as a copy of 64 KiB,
+// and a sender with so many messages under way does not wait for the end of the first.
+const manyMatched = 4
+
+// laterSender is a port that can send a message with the next one. transport/tcp's channels are.
+type laterSender interface {
+	SendLater(m wire.Message, sequence uint32)
 }
 
 // end ends the receive of a message after the earlier receives.

@@ -213,14 +213,14 @@ func (r *Relay) Stop(why string) {
 			r.end(launch.EndContainer, r.containerEnded())
 			return
 		}
-		r.end(launch.EndSignal, wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s was stopped: %s", r.name(), why))
+		r.end(launch.EndSignal, wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s was stopped: %s", r.name(), why).On(r.name()))
 	})
 }
 
 // End is Stop for the administrator's reason, which clients hear as well.
 func (r *Relay) End(reason string) {
 	r.loop.Do(func() {
-		r.end(launch.EndRequest, wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s %s", r.name(), reason))
+		r.end(launch.EndRequest, wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s %s", r.name(), reason).On(r.name()))
 	})
 }
 
@@ -268,7 +268,7 @@ func (r *Relay) failed(err error) {
 	}
 }
 
-// examine looks whether an error says that this process cannot go on. It may block, and is not
+// examine looks whether an error says that this process cannot go on. examine may block, and is not
 // called on the loop. The contexts report the loss, regardless of the error: a context that cannot
 // be made on a GPU does not end lanes of further GPUs.
 func (r *Relay) examine(err error) {
@@ -312,7 +312,7 @@ func (r *Relay) wear(err error) {
 // rest ends a worn relay without clients.
 func (r *Relay) rest() {
 	if r.worn != nil && len(r.sessions) == 0 {
-		r.end(launch.EndKept, wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it could not give something back: %v", r.name(), r.worn))
+		r.end(launch.EndKept, wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it could not give something back: %w", r.name(), r.worn))
 	}
 }
 
@@ -353,7 +353,7 @@ func (r *Relay) cuda() (*cuda.Driver, error) {
 	return r.driver, nil
 }
 
-// laneOf finds the lane of a GPU. It may block for the driver.
+// laneOf finds the lane of a GPU. laneOf may block for the driver.
 func (r *Relay) laneOf(gpu wire.UUID) (*lane, error) {
 	var lanes []*lane
 	if !r.loop.Call(func() { lanes = r.lanes }) {
@@ -371,7 +371,7 @@ func (r *Relay) laneOf(gpu wire.UUID) (*lane, error) {
 		given = append(given, fmt.Sprintf("%s (%s)", id.GPU(), l.spec.GPU.BusID))
 	}
 	return nil, wire.Errorf(wire.StatusWrongGPU, "%w", &fault.Error{Code: fault.NoLane, Operation: gpu.GPU() + " has no lane in this container",
-		Cause: errors.New("it was given the lane of " + join(given)), Remedy: "start it with --device peerlane.dev/lane=" + gpu.GPU()})
+		Cause: errors.New("it was given the lane of " + join(given)), Remedy: "start it with --device peerlane.dev/lane=" + gpu.GPU()}).On(gpu.GPU())
 }
 
 func join(list []string) string {
@@ -397,7 +397,7 @@ func (r *Relay) name() string {
 }
 
 func (r *Relay) containerEnded() *wire.Error {
-	return wire.Errorf(wire.StatusPeerContainerDied, "%s ended", r.name())
+	return wire.Errorf(wire.StatusPeerContainerDied, "%s ended", r.name()).On(r.name())
 }
 
 // initEnded reports whether the container's init is known to have ended.

@@ -119,7 +119,7 @@ func (s *sender) reverseRefused(m *wire.PeerBackRefused) error {
 	}
 	w.close()
 	s.reading.back = nil
-	s.failReads(&wire.Error{Status: wire.Status(m.Status), Reason: wire.Text(m.Reason[:])})
+	s.failReads(wire.Reason(wire.Status(m.Status), m.Reason[:]))
 	return nil
 }
 
@@ -222,7 +222,7 @@ func (r *receiver) refuseReverse(err error) {
 	r.back = nil
 	r.session.relay.warnings.warn(r.session.log, err, "no way back for reads")
 	m := &wire.PeerBackRefused{Status: uint32(wire.StatusOf(err))}
-	wire.SetText(m.Reason[:], err.Error())
+	wire.SetReason(m.Reason[:], err)
 	r.port.Send(m, 0)
 }
 

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -121,7 +122,7 @@ func (n *cables) of(host []address.Chosen) wires {
 			n.mu.Unlock()
 			switch {
 			case cut:
-				return nil, refused(errors.New("no route to host"))
+				return nil, refused(syscall.EHOSTUNREACH)
 			case l == nil:
 				return nil, refused(errors.New("connection refused"))
 			}

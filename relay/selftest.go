@@ -57,7 +57,7 @@ func (l *lane) stagedOn() (list []launch.GPU) {
 	return list
 }
 
-// selfTestResult returns the configuration with the results of the lane's pairs. It may block.
+// selfTestResult returns the configuration with the results of the lane's pairs. selfTestResult may block.
 func (l *lane) selfTestResult() (config launch.Config, err error) {
 	for end := time.Now().Add(selfTestTimeout); ; time.Sleep(10 * time.Millisecond) {
 		if !l.relay.loop.Call(func() { config = l.relay.config }) {
@@ -120,7 +120,7 @@ func (l *lane) route(config launch.Config, hello *wire.PeerHello) (uint32, error
 		}
 		if ours != wire.RouteAuto || hello.Route != wire.RouteAuto {
 			return 0, wire.Errorf(wire.StatusUnreachable,
-				`route direct between %s and %s is not to be had: their self-test says %s: %s; with relay.route = "auto" it is staged`, other, own, p.Verdict, p.Reason)
+				`route direct between %s and %s is not to be had: their self-test says %s: %s; with relay.route = "auto" it is staged`, other, own, p.Verdict, p.Reason).On(other)
 		}
 		logrus.Warnf("a sender on %s is staged, and not direct to %s: their self-test says %s: %s", other, own, p.Verdict, p.Reason)
 		return wire.RouteStaged, nil

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	codes "github.com/peerlane/peerlane/internal/fault"
+
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
@@ -128,16 +130,15 @@ func TestStagingDuringSelfTestWaits(t *testing.T) {
 // verdict on a foreign pair.
 func TestLateBadVerdictEndsRelay(t *testing.T) {
 	needGPUs(t, 3)
-	const ends = "have failed their self-test since: 1 byte"
 	for _, c := range []struct {
 		name, mode string
 		pair       launch.Pair
-		ends       string
+		ends       error
 	}{
-		{"wrong", launch.SelfTestOnce, found(1, launch.VerdictWrong, "1 byte"), ends},
-		{"slow", launch.SelfTestOnce, found(1, launch.VerdictSlow, "1 GB/s"), ""},
-		{"of another server", launch.SelfTestOnce, found(2, launch.VerdictWrong, "1 byte"), ""},
-		{"nobody cares", launch.SelfTestOff, found(1, launch.VerdictWrong, "1 byte"), ""},
+		{"wrong", launch.SelfTestOnce, found(1, launch.VerdictWrong, "1 byte"), codes.UnfitPair},
+		{"slow", launch.SelfTestOnce, found(1, launch.VerdictSlow, "1 GB/s"), nil},
+		{"of another server", launch.SelfTestOnce, found(2, launch.VerdictWrong, "1 byte"), nil},
+		{"nobody cares", launch.SelfTestOff, found(1, launch.VerdictWrong, "1 byte"), nil},
 	} {
 		late := func(t *testing.T) (h *host, tell func(*relay.Relay)) {
 			h = newHost(t)
@@ -160,7 +161,7 @@ func TestLateBadVerdictEndsRelay(t *testing.T) {
 			f := newSelf(t, h, far(0, 1, "nic0"))
 			f.move(t)
 			tell(f.relay)
-			if c.ends == "" {
+			if c.ends == nil {
 				f.move(t)
 			}
 		})
@@ -207,7 +208,7 @@ func TestDirectRouteOfUnfitPairIsStagedOrRefused(t *testing.T) {
 			}
 			connection, err := a.Connect(within(t), uuid(t, 0), listener.Handle())
 			if c.want == 0 {
-				demand(t, err, wire.StatusUnreachable, "their self-test says wrong: 1 byte")
+				demandOf(t, err, wire.StatusUnreachable, devices[0].UUID)
 				return
 			}
 			if err != nil {

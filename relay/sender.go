@@ -431,7 +431,7 @@ func (s *sender) broken(err error, what string) {
 		return
 	}
 	s.session.relay.failed(err)
-	s.shutdown(wire.Errorf(ofCopies(err), "%s: %s failed: %v", s.session.relay.name(), what, err))
+	s.shutdown(wire.Errorf(ofCopies(err), "%s: %s failed: %w", s.session.relay.name(), what, err))
 }
 
 // ofCopies returns the status of a failed transfer.

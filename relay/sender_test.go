@@ -10,6 +10,7 @@ import (
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/ring"
+	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -121,4 +122,43 @@ func TestSenderOnRouteStagedCannotReportGrantFilled(t *testing.T) {
 	if err := r.written(1); wire.StatusOf(err) != wire.StatusMalformed || r.grants[1] == nil {
 		t.Errorf("the relay says %v, and has the grants %v", err, r.grants)
 	}
+}
+
+// laterPort counts the messages that are sent at once and later.
+type laterPort struct {
+	transport.Control
+	now, later int
+}
+
+func (p *laterPort) Send(wire.Message, uint32, ...int)       { p.now++ }
+func (p *laterPort) SendLater(m wire.Message, number uint32) { p.later++ }
+
+// With many messages on their way their ends are told together with the next grants; the last ones, for
+// which a sender may wait, at once.
+func TestEndsOfManyMessagesAreToldLater(t *testing.T) {
+	w := newWorld(t)
+	c := w.connection(wire.RouteStaged)
+	deafPort := c.port
+	port := &laterPort{Control: deafPort}
+	c.port = port
+	r := newReceiver(c)
+	var all []*arrival
+	for i := range uint64(manyMatched + 3) {
+		op := w.post(c, wire.OpReceive, 0, 0, 8)
+		r.takeReceive(0) // as announce does
+		a := &arrival{send: i + 1, length: 8, op: op, unended: &unended{op: op}}
+		r.unended = append(r.unended, a.unended)
+		r.matched[a.send] = a
+		all = append(all, a)
+	}
+	for _, a := range all {
+		r.arrived(a, 8)
+	}
+	if port.later != 3 || port.now != manyMatched {
+		t.Errorf("%d ends are told later and %d at once, want 3 and %d", port.later, port.now, manyMatched)
+	}
+	c.port = deafPort
+	w.leave(c)
+	r.landingsEnded()
+	w.over()
 }

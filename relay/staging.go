@@ -87,10 +87,10 @@ func (m *memory) stage(gpu wire.UUID) error {
 	}
 	switch {
 	case !l.spec.Relay || len(servers) == 0:
-		return wire.Errorf(wire.StatusNoStaging, "the lane of GPU %s has no server GPU to stage on (role %s): what is sent is read where it lies, and needs no copy", l.spec.GPU.BusID, l.spec.Role)
+		return wire.Errorf(wire.StatusNoStaging, "the lane of GPU %s has no server GPU to stage on (role %s): what is sent is read where it lies, and needs no copy", l.spec.GPU.BusID, l.spec.Role).On(l.spec.GPU.BusID)
 	case !copies:
 		return wire.Errorf(wire.StatusNotPermitted, "%s was given the lane of GPU %d and not its server GPUs, which a client has to see that copies itself; start it with --device peerlane.dev/gpu=%[2]d, or let the relay copy",
-			r.name(), l.spec.GPU.Index)
+			r.name(), l.spec.GPU.Index).On(fmt.Sprintf("peerlane.dev/gpu=%d", l.spec.GPU.Index))
 	}
 	if err := l.open(); err != nil {
 		return err
@@ -116,7 +116,7 @@ func (m *memory) stage(gpu wire.UUID) error {
 	}
 	return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
 		Operation: fmt.Sprintf("no server GPU of the lane of GPU %s can have %s of staging memory", l.spec.GPU.BusID, humanize.IBytes(m.takes.staging)),
-		Cause:     errors.New(strings.Join(refused, "; "))})
+		Cause:     errors.New(strings.Join(refused, "; "))}).On(l.spec.GPU.BusID)
 }
 
 // forClients are the lane's server GPUs as clients' memory on them is counted.

@@ -186,6 +186,6 @@ func stopProcesses(t *testing.T, route string, sleep time.Duration) {
 	}
 	died := time.Now()
 	_, err = wait(t, last, nil) // for 30 s: ten times slower machines have as much
-	demand(t, err, wire.StatusPeerClientDied, "of container a died")
+	demandOf(t, err, wire.StatusPeerClientDied, "container a")
 	t.Logf("the death was noticed after %v", time.Since(died))
 }

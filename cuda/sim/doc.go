@@ -29,6 +29,9 @@
 //	                       "cuMemcpyAsync:after=3:error=700;cuMemCreate:oom"
 //	PEERLANE_SIM_CALLS     a file to which each call that can have a fault adds its name
 //
+// The library of folder forward gives the calls of another library, such as the real driver, the
+// same faults.
+//
 // The simulator implements the kernels of package cuda/kernels in C. A module is PTX with the names
 // of these kernels; the simulator rejects other kernels.
 //

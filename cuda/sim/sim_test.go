@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -381,6 +382,38 @@ func TestFaultsChangeResults(t *testing.T) {
 	} {
 		if got := answer(t, dir, "faults", "PEERLANE_SIM_FAULT="+c.fault); got != c.want {
 			t.Errorf("%s:\n got %q\nwant %q", c.fault, got, c.want)
+		}
+	}
+}
+
+// The library of forward/ gives another library's calls the same faults. Here the other library is
+// the simulator, which has no faults of its own then.
+func TestForwardedCallsMeetFaults(t *testing.T) {
+	dir := host(t, 1)
+	build := exec.CommandContext(t.Context(), "make", "-C", "../..", "bin/libpeerlane-cuda-faults.so")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	forward, err := filepath.Abs("../../bin/libpeerlane-cuda-faults.so")
+	check(t, err)
+	simulator, err := Library()
+	check(t, err)
+	const good = "0 0 abcdefgh0;"
+	for _, c := range []struct{ fault, want string }{
+		{"", good + " " + good + " " + good},
+		{"cuMemcpyAsync:after=1:times=1:error=1", good + " 1 0 abcdefgh0; " + good},
+		{"cuMemcpyAsync:after=1:error=700", good + " 700 700 700; 700 700 700;"},
+		{"cuMemCreate:oom", "begin 2"},
+		{"cuMemcpyAsync:after=1:lost", good + " 999 999 999; 999 999 999;"},
+	} {
+		calls := filepath.Join(t.TempDir(), "calls")
+		got := answer(t, dir, "faults", cuda.LibraryVariable+"="+forward, "PEERLANE_FORWARD_TO="+simulator,
+			"PEERLANE_FORWARD_FAULT="+c.fault, "PEERLANE_FORWARD_CALLS="+calls)
+		if got != c.want {
+			t.Errorf("%s:\n got %q\nwant %q", c.fault, got, c.want)
+		}
+		if list, err := os.ReadFile(calls); err != nil || !slices.Contains(strings.Fields(string(list)), "cuMemCreate") {
+			t.Errorf("%s: the list of calls lacks cuMemCreate: %q, %v", c.fault, list, err)
 		}
 	}
 }

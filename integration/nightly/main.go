@@ -37,6 +37,7 @@ var cases = []testCase{
 	{"guest", "make test-vm PLACE=vm-nightly"},
 	{"network", "make soak-network"},
 	{"nccl", "make soak-nccl"},
+	{"nixl", "make soak-nixl"},
 	{"model", "make soak-model PROGRAMS=10000"},
 	{"doctor", "make soak-doctor ROUNDS=2000"},
 	{"plan", "make soak-plan HOSTS=10000"},
@@ -99,7 +100,7 @@ func nightly(file, pattern, document string, check bool, out io.Writer) error {
 		fmt.Fprintf(out, "\n== %s: %s\n", c.Name, c.Command)
 		r := result{testCase: c, Date: time.Now().UTC().Truncate(time.Second), Commit: strings.TrimSpace(string(commit))}
 		command := exec.Command("bash", "-c", c.Command)
-		command.Stdout, command.Stderr = out, os.Stderr
+		command.Stdout, command.Stderr, command.Env = out, os.Stderr, environment()
 		r.Passed = command.Run() == nil
 		r.Seconds = time.Since(r.Date).Round(time.Second).Seconds()
 		select {
@@ -126,6 +127,15 @@ func nightly(file, pattern, document string, check bool, out io.Writer) error {
 		return &failedError{failed}
 	}
 	return nil
+}
+
+// environment is this process's without the variables of make: RUN of `make nightly` chooses
+// cases, and would choose tests in a case's own make.
+func environment() []string {
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return slices.Contains([]string{"RUN", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL"}, name)
+	})
 }
 
 // set replaces the result of a case.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -42,6 +43,18 @@ func TestCasesAreTargetsOfTheMakefile(t *testing.T) {
 		if fields[0] != "make" || !regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(fields[1])+`:`).Match(makefile) {
 			t.Errorf("%s: %q is no target of the Makefile", c.Name, c.Command)
 		}
+	}
+}
+
+// `make nightly RUN=fuzz` chooses a case, and no tests within the case.
+func TestCasesDoNotGetVariablesOfMake(t *testing.T) {
+	old := cases
+	defer func() { cases = old }()
+	t.Setenv("RUN", "fuzz")
+	t.Setenv("MAKEFLAGS", " -- RUN=fuzz")
+	cases = []testCase{{"own", `test -z "$RUN$MAKEFLAGS" && test -n "$PATH"`}}
+	if err := nightly(filepath.Join(t.TempDir(), "results.json"), "", "", false, io.Discard); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -66,7 +66,7 @@ func TestDialOtherVersionNamesBothVersions(t *testing.T) {
 		}
 	})
 	err := dialed(t, refusing, wire.NewestVersion+1, wire.NewestVersion+2)
-	if wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), "same release") {
+	if wire.StatusOf(err) != wire.StatusVersion {
 		t.Errorf("a client that is too new: %v", err)
 	}
 	// A relay that picks a version the client does not speak.
@@ -83,7 +83,9 @@ func TestDialOtherVersionNamesBothVersions(t *testing.T) {
 		}
 	})
 	err = dialed(t, wrong, wire.OldestVersion, wire.NewestVersion)
-	if wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), "version 99") {
+	relays := &versionError{wrong, 99, wire.OldestVersion, wire.NewestVersion}
+	if wire.StatusOf(err) != wire.StatusVersion ||
+		!testutil.HasError(err, relays) {
 		t.Errorf("a relay that picks a version of its own: %v", err)
 	}
 }
@@ -92,7 +94,9 @@ func TestDialOtherVersionNamesBothVersions(t *testing.T) {
 // session goes on.
 func TestOlderRelayUnknownRequestsFailLocally(t *testing.T) {
 	older := &Session{version: wire.LaneNICVersion - 1} // sends find no reader
-	if _, err := older.LaneNIC(t.Context(), wire.UUID{}); wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), "same release") {
+	want := &versionError{relay: wire.LaneNICVersion - 1, oldest: wire.LaneNICVersion}
+	if _, err := older.LaneNIC(t.Context(), wire.UUID{}); wire.StatusOf(err) != wire.StatusVersion ||
+		!testutil.HasError(err, want) {
 		t.Errorf("%v", err)
 	}
 	if older.broken != nil {
@@ -116,7 +120,7 @@ func TestDialWithoutRelayNamesTheCause(t *testing.T) {
 	}
 	silent := answering(t, func(packet.Conn, wire.Message) {})
 	// As of a relay that dies just then.
-	if err := dialed(t, silent, 1, 1); wire.StatusOf(err) != wire.StatusRelayDied || !strings.Contains(err.Error(), "without a word; it may have died: connect to it again") {
+	if err := dialed(t, silent, 1, 1); wire.StatusOf(err) != wire.StatusRelayDied || !errors.Is(err, errClosedSilently) {
 		t.Errorf("a socket that closes: %v", err)
 	}
 }

@@ -68,7 +68,7 @@ func (s *Session) known(number uint32) *Connection {
 func (s *Session) connectionDown(m *wire.ConnectionDown) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.known(m.Connection).takeDown(&wire.Error{Status: wire.Status(m.Status), Reason: wire.Text(m.Reason[:])})
+	s.known(m.Connection).takeDown(wire.Reason(wire.Status(m.Status), m.Reason[:]))
 }
 
 func (c *Connection) takeDown(why error) {
@@ -231,10 +231,23 @@ func (c *Connection) explain(status wire.Status) error {
 	switch status {
 	case wire.StatusOK:
 		return nil
-	case wire.StatusBadKey, wire.StatusNoReverseConnection, wire.StatusVersion, wire.StatusTruncated, wire.StatusCanceled, wire.StatusMalformed, wire.StatusUnknownMemory, wire.StatusUnknownEvent,
-		wire.StatusWrongGPU, wire.StatusNotPermitted, wire.StatusOutOfRange:
+	case wire.StatusBadKey,
+		wire.StatusNoReverseConnection,
+		wire.StatusVersion,
+		wire.StatusTruncated,
+		wire.StatusCanceled,
+		wire.StatusMalformed,
+		wire.StatusUnknownMemory,
+		wire.StatusUnknownEvent,
+		wire.StatusWrongGPU,
+		wire.StatusNotPermitted,
+		wire.StatusOutOfRange:
 		// Of this operation alone: the connection stays up.
-		return &wire.Error{Status: status, Reason: fmt.Sprintf("on the connection with %s: %v", c.Peer, status)}
+		return &wire.Error{
+			Status: status,
+			Reason: fmt.Sprintf("on the connection with %s: %v", c.Peer, status),
+			Object: c.Peer,
+		}
 	}
 	select {
 	case <-c.down:

@@ -54,7 +54,7 @@ func (s *Session) HandOver(number, first uint32) (*HandOver, error) {
 		return nil, s.broken
 	}
 	if old := s.handOvers[number]; old != nil && old.operations > 0 {
-		return nil, fmt.Errorf("timeline %d: %d operations in turn have not ended; cancel them or wait before the hand-over begins anew", number, old.operations)
+		return nil, wire.Errorf(wire.StatusBusy, "timeline %d: %d %w", number, old.operations, errTurnsOpen)
 	}
 	h := &HandOver{session: s, number: number}
 	s.handOvers[number] = h
@@ -169,7 +169,5 @@ func (t *StreamTimelines) uncaptured(s cuda.Stream, number uint32, what string) 
 	if status == cuda.CaptureNone {
 		return nil
 	}
-	return fmt.Errorf("timeline %d: %s cannot be captured: every replay of the graph would have the same value, "+
-		"and none but the first would wait; capture the two-phase form, a hand-over (Session.HandOver, StreamTimelines.Take and Give), "+
-		"which waits for its turn and sets it back in the graph", number, what)
+	return wire.Errorf(wire.StatusNotPermitted, "timeline %d: %s %w", number, what, errCaptured)
 }

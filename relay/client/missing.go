@@ -17,11 +17,21 @@ import (
 // the anchor of the lane, an empty directory, exists.
 func noRelay(socket string, cause error, gpus []wire.UUID) error {
 	if entries, err := os.ReadDir(filepath.Dir(socket)); err == nil && len(entries) == 0 {
-		return noRelayAt(socket, fmt.Errorf("%w: the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without", cause),
-			"read the host's log (journalctl -t peerlane-hook, or its syslog)")
+		return noRelayAt(
+			socket,
+			fmt.Errorf(
+				"%w: the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without",
+				cause,
+			),
+			"read the host's log (journalctl -t peerlane-hook, or its syslog)",
+		)
 	}
 	if len(gpus) == 0 {
-		return noRelayAt(socket, cause, "start the container with --device peerlane.dev/lane=N, where N is its GPU's number on the host")
+		return noRelayAt(
+			socket,
+			cause,
+			"start the container with --device peerlane.dev/lane=N, where N is its GPU's number on the host",
+		)
 	}
 	var devices []string
 	for _, gpu := range gpus {
@@ -50,9 +60,7 @@ func (s *Session) Lanes(ctx context.Context) ([]wire.LaneGPU, error) {
 // error has StatusVersion, and the session goes on.
 func (s *Session) LaneNIC(ctx context.Context, gpu wire.UUID) (*wire.LaneNICReply, error) {
 	if s.version < wire.LaneNICVersion {
-		return nil, wire.Errorf(wire.StatusVersion,
-			"the relay does not tell of the NIC of a lane: it speaks version %d of Peerlane's protocol, and that came with version %d; install the same release of Peerlane in the image and on the host",
-			s.version, wire.LaneNICVersion)
+		return nil, wire.Errorf(wire.StatusVersion, "%w", &versionError{relay: s.version, oldest: wire.LaneNICVersion})
 	}
 	return ask[*wire.LaneNICReply](ctx, s, &wire.LaneNIC{GPU: gpu})
 }

@@ -6,12 +6,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -42,7 +42,7 @@ func TestDialQueueFullWaitsAndReturnsBusy(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	s, err := Dial(ctx, path, wire.UUID{1})
-	if s != nil || wire.StatusOf(err) != wire.StatusBusy || !strings.Contains(err.Error(), "queue was full for") || strings.Contains(err.Error(), "--device") {
+	if s != nil || !errors.Is(err, &wire.Error{Status: wire.StatusBusy, Object: path}) || errors.Is(err, fault.NoRelay) {
 		t.Errorf("%v, %v", s, err)
 	}
 
@@ -64,10 +64,10 @@ func TestDialQueueFullWaitsAndReturnsBusy(t *testing.T) {
 			conn.Close()
 			continue
 		}
-		if err := conn.Send(wire.NewFailure(wire.Errorf(wire.StatusLimit, "heard")), 1); err != nil {
+		if err := conn.Send(wire.NewFailure(wire.Errorf(wire.StatusLimit, "heard").On("a test")), 1); err != nil {
 			t.Error(err)
 		}
-		if err := <-done; wire.StatusOf(err) != wire.StatusLimit || !strings.Contains(err.Error(), "heard") {
+		if err := <-done; !errors.Is(err, &wire.Error{Status: wire.StatusLimit, Object: "a test"}) {
 			t.Errorf("%v", err)
 		}
 		conn.Close()

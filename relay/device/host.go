@@ -84,13 +84,31 @@ func fallocate(fd int, how uint32, at, n uint64) error {
 	}
 }
 
+// Causes of refused host memory.
+var (
+	ErrNotHostMemory = errors.New(
+		"the descriptor is not host memory (a memfd that is sealed against a change of its size)",
+	)
+	ErrHugePages = errors.New("the host memory is of huge pages")
+)
+
+// HostSizeError is the cause of host memory that was announced with another size.
+type HostSizeError struct {
+	Has       int64  // bytes
+	Announced uint64 // bytes
+}
+
+func (e *HostSizeError) Error() string {
+	return fmt.Sprintf("the host memory has %d bytes, and %d in whole pages were announced", e.Has, e.Announced)
+}
+
 // CheckHost says why a descriptor that somebody else made is not host memory of so
 // many bytes. It calls nothing that a stranger's file system would answer.
 func CheckHost(fd int, bytes uint64) error {
 	// This call distinguishes the kernel's memory files from further files.
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || seals&hostSeals != hostSeals {
-		return errors.New("the descriptor is not host memory (a memfd that is sealed against a change of its size)")
+		return ErrNotHostMemory
 	}
 	var s unix.Stat_t
 	if err := unix.Fstat(fd, &s); err != nil {
@@ -101,10 +119,10 @@ func CheckHost(fd int, bytes uint64) error {
 		return os.NewSyscallError("fstatfs", err)
 	}
 	if f.Type != unix.TMPFS_MAGIC { // an access to huge pages can fail
-		return errors.New("the host memory is of huge pages")
+		return ErrHugePages
 	}
 	if bytes == 0 || uint64(s.Size) != bytes || bytes%uint64(os.Getpagesize()) != 0 {
-		return fmt.Errorf("the host memory has %d bytes, and %d in whole pages were announced", s.Size, bytes)
+		return &HostSizeError{s.Size, bytes}
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func TestHostMemoryIsThereAndGoes(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoHostMemory(t *testing.T) {
+func TestImportHostRefusesOtherDescriptors(t *testing.T) {
 	const (
 		size        = 1 << 20
 		noHugePages = -2
@@ -113,20 +113,20 @@ func TestWhatIsNoHostMemory(t *testing.T) {
 		name  string
 		fd    int
 		bytes uint64
-		why   string
+		want  error
 	}{
-		{"unsealed", memfd(unix.MFD_ALLOW_SEALING, size, 0), size, "sealed"},
-		{"can grow", memfd(unix.MFD_ALLOW_SEALING, size, unix.F_SEAL_SHRINK), size, "sealed"},
-		{"can shrink", memfd(unix.MFD_ALLOW_SEALING, size, unix.F_SEAL_GROW), size, "sealed"},
-		{"longer than announced", memfd(unix.MFD_ALLOW_SEALING, size, sealed), size / 2, "has 1048576 bytes, and 524288"},
-		{"shorter than announced", memfd(unix.MFD_ALLOW_SEALING, size, sealed), 1 << 62, "has 1048576 bytes"},
-		{"nothing", memfd(unix.MFD_ALLOW_SEALING, 0, sealed), 0, "has 0 bytes"},
-		{"no whole pages", memfd(unix.MFD_ALLOW_SEALING, 777, sealed), 777, "whole pages"},
-		{"not to be written", memfd(unix.MFD_ALLOW_SEALING, size, sealed|unix.F_SEAL_WRITE), size, "mmap"},
-		{"huge pages", memfd(unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB, 0, sealed), 0, "huge pages"},
-		{"a pipe", pipe[0], size, "not host memory"},
-		{"a file", int(file.Fd()), size, "not host memory"},
-		{"closed", 1 << 20, size, "not host memory"},
+		{"unsealed", memfd(unix.MFD_ALLOW_SEALING, size, 0), size, device.ErrNotHostMemory},
+		{"can grow", memfd(unix.MFD_ALLOW_SEALING, size, unix.F_SEAL_SHRINK), size, device.ErrNotHostMemory},
+		{"can shrink", memfd(unix.MFD_ALLOW_SEALING, size, unix.F_SEAL_GROW), size, device.ErrNotHostMemory},
+		{"longer than announced", memfd(unix.MFD_ALLOW_SEALING, size, sealed), size / 2, &device.HostSizeError{Has: size, Announced: size / 2}},
+		{"shorter than announced", memfd(unix.MFD_ALLOW_SEALING, size, sealed), 1 << 62, &device.HostSizeError{Has: size, Announced: 1 << 62}},
+		{"nothing", memfd(unix.MFD_ALLOW_SEALING, 0, sealed), 0, &device.HostSizeError{}},
+		{"no whole pages", memfd(unix.MFD_ALLOW_SEALING, 777, sealed), 777, &device.HostSizeError{Has: 777, Announced: 777}},
+		{"not to be written", memfd(unix.MFD_ALLOW_SEALING, size, sealed|unix.F_SEAL_WRITE), size, os.NewSyscallError("mmap", unix.EPERM)},
+		{"huge pages", memfd(unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB, 0, sealed), 0, device.ErrHugePages},
+		{"a pipe", pipe[0], size, device.ErrNotHostMemory},
+		{"a file", int(file.Fd()), size, device.ErrNotHostMemory},
+		{"closed", 1 << 20, size, device.ErrNotHostMemory},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.fd == noHugePages {
@@ -136,8 +136,8 @@ func TestWhatIsNoHostMemory(t *testing.T) {
 			if err == nil {
 				t.Fatal(m.Close())
 			}
-			if !strings.Contains(err.Error(), c.why) {
-				t.Errorf("the error does not say %q: %v", c.why, err)
+			if !testutil.HasError(err, c.want) {
+				t.Errorf("the error is not %v: %v", c.want, err)
 			}
 		})
 	}
@@ -271,7 +271,8 @@ func hugeBytes(t *testing.T, at *byte) (sum uint64) {
 			continue
 		}
 		name, rest, _ := strings.Cut(line, ":")
-		if n, _ := fmt.Sscanf(rest, "%d kB", &size); within && n == 1 && (name == "ShmemPmdMapped" || name == "Shared_Hugetlb" || name == "Private_Hugetlb") {
+		if n, _ := fmt.Sscanf(rest, "%d kB", &size); within && n == 1 &&
+			(name == "ShmemPmdMapped" || name == "Shared_Hugetlb" || name == "Private_Hugetlb") {
 			sum += size << 10
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -15,6 +14,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
 	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // The simulator reads faults when it is loaded, so every case is a process.
@@ -22,9 +22,18 @@ const queueVariable = "PEERLANE_TEST_QUEUE"
 
 func TestMain(m *testing.M) {
 	if mode := os.Getenv(queueVariable); mode != "" {
-		works := map[string]func() error{"busy": moveBesideKernels, "within": copyWithin, "fails": failLater, "always busy": alwaysBusy,
-			"writes": writeAll, "lost words": lostWords, "measure": measureWrites, "stores": storeAll, "store limits": storeLimits,
-			"measure at leisure": func() error { device.AllowMeasuring(time.Minute); return measureWrites() }}
+		works := map[string]func() error{
+			"busy":               moveBesideKernels,
+			"within":             copyWithin,
+			"fails":              failLater,
+			"always busy":        alwaysBusy,
+			"writes":             writeAll,
+			"lost words":         lostWords,
+			"measure":            measureWrites,
+			"stores":             storeAll,
+			"store limits":       storeLimits,
+			"measure at leisure": func() error { device.AllowMeasuring(time.Minute); return measureWrites() },
+		}
 		for _, which := range []string{"large", "queued", "late"} {
 			works[which] = func() error { return neverBounce(which) }
 		}
@@ -102,8 +111,7 @@ func copySix() error {
 				fmt.Print(to, " ")
 				return
 			}
-			call, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "GPU "+g.BusID+": "), " (")
-			fmt.Print(to, " ", call, " ")
+			fmt.Print(to, " ", wire.ObjectOf(err), " ")
 			if to < 2*queued {
 				begin(from, to+queued)
 			}
@@ -123,7 +131,9 @@ func copySix() error {
 	}
 	for to := queued; to < 3*queued; to++ {
 		want := byte(to%queued + 1)
-		fmt.Print(map[bool]string{true: "=", false: "."}[bytes.Count(content[to*bytesOf:(to+1)*bytesOf], []byte{want}) == bytesOf])
+		fmt.Print(
+			map[bool]string{true: "=", false: "."}[bytes.Count(content[to*bytesOf:(to+1)*bytesOf], []byte{want}) == bytesOf],
+		)
 	}
 	return q.Close()
 }

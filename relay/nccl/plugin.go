@@ -112,6 +112,9 @@ func build(dir, name string, version int, more []string) (err error) {
 	return os.Rename(filepath.Join(work, Name), filepath.Join(dir, name))
 }
 
+// ErrNoTable is the cause of a build for a version of NCCL's interface that the plugin does not have.
+var ErrNoTable = errors.New("the plugin has no table of that version")
+
 // showOnly keeps a single table in the list of exported symbols.
 func showOnly(file string, version int) error {
 	text, err := os.ReadFile(file)
@@ -120,7 +123,7 @@ func showOnly(file string, version int) error {
 	}
 	table := func(version int) string { return fmt.Sprintf("\tncclNetPlugin_v%d;\n", version) }
 	if !strings.Contains(string(text), table(version)) {
-		return fmt.Errorf("the plugin has no table of version %d", version)
+		return fmt.Errorf("%w: version %d", ErrNoTable, version)
 	}
 	for _, v := range Versions {
 		if v != version {

@@ -4,8 +4,8 @@ import (
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
-	"errors"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -17,7 +17,9 @@ const ContactBytes = address.EndpointBytes + 2*contactTag
 const contactTag = 16
 
 // ErrOtherKey: no relay with these keys has made the handle.
-var ErrOtherKey = errors.New("the address in the handle was given out by no relay that has this cluster key; compare `peerlane key show` on both hosts")
+var ErrOtherKey error = &fault.Error{Code: fault.KeyNotProven,
+	Operation: "the address in the handle was given out by no relay that has this cluster key",
+	Remedy:    "compare `peerlane key show` on both hosts"}
 
 // SealContact says where the relay of a listener is reached, for the listener's handle. Handles go
 // through the hands of tenants; tenants could direct a relay without this check into foreign

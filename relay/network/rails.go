@@ -56,7 +56,7 @@ func (s *Session) HearRails() ([]Rail, error) {
 	}
 	text, err := open(s.key(), label, sealed)
 	if err != nil {
-		return nil, wire.Errorf(wire.StatusMalformed, "what %s says of its rails is not from it", s.Peer)
+		return nil, wire.Errorf(wire.StatusMalformed, "%s: %w", s.Peer, errForeignRails)
 	}
 	return decodeRails(text)
 }
@@ -101,7 +101,12 @@ func decodeRails(text []byte) ([]Rail, error) {
 		if number < -1 || number > maxRail || flags > 1 {
 			return nil, wire.Errorf(wire.StatusMalformed, "rail %d, flags %#x", number, flags)
 		}
-		rails[i] = Rail{Number: int(number), Endpoint: at, Interface: wire.Text(b[8+address.EndpointBytes:]), Lane: flags == 1}
+		rails[i] = Rail{
+			Number:    int(number),
+			Endpoint:  at,
+			Interface: wire.Text(b[8+address.EndpointBytes:]),
+			Lane:      flags == 1,
+		}
 	}
 	return rails, nil
 }

@@ -87,11 +87,11 @@ type Certificates struct{ Certificate, Key, Authority []byte }
 func LoadTLS(c Certificates) (*tls.Config, error) {
 	pair, err := tls.X509KeyPair(c.Certificate, c.Key)
 	if err != nil {
-		return nil, fmt.Errorf("the certificate and its key: %w", err)
+		return nil, fmt.Errorf("%w: %w", errCertificate, err)
 	}
 	authorities := x509.NewCertPool()
 	if !authorities.AppendCertsFromPEM(c.Authority) {
-		return nil, errors.New("the authority's file has no certificate in PEM")
+		return nil, errNoAuthority
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair},
@@ -116,7 +116,7 @@ func verify(chain []*x509.Certificate, authorities *x509.CertPool) error {
 	// A relay is client and server.
 	for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
 		if _, err := chain[0].Verify(x509.VerifyOptions{Roots: authorities, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
-			return fmt.Errorf("the certificate of %s: %w", tame(chain[0].Subject.String()), err)
+			return &subjectError{tame(chain[0].Subject.String()), err}
 		}
 	}
 	return nil
@@ -158,7 +158,7 @@ func (s *Session) secure(conn *tls.Conn, initiator bool) error {
 			return err
 		}
 		if !hmac.Equal(proof, s.key().derive(nil, theirs, len(proof))) {
-			return errors.New("the other side of TLS is not the other side of the connection: someone is in between")
+			return errBetween
 		}
 		return nil
 	}

@@ -37,8 +37,8 @@ func (l *Local) answerVersion1(hello []byte) ([]byte, error) {
 			answer := make([]byte, ephemeralBytes, ephemeralBytes+welcomeSize)
 			_, _ = rand.Read(answer) // never fails
 			answer = seal(key, "welcome", w.bytes(), answer, hello, answer)
-			return answer, wire.Errorf(wire.StatusVersion, "%s speaks version 1 of the handshake between hosts, and versions %d to %d of the protocol between hosts; this host speaks version %d, and %d to %d; install the same release on both",
-				g.Name, g.oldest, g.newest, handshakeVersion, l.Oldest, l.Newest)
+			return answer, wire.Errorf(wire.StatusVersion, "%w", &versionsError{g.Name, [2]uint32{g.oldest, g.newest},
+				[2]uint32{l.Oldest, l.Newest}, 1})
 		}
 	}
 	return nil, nil

@@ -28,6 +28,9 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
+// ErrorObject returns the call, as the object of an error of package wire.
+func (e *Error) ErrorObject() string { return e.Call }
+
 // Unwrap gives the errno, for [errors.Is].
 func (e *Error) Unwrap() error { return e.Errno }
 

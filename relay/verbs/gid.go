@@ -90,7 +90,19 @@ const (
 )
 
 // errNoGID is the error of a port without a GID to use.
-var errNoGID = errors.New("no GID that can be used: the port's network interface has no address, or belongs to another network namespace")
+var errNoGID = errors.New(
+	"no GID that can be used: the port's network interface has no address, or belongs to another network namespace",
+)
+
+// emptyGIDError is the error of a requested index without a GID.
+type emptyGIDError struct {
+	index int
+	gids  []GID
+}
+
+func (e *emptyGIDError) Error() string {
+	return fmt.Sprintf("GID index %d is empty, or belongs to another network namespace; there are %v", e.index, e.gids)
+}
 
 // ChooseGID chooses the GID that a queue pair's packets come from: the requested GID, else on RoCE
 // the first of the preferred kind and family, then of that kind with a different routed address,
@@ -102,7 +114,7 @@ func ChooseGID(gids []GID, want Choice) (GID, error) {
 				return g, nil
 			}
 		}
-		return GID{}, fmt.Errorf("GID index %d is empty, or belongs to another network namespace; there are %v", want.Index, gids)
+		return GID{}, &emptyGIDError{want.Index, gids}
 	}
 	kind := want.Kind
 	if kind == GIDofIB {

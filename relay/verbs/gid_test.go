@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 func TestChooseGIDTakesBestUsableGID(t *testing.T) {
@@ -58,7 +60,7 @@ func TestChooseGIDTakesBestUsableGID(t *testing.T) {
 	if _, err := ChooseGID(nil, Choice{Index: AnyIndex}); !errors.Is(err, errNoGID) {
 		t.Errorf("of no GID: %v", err)
 	}
-	if _, err := ChooseGID(without(3), Choice{Index: 3}); err == nil || !strings.Contains(err.Error(), "GID index 3 is empty") {
+	if _, err := ChooseGID(without(3), Choice{Index: 3}); !testutil.HasError(err, &emptyGIDError{3, without(3)}) {
 		t.Errorf("an index that is empty: %v", err)
 	}
 }

@@ -10,14 +10,23 @@ import "C"
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"unsafe"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // LibraryVariable names the environment variable that says which library to open in
 // place of libibverbs.so.1. It is for tests.
 const LibraryVariable = "PEERLANE_VERBS_LIBRARY"
+
+// ErrSoftwareDevice is the cause of a refused software device.
+var ErrSoftwareDevice = errors.New(
+	"it is the software device of `peerlane demo` and `peerlane bench`, and other relays " +
+		"do not use it",
+)
 
 // SoftwareVariable names the environment variable without which Open refuses the software device
 // (package softdevice); its value is SoftwareAllowed. `peerlane demo`, `peerlane bench` and tests
@@ -66,7 +75,8 @@ func (e *loadError) Error() string {
 func Open() (*Library, error) {
 	l, err := OpenLibrary(cmp.Or(os.Getenv(LibraryVariable), defaultLibrary))
 	if err == nil && l.Software() && os.Getenv(SoftwareVariable) != SoftwareAllowed {
-		return nil, fmt.Errorf("open %s: it is the software device of `peerlane demo` and `peerlane bench`, and other relays do not use it: remove %s from relay.environment in config.toml", l.path, LibraryVariable)
+		return nil, &fault.Error{Operation: "open", Object: l.path, Cause: ErrSoftwareDevice,
+			Remedy: "remove " + LibraryVariable + " from relay.environment in config.toml"}
 	}
 	return l, err
 }

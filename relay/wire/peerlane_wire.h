@@ -391,7 +391,8 @@ _Static_assert(offsetof(struct peerlane_welcome, version) == 8, "peerlane_welcom
 _Static_assert(offsetof(struct peerlane_welcome, reserved) == 12, "peerlane_welcome.reserved");
 _Static_assert(offsetof(struct peerlane_welcome, session) == 16, "peerlane_welcome.session");
 
-/* The answer to a refused request, with a message. */
+/* The answer to a refused request. The object of the error (a container, a GPU, a key of config.toml or */
+/* a failed call) follows the zero byte that ends the reason; earlier releases do not read the object. */
 struct peerlane_failure {
 	uint32_t type;
 	uint32_t sequence;

@@ -281,7 +281,8 @@ func (m *Welcome) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)
 func (m *Welcome) messageType() uint32 { return typeWelcome }
 
 // Failure is 504 bytes.
-// The answer to a refused request, with a message.
+// The answer to a refused request. The object of the error (a container, a GPU, a key of config.toml or
+// a failed call) follows the zero byte that ends the reason; earlier releases do not read the object.
 type Failure struct {
 	Header
 	Status   uint32

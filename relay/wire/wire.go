@@ -14,6 +14,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"unicode/utf8"
 	"unsafe"
@@ -36,12 +37,13 @@ func (s Status) String() string {
 	return fmt.Sprintf("status %d, which this version does not know", uint32(s))
 }
 
-// Error is a Status other than StatusOK with a message. errors.Is compares statuses: errors.Is(err,
-// &wire.Error{Status: ...}).
+// Error is a Status other than StatusOK with a message. errors.Is compares the status, and an object
+// that the target has: errors.Is(err, &wire.Error{Status: ..., Object: ...}).
 type Error struct {
 	Status Status
 	Reason string
-	cause  error // the error that %w of Errorf wrapped; nil for nothing
+	Object string // container, GPU, key of config.toml or failed call; empty if unknown
+	cause  error  // wraps the errors of %w of Errorf; nil without %w
 }
 
 func (e *Error) Error() string {
@@ -51,26 +53,70 @@ func (e *Error) Error() string {
 	return e.Reason
 }
 
-// Is reports whether target is an Error of the same status, or a [fault.Code] that the
-// reason prints: the other process sends the reason's text and not the error itself.
+// Is reports whether target is an Error of the same status, and of the same object if target has an
+// object; or a [fault.Code] that the reason prints: the other process sends the reason's text and not
+// the error itself.
 func (e *Error) Is(target error) bool {
 	switch t := target.(type) {
 	case *Error:
-		return t.Status == e.Status
+		return t.Status == e.Status && (t.Object == "" || t.Object == ObjectOf(e))
 	case fault.Code:
 		return t.In(e.Reason)
 	}
 	return false
 }
 
-// Unwrap returns the error that [Errorf] has wrapped.
+// Unwrap returns the error that wraps the errors of %w of [Errorf], or nil.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Errorf makes an Error. Errorf wraps the error of %w, as fmt.Errorf does; the wrapped error is not
-// sent.
+// Errorf makes an Error. Errorf wraps the errors of %w, as fmt.Errorf does; another process gets
+// only the status and the text.
 func Errorf(s Status, format string, arguments ...any) *Error {
 	err := fmt.Errorf(format, arguments...)
-	return &Error{Status: s, Reason: err.Error(), cause: errors.Unwrap(err)}
+	e := &Error{Status: s, Reason: err.Error()}
+	switch err.(type) {
+	case interface{ Unwrap() error }, interface{ Unwrap() []error }:
+		e.cause = err
+	}
+	return e
+}
+
+// On sets the object of e.
+func (e *Error) On(object string) *Error {
+	e.Object = object
+	return e
+}
+
+// ObjectOf returns the object of the first error in the chain of err that has an object: an Error, a
+// [fault.Error], a failed system call, or another error with a method ErrorObject.
+func ObjectOf(err error) string {
+	var object string
+	switch e := err.(type) {
+	case nil:
+		return ""
+	case *Error:
+		object = e.Object
+	case *fault.Error:
+		object = e.Object
+	case *os.SyscallError:
+		object = e.Syscall
+	case interface{ ErrorObject() string }:
+		object = e.ErrorObject()
+	}
+	if object != "" {
+		return object
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		return ObjectOf(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, err := range e.Unwrap() {
+			if object := ObjectOf(err); object != "" {
+				return object
+			}
+		}
+	}
+	return ""
 }
 
 // StatusOf finds the status in err: StatusOK for nil, StatusInternal for an
@@ -170,7 +216,12 @@ func Decode(datagram []byte) (Message, uint32, error) {
 	kind := binary.LittleEndian.Uint32(datagram)
 	m := newMessage(kind)
 	if m == nil {
-		return nil, 0, Errorf(StatusMalformed, "a message of type %d, which this version (%d) does not know", kind, NewestVersion)
+		return nil, 0, Errorf(
+			StatusMalformed,
+			"a message of type %d, which this version (%d) does not know",
+			kind,
+			NewestVersion,
+		)
 	}
 	if want := m.bytes(); len(want) != len(datagram) {
 		return nil, 0, Errorf(StatusMalformed, "a %T of %d bytes: it must have %d", m, len(datagram), len(want))
@@ -225,25 +276,53 @@ func prefix(s string, n int) string {
 	return s[:n] // it is not UTF-8
 }
 
+// maxObject bounds the object of an error in a message, in bytes.
+const maxObject = 80
+
+// SetReason fills the field of a message with the text of err, and behind the zero byte that ends the
+// text with the object of err. Earlier releases read the text and ignore the rest.
+func SetReason(field []byte, err error) {
+	text, _, _ := strings.Cut(err.Error(), "\x00")
+	object := prefix(ObjectOf(err), maxObject)
+	clear(field)
+	SetText(field[:len(field)-len(object)-1], text)
+	if object != "" {
+		copy(field[bytes.IndexByte(field, 0)+1:], object)
+	}
+}
+
+// Reason returns the error of a message with a status and a field of SetReason.
+func Reason(status Status, field []byte) *Error {
+	e := &Error{Status: status, Reason: Text(field)}
+	if end := bytes.IndexByte(field, 0); end >= 0 {
+		e.Object = Text(field[end+1:])
+	}
+	return e
+}
+
 // NewFailure is the reply that carries err.
 func NewFailure(err error) *Failure {
 	m := &Failure{Status: uint32(StatusOf(err))}
-	SetText(m.Reason[:], err.Error())
+	SetReason(m.Reason[:], err)
 	return m
 }
 
 // Err is the error that the failure carries.
-func (m *Failure) Err() error {
-	return &Error{Status: Status(m.Status), Reason: Text(m.Reason[:])}
-}
+func (m *Failure) Err() error { return Reason(Status(m.Status), m.Reason[:]) }
 
 // Negotiate picks the newest version that both sides speak.
 func Negotiate(side string, oldest, newest uint32) (uint32, error) {
 	version := min(newest, NewestVersion)
 	if oldest > newest || version < max(oldest, OldestVersion) {
-		return 0, Errorf(StatusVersion,
+		return 0, Errorf(
+			StatusVersion,
 			"the %s speaks versions %d to %d of Peerlane's protocol, this relay %d to %d; install the same release of Peerlane in the image and on the host",
-			side, oldest, newest, OldestVersion, NewestVersion)
+			side,
+			oldest,
+			newest,
+			OldestVersion,
+			NewestVersion,
+		)
 	}
 	return version, nil
 }

@@ -43,11 +43,37 @@ func Read(r io.Reader, name string) (*topo.Host, error) {
 		err = h.CheckText()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the NCCL topology file %s: %w", name, err)
+		return nil, &textfile.FileError{Form: "NCCL topology file", Name: name, Err: err}
 	}
 	h.Source = topo.Source{Kind: topo.SourceNCCLXML, File: name}
 	return h, nil
 }
+
+// Causes of a refused file.
+var (
+	ErrHwloc = errors.New("it is a file of hwloc (<topology>); a file of NCCL begins with <system>, and " +
+		"NCCL_TOPO_DUMP_FILE makes it")
+	ErrNoCPU = errors.New("it has no <cpu>")
+)
+
+// RootError is the cause of a refused file of another root element.
+type RootError struct{ Root string }
+
+func (e *RootError) Error() string {
+	return fmt.Sprintf("its root is <%s>; an NCCL topology begins with <system>", e.Root)
+}
+
+// VersionError is the cause of a refused file of another version.
+type VersionError struct{ Version string }
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("unknown version %q; must be 1 (NCCL) or 2 (RCCL)", e.Version)
+}
+
+// DuplicateNetError is the cause of a refused file with two NICs of a name.
+type DuplicateNetError struct{ Name string }
+
+func (e *DuplicateNetError) Error() string { return fmt.Sprintf("it has two <net> named %q", e.Name) }
 
 func readNCCLXML(r io.Reader) (*topo.Host, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxXML+1))
@@ -67,14 +93,13 @@ func readNCCLXML(r io.Reader) (*topo.Host, error) {
 	}
 	switch {
 	case root.XMLName.Local == "topology":
-		return nil, errors.New("it is a file of hwloc (<topology>); a file of NCCL begins with <system>, and " +
-			"NCCL_TOPO_DUMP_FILE makes it")
+		return nil, ErrHwloc
 	case root.XMLName.Local != "system":
-		return nil, fmt.Errorf("its root is <%s>; an NCCL topology begins with <system>", root.XMLName.Local)
+		return nil, &RootError{root.XMLName.Local}
 	case root.Version != "1" && root.Version != "2":
-		return nil, fmt.Errorf("unknown version %q; must be 1 (NCCL) or 2 (RCCL)", root.Version)
+		return nil, &VersionError{root.Version}
 	case len(root.CPUs) == 0:
-		return nil, errors.New("it has no <cpu>")
+		return nil, ErrNoCPU
 	case len(root.CPUs) > maxXMLNodes:
 		return nil, fmt.Errorf("it has %d <cpu>, more than %d", len(root.CPUs), maxXMLNodes)
 	}
@@ -569,7 +594,7 @@ func (x *xmlReader) addNIC(nic topo.NIC) error {
 			func(n topo.NIC) bool { return n.Host == nic.Host && n.Name == nic.Name && n.BusID == "" }) {
 			return nil
 		}
-		return fmt.Errorf("it has two <net> named %q", nic.Name)
+		return &DuplicateNetError{nic.Name}
 	}
 	x.names[key] = true
 	nic.Order = x.place()

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
+	"github.com/peerlane/peerlane/topo/internal/textfile"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 	"github.com/peerlane/peerlane/topo/ncclxml"
@@ -40,7 +42,7 @@ func TestPathsAgreeWithNCCL(t *testing.T) {
 		defer f.Close()
 		h, err := ncclxml.Read(f, name)
 		if strings.HasPrefix(name, "nixl-hwloc-") {
-			if err == nil || !strings.Contains(err.Error(), "hwloc") {
+			if !errors.Is(err, ncclxml.ErrHwloc) {
 				t.Errorf("%s: a file of hwloc gives %v", name, err)
 			}
 			continue
@@ -263,39 +265,41 @@ func nvlinkTo(busID string) string {
 	return fmt.Sprintf(`<nvlink target="%s" count="4" tclass="0x030200"/>`, busID)
 }
 
+// at is an error at a place of a file.
+func at(line, column int) error { return &textfile.PlaceError{Line: line, Column: column} }
+
 func TestReadMalformedTopologyFails(t *testing.T) {
 	cpu := func(inner string) string {
 		return `<system version="1"><cpu numaid="0">` + inner + `</cpu></system>`
 	}
-	for name, tt := range map[string]struct{ text, want string }{
-		"empty":           {"", "EOF"},
-		"not closed":      {`<system version="1"><cpu`, "XML syntax error"},
-		"hwloc":           {`<topology version="2.0"/>`, "NCCL_TOPO_DUMP_FILE"},
-		"another root":    {`<graphs version="1"/>`, "<graphs>"},
-		"another version": {`<system version="7"><cpu numaid="0"/></system>`, `"7"`},
-		"no CPU":          {`<system version="1"/>`, "no <cpu>"},
-		"a NUMA node of 2^62": {`<system version="1"><cpu numaid="4611686018427387904"/></system>`,
-			"numaid of a <cpu>: NUMA node 4611686018427387904 is out of range; must be 0 to 65535"},
-		"a NUMA node of -2": {`<system version="1"><cpu numaid="-2"/></system>`, "NUMA node -2 is out of range"},
-		"a GPU of 2^62": {cpu(`<pci busid="1:0.0"><gpu dev="4611686018427387904"/></pci>`),
-			"dev of GPU 0000:01:00.0: GPU index 4611686018427387904 is out of range; must be 0 to 4095"},
-		"a GPU of 2^64":   {cpu(`<pci busid="1:0.0"><gpu dev="18446744073709551616"/></pci>`), "is out of range"},
-		"no NUMA node":    {`<system version="1"><cpu/></system>`, "numaid"},
-		"two equal nodes": {`<system version="1"><cpu numaid="0"/><cpu numaid="0"/></system>`, "two <cpu>"},
-		"a wrong address": {cpu(`<pci busid="x"/>`), `"x"`},
-		"no address":      {cpu(`<pci class="0x030200"/>`), "busid"},
-		"an address twice": {cpu(`<pci busid="1:0.0" class="0x030200"/><pci busid="0000:01:00.0" class="0x020000"/>`),
-			"0000:01:00.0"},
-		"a name twice":   {cpu(`<pci busid="1:0.0"><nic><net name="a"/><net name="a"/></nic></pci>`), `"a"`},
-		"a nameless net": {cpu(`<nic><net/></nic>`), "no name"},
-		"NVLinks uncounted": {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink target="2:0.0" tclass="0x030200"/></gpu></pci>`),
-			"count"},
-		"an NVLink nowhere": {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink count="1" tclass="0x030200"/></gpu></pci>`),
-			"target"},
+	for name, tt := range map[string]struct {
+		text string
+		want error
+	}{
+		"empty":               {"", io.EOF},
+		"not closed":          {`<system version="1"><cpu`, at(1, 25)},
+		"hwloc":               {`<topology version="2.0"/>`, ncclxml.ErrHwloc},
+		"another root":        {`<graphs version="1"/>`, &ncclxml.RootError{Root: "graphs"}},
+		"another version":     {`<system version="7"><cpu numaid="0"/></system>`, &ncclxml.VersionError{Version: "7"}},
+		"no CPU":              {`<system version="1"/>`, ncclxml.ErrNoCPU},
+		"a NUMA node of 2^62": {`<system version="1"><cpu numaid="4611686018427387904"/></system>`, &topo.RangeError{Number: "NUMA node", Value: 1 << 62, Max: 65535}},
+		"a NUMA node of -2":   {`<system version="1"><cpu numaid="-2"/></system>`, &topo.RangeError{Number: "NUMA node", Value: -2, Max: 65535}},
+		"a GPU of 2^62":       {cpu(`<pci busid="1:0.0"><gpu dev="4611686018427387904"/></pci>`), &topo.RangeError{Number: "GPU index", Value: 1 << 62, Max: 4095}},
+		"a GPU of 2^64":       {cpu(`<pci busid="1:0.0"><gpu dev="18446744073709551616"/></pci>`), &topo.RangeError{Number: "GPU index", Value: math.MaxInt, Max: 4095}},
+		"no NUMA node":        {`<system version="1"><cpu/></system>`, at(1, 27)},
+		"two equal nodes":     {`<system version="1"><cpu numaid="0"/><cpu numaid="0"/></system>`, at(1, 55)},
+		"a wrong address":     {cpu(`<pci busid="x"/>`), &topo.BusIDError{Text: "x"}},
+		"no address":          {cpu(`<pci class="0x030200"/>`), &topo.BusIDError{}},
+		"an address twice":    {cpu(`<pci busid="1:0.0" class="0x030200"/><pci busid="0000:01:00.0" class="0x020000"/>`), at(1, 118)},
+		"a name twice":        {cpu(`<pci busid="1:0.0"><nic><net name="a"/><net name="a"/></nic></pci>`), &ncclxml.DuplicateNetError{Name: "a"}},
+		"a nameless net":      {cpu(`<nic><net/></nic>`), at(1, 37)},
+		"NVLinks uncounted":   {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink target="2:0.0" tclass="0x030200"/></gpu></pci>`), at(1, 56)},
+		"an NVLink nowhere":   {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink count="1" tclass="0x030200"/></gpu></pci>`), &topo.BusIDError{}},
 	} {
 		_, err := ncclxml.Read(strings.NewReader(tt.text), "some.xml")
-		if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "some.xml") {
-			t.Errorf("%s: %v; want an error with some.xml and %q", name, err, tt.want)
+		var of *textfile.FileError
+		if !testutil.HasError(err, tt.want) || !errors.As(err, &of) || of.Name != "some.xml" {
+			t.Errorf("%s: %v; want an error with some.xml and %v", name, err, tt.want)
 		}
 	}
 }
@@ -367,7 +371,7 @@ func TestReadNCCLXMLMergesNetsWithoutPCIDevice(t *testing.T) {
 	}
 	// A NIC with a PCI device and a NIC without differ.
 	_, err := ncclxml.Read(strings.NewReader(`<system version="1"><cpu numaid="0"><pci busid="1:0.0"><nic><net name="tunl0"/></nic></pci>`+tunnel+`</cpu></system>`), "some.xml")
-	if err == nil || !strings.Contains(err.Error(), `two <net> named "tunl0"`) {
+	if !testutil.HasError(err, &ncclxml.DuplicateNetError{Name: "tunl0"}) {
 		t.Error(err)
 	}
 	// Hosts of a file do not share NICs.
@@ -411,15 +415,18 @@ func TestReadMalformedXMLErrorNamesLine(t *testing.T) {
 	if diff := cmp.Diff(ncclfile.ReadXML(t, topotest.SmallHost), ncclfile.ReadXML(t, crlf)); diff != "" {
 		t.Errorf("CRLF changes the host:\n%s", diff)
 	}
-	for name, tt := range map[string]struct{ text, want string }{
-		"deep":    {strings.Repeat("<pci>", 100), "deep"},
-		"wide":    {"<system>" + strings.Repeat("<pci/>", ncclxml.MaxXMLElements+1), "elements"},
-		"torn":    {"<system version=\"1\">\n<cpu numaid=\"0\"\n<", "line 3"},
-		"a place": {"<system version=\"1\">\n<cpu numaid=\"0\">\n<pci busid=\"x\"/>\n</cpu></system>", "line 3, column"},
+	for name, tt := range map[string]struct {
+		text string
+		want error
+	}{
+		"deep":    {strings.Repeat("<pci>", 100), at(1, 326)},
+		"wide":    {"<system>" + strings.Repeat("<pci/>", ncclxml.MaxXMLElements+1), at(1, 393225)},
+		"torn":    {"<system version=\"1\">\n<cpu numaid=\"0\"\n<", at(3, 1)},
+		"a place": {"<system version=\"1\">\n<cpu numaid=\"0\">\n<pci busid=\"x\"/>\n</cpu></system>", at(3, 17)},
 	} {
 		_, err := ncclxml.Read(strings.NewReader(tt.text), "some.xml")
-		if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "line") {
-			t.Errorf("%s: %v; want an error with a line and %q", name, err, tt.want)
+		if !testutil.HasError(err, tt.want) {
+			t.Errorf("%s: %v; want %v", name, err, tt.want)
 		}
 	}
 }

@@ -81,6 +81,32 @@ func (e *streamError) Error() string {
 // errNotRegular is the cause of a pipe or a device in place of a file.
 var errNotRegular = errors.New("it is not a regular file")
 
+// errNoPCI is the cause of a refused file of hwloc without PCI devices.
+var errNoPCI = errors.New("it has no PCI devices, so GPUs and NICs are unknown; lstopo --of xml --whole-io " +
+	"writes them, if hwloc was built with PCI support")
+
+// nameError is the cause of NICs without different names.
+type nameError struct {
+	name      string // empty: the device at first has none
+	first     string // place of the device
+	duplicate string // place of the second device
+}
+
+func (e *nameError) Error() string {
+	if e.name == "" {
+		return fmt.Sprintf("the RDMA device at %s has no name", e.first)
+	}
+	return fmt.Sprintf("the NICs at %s and %s have the same name %s", e.first, e.duplicate, e.name)
+}
+
+// Causes of refused text.
+var (
+	errUTF16     = errors.New("it is text in UTF-16; save it in UTF-8")
+	errNoElement = errors.New("it has no element")
+	errNoHeader  = errors.New("it has no line with the names of the GPUs")
+	errSameGPU   = errors.New("have the same number")
+)
+
 // countError is the cause of more items than a host can have.
 type countError struct {
 	items     string // such as "GPUs"

@@ -54,7 +54,7 @@ func hwlocXML(r io.Reader, name string) (*topo.Host, error) {
 		err = h.CheckText()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the hwloc topology %s: %w", name, err)
+		return nil, &textfile.FileError{Form: "hwloc topology", Name: name, Err: err}
 	}
 	h.Source = topo.Source{Kind: SourceHwlocXML, File: name}
 	return h, nil
@@ -142,8 +142,7 @@ func readHwlocXML(r io.Reader) (*topo.Host, error) {
 		return nil, textfile.ErrTooLarge
 	}
 	if len(x.functions) == 0 {
-		return nil, errors.New("it has no PCI devices, so GPUs and NICs are unknown; lstopo --of xml --whole-io " +
-			"writes them, if hwloc was built with PCI support")
+		return nil, errNoPCI
 	}
 	if err := x.finish(); err != nil {
 		return nil, err
@@ -436,7 +435,7 @@ func (x *hwlocReader) finish() error {
 			}
 		}
 		if len(x.host.GPUs)+len(x.host.NICs) > maxHwlocDevices {
-			return fmt.Errorf("it has more than %d GPUs and NICs", maxHwlocDevices)
+			return &countError{items: "GPUs and NICs", max: maxHwlocDevices, countless: true}
 		}
 	}
 	for _, o := range x.software { // rxe and siw: the file does not have the location
@@ -618,11 +617,11 @@ func (x *hwlocReader) addNIC(nic topo.NIC) error {
 	where := cmp.Or(nic.BusID, "no PCI address")
 	switch other, taken := x.names[nic.Name]; {
 	case nic.Name == "":
-		return fmt.Errorf("the RDMA device at %s has no name", where)
+		return &nameError{"", where, ""}
 	case taken:
-		return fmt.Errorf("the NICs at %[2]s and %[3]s have the same name %[1]s", nic.Name, other, where)
+		return &nameError{nic.Name, other, where}
 	case len(x.names) > maxHwlocDevices:
-		return fmt.Errorf("it has more than %d GPUs and NICs", maxHwlocDevices)
+		return &countError{items: "GPUs and NICs", max: maxHwlocDevices, countless: true}
 	}
 	x.names[nic.Name] = where
 	x.host.NICs = append(x.host.NICs, nic)

@@ -41,18 +41,18 @@ func readInputFile(name string) (*topo.Host, error) {
 // of `nvidia-smi topo -m` ([SMI]). Errors contain name.
 func Input(name string, data []byte) (*topo.Host, error) {
 	if len(data) > textfile.MaxInput {
-		return nil, fmt.Errorf("reading the topology %s: %w", name, textfile.ErrTooLarge)
+		return nil, &textfile.FileError{Form: "topology", Name: name, Err: textfile.ErrTooLarge}
 	}
 	kind, err := inputKind(data)
 	if err != nil {
-		return nil, fmt.Errorf("reading the topology %s: %w", name, err)
+		return nil, &textfile.FileError{Form: "topology", Name: name, Err: err}
 	}
 	data = bytes.TrimPrefix(data, []byte(byteOrderMark))
 	switch kind {
 	case sourceCapture:
 		h, err := hostOfCapture(bytes.NewReader(data))
 		if err != nil {
-			return nil, fmt.Errorf("reading the capture %s: %w", name, err)
+			return nil, &textfile.FileError{Form: "capture", Name: name, Err: err}
 		}
 		h.Source.File = name
 		return h, nil
@@ -80,7 +80,7 @@ func inputKind(data []byte) (kind string, err error) {
 	case bytes.HasPrefix(data, []byte{0x1f, 0x8b}): // gzip, RFC 1952
 		return sourceCapture, nil
 	case bytes.HasPrefix(data, []byte{0xff, 0xfe}), bytes.HasPrefix(data, []byte{0xfe, 0xff}):
-		return "", errors.New("it is text in UTF-16; save it in UTF-8")
+		return "", errUTF16
 	case text[0] == '<':
 		return xmlKind(text)
 	}
@@ -111,7 +111,7 @@ func xmlKind(text []byte) (string, error) {
 		if err != nil {
 			line, column := d.InputPos()
 			if errors.Is(err, io.EOF) {
-				err = errors.New("it has no element")
+				err = errNoElement
 			}
 			return "", &textfile.PlaceError{Line: line, Column: column, Err: err}
 		}

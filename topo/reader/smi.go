@@ -2,7 +2,6 @@ package reader
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -42,7 +41,7 @@ func SMI(text []byte, name string) (*topo.Host, error) {
 		err = h.CheckText()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the matrix of nvidia-smi topo -m %s: %w", name, err)
+		return nil, &textfile.FileError{Form: "matrix of nvidia-smi topo -m", Name: name, Err: err}
 	}
 	h.Source = topo.Source{Kind: sourceSMI, File: name}
 	return h, nil
@@ -213,7 +212,7 @@ func readSMI(text []byte) (*topo.Host, error) {
 	}
 	switch {
 	case r.labels == nil:
-		return nil, errors.New("it has no line with the names of the GPUs")
+		return nil, errNoHeader
 	case len(r.rows) < len(r.labels):
 		return nil, last.fail(last.end, "the matrix ends here, but the row of %s is missing", r.labels[len(r.rows)])
 	}
@@ -251,7 +250,7 @@ func (r *smiReader) header(l smiLine) error {
 		case seen[w.text]:
 			return l.fail(w.column, "a second column %s", w.text)
 		case len(r.labels) == maxSMIDevices:
-			return l.fail(w.column, "more than %d columns", maxSMIDevices)
+			return l.fail(w.column, "%w", &countError{items: "columns", max: maxSMIDevices, countless: true})
 		}
 		seen[w.text] = true
 		r.labels = append(r.labels, w.text)
@@ -371,7 +370,7 @@ func (r *smiReader) host() (*topo.Host, error) {
 		}
 		index := smiIndex(label)
 		if other, taken := indices[index]; taken {
-			return nil, fmt.Errorf("%s and %s have the same number", other, label)
+			return nil, fmt.Errorf("%s and %s %w", other, label, errSameGPU)
 		}
 		indices[index] = label
 		h.GPUs = append(h.GPUs, topo.GPU{Index: index, BusID: label, Minor: -1, NUMA: r.numaOf(r.rows[i])})

@@ -25,6 +25,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef VARIABLES
+#define VARIABLES "PEERLANE_SIM_" // ../forward has others
+#endif
+
 struct rule {
 	char call[64], process[256];
 	bool prefix;
@@ -39,7 +43,7 @@ static struct rule rules[16];
 static int rule_count;
 static bool broken;
 static atomic_bool lost;
-static int calls = -1; // PEERLANE_SIM_CALLS
+static int calls = -1; // the file of PEERLANE_SIM_CALLS
 
 static bool parse_rule(char *text, struct rule *rule)
 {
@@ -74,12 +78,12 @@ static bool parse_rule(char *text, struct rule *rule)
 
 void fault_load(void)
 {
-	const char *list = getenv("PEERLANE_SIM_CALLS");
+	const char *list = getenv(VARIABLES "CALLS");
 	if (list && *list && (calls = open(list, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) < 0) {
-		complain("PEERLANE_SIM_CALLS=%s: cannot be written", list);
+		complain(VARIABLES "CALLS=%s: cannot be written", list);
 		broken = true;
 	}
-	const char *text = getenv("PEERLANE_SIM_FAULT");
+	const char *text = getenv(VARIABLES "FAULT");
 	if (!text || !*text)
 		return;
 	char copy[4096], *rest = copy, *word;
@@ -88,7 +92,7 @@ void fault_load(void)
 		if (!*word)
 			continue;
 		if (rule_count == 16 || !parse_rule(word, &rules[rule_count])) {
-			complain("PEERLANE_SIM_FAULT=%s: not a fault", text);
+			complain(VARIABLES "FAULT=%s: not a fault", text);
 			broken = true;
 			return;
 		}

@@ -146,7 +146,8 @@ func (a *Arrivals) RemoveMemory(region uint32) {
 		}
 	})
 	if open {
-		a.channel.peer.fail(wire.Errorf(wire.StatusInternal, "region %d of channel %d was removed with what is granted in it", region, a.channel.number), true)
+		a.channel.peer.fail(wire.Errorf(wire.StatusInternal, "region %d of channel %d %w", region, a.channel.number,
+			errGranted), true)
 	}
 }
 
@@ -212,7 +213,7 @@ func (c *Channel) endArrivals(dead bool) error {
 	for immediate, w := range l.channels[c.number].windows {
 		if w.length > 0 && !dead {
 			l.mu.Unlock()
-			return refused("channel %d ends within a write under grant %d", c.number, immediate)
+			return refused("channel %d ends %w under grant %d", c.number, errWithinWrite, immediate)
 		}
 	}
 	delete(l.channels, c.number)

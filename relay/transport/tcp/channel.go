@@ -63,6 +63,14 @@ func (c *Channel) Send(m wire.Message, sequence uint32, fds ...int) {
 	c.peer.sendFrame(c.number, frameMessage, wire.Encode(m, sequence))
 }
 
+// SendLater is Send for a message that the other relay does not wait for: it goes with the next one, or
+// after 20 µs.
+func (c *Channel) SendLater(m wire.Message, sequence uint32) {
+	if !c.localClosed && !c.closed {
+		c.peer.sayLater(c.number, frameMessage, wire.Encode(m, sequence))
+	}
+}
+
 // Leave ends the channel after what was sent, and written. Nothing is received any more;
 // what is granted can be written until the other side leaves as well.
 func (c *Channel) Leave() {
@@ -94,7 +102,7 @@ func (c *Channel) Expect() {
 	time.AfterFunc(p.config.Leaving, func() {
 		p.loop.Do(func() {
 			if !c.deserted {
-				p.silent(p.control, p.config.Leaving, "it has not left a connection that was closed")
+				p.silent(p.control, p.config.Leaving, errNotLeft)
 			}
 		})
 	})
@@ -200,6 +208,7 @@ func (p *Peer) goodbye(payload []byte) error {
 		return refused("a goodbye with a %T", m)
 	}
 	why := failure.Err()
-	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s ended its connections (%s): %v", p.config.Name, p.config.Route(p.control), why), false)
+	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name, Event: "ended its connections",
+		Route: p.config.Route(p.control), Cause: why}), false)
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -106,7 +107,8 @@ const maxTurns = 2
 func (p *Peer) utter(data []byte, frames uint64) {
 	o := &p.outbox
 	if !o.put(data, frames, p.config.Waiting) {
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s leaves more than %d bytes of messages unread", p.config.Name, p.config.Waiting), true)
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name, Event: "is too slow",
+			Route: p.config.Route(p.control), Cause: fmt.Errorf("%w, more than %d bytes", errUnread, p.config.Waiting)}), true)
 		return
 	}
 	if p.bare == nil {
@@ -140,8 +142,10 @@ func (p *Peer) scribble() bool {
 	if len(data) == 0 {
 		return true
 	}
-	p.counters.messages.Add(frames)
-	p.counters.batches.Add(1)
+	if frames > 0 {
+		p.counters.messages.Add(frames)
+		p.counters.batches.Add(1)
+	}
 	n := 0
 	o.socket.Lock()
 	_ = p.bare.Control(func(fd uintptr) { // that it is closed the writer hears
@@ -161,7 +165,7 @@ func (p *Peer) scribble() bool {
 	return true
 }
 
-// writeControl sends what nobody else could, and a heartbeat where there is nothing.
+// writeControl sends what nobody else could.
 func (p *Peer) writeControl() {
 	o := &p.outbox
 	owned := false
@@ -173,47 +177,35 @@ func (p *Peer) writeControl() {
 			p.sendFarewell()
 		}
 	}()
-	beat := time.NewTicker(p.config.Heartbeat)
-	defer beat.Stop()
-	heartbeat := appendFrame(nil, 0, frameBeat)
 	for {
-		var silent []byte // what to say where there is nothing
 		select {
 		case <-p.dying:
 			return
-		case <-beat.C:
-			if p.look(); p.turns() {
-				silent = heartbeat
-			}
 		case <-o.wake:
 		}
 		for more := true; more; more = o.waits() {
 			o.pen.Lock()
-			if owned = !p.write(silent); owned { // nobody is to write behind half a frame
+			if owned = !p.write(); owned { // nobody is to write behind half a frame
 				return
 			}
 			o.pen.Unlock()
-			silent = nil
 		}
 	}
 }
 
-// write sends what is left of a write, and what waits, or else what is said in silence: in
-// one write what has come together. The pen is the caller's.
-func (p *Peer) write(silent []byte) bool {
+// write sends what is left of a write, and what waits: in one write what has come together. The pen is
+// the caller's.
+func (p *Peer) write() bool {
 	o := &p.outbox
 	if len(o.rest) > 0 {
 		if sent, ok := p.send(p.control, net.Buffers{o.rest}); !ok {
 			o.torn = o.torn || sent > 0
 			return false
 		}
-		o.rest, o.torn, silent = nil, false, nil
+		o.rest, o.torn = nil, false
 	}
 	data, frames := o.take()
 	defer o.keep(data)
-	if len(data) == 0 {
-		data = silent
-	}
 	most := maxBatch
 	if p.config.Alone {
 		most = 0
@@ -265,7 +257,7 @@ func (p *Peer) look() {
 	}
 	p.still++
 	if limit := patience * p.config.Dead; time.Duration(p.still)*p.config.Heartbeat > limit && p.excused() == 0 {
-		p.silent(p.control, limit, "it has acknowledged no write")
+		p.silent(p.control, limit, errUnacknowledged)
 	}
 }
 
@@ -338,7 +330,7 @@ func (p *Peer) sendBy(c net.Conn, step func() (int64, error)) (sent int64, all b
 			p.failed(c, "sending", err)
 			return sent, false
 		case n == 0 && p.excused() == 0:
-			p.silent(c, p.config.silence(), "it has taken nothing")
+			p.silent(c, p.config.silence(), errTookNothing)
 			return sent, false
 		}
 	}
@@ -413,6 +405,12 @@ type intake struct {
 	have, size int
 	handled    chan struct{} // empty while the loop has frames to handle
 	reads      atomic.Uint64 // of the loop
+	heard      atomic.Uint64 // reads that got bytes
+	last       atomic.Int64  // when the last of them was, since Peer.start
+	seen       uint64        // heard at the last heartbeat; of the pulse
+
+	watch sync.Mutex
+	timed bool // the reader's wait has deadlines
 
 	// The loop owns the rest. ask reads the socket, and sets the results.
 	ask    func(fd uintptr)
@@ -435,7 +433,7 @@ const (
 )
 
 func newIntake() *intake {
-	i := &intake{size: minBuffer, now: &inbox{buffer: make([]byte, minBuffer)}, next: &inbox{}, handled: make(chan struct{}, 1)}
+	i := &intake{size: minBuffer, now: &inbox{buffer: make([]byte, minBuffer)}, next: &inbox{}, handled: make(chan struct{}, 1), timed: true}
 	i.handled <- struct{}{}
 	i.mark = func(fd uintptr) {
 		low := 1
@@ -470,6 +468,10 @@ func readSocket(fd uintptr, b []byte) (int, error) {
 func (p *Peer) took(n int) error {
 	i := p.intake
 	p.carried[p.control].Received.Add(uint64(n))
+	if n > 0 {
+		i.heard.Add(1)
+		i.last.Store(int64(time.Since(p.start)))
+	}
 	if i.have += n; i.have == i.size && i.size < maxBuffer { // of what has come at once, or of a frame
 		i.size *= 2
 	}
@@ -549,7 +551,7 @@ func (p *Peer) readMore(silence time.Duration) (int, error) {
 		return n, err
 	}
 	reads, locked := i.reads.Load(), false
-	n, err := patiently(silence, p.unlessDying(p.control.SetReadDeadline), func() (int64, error) {
+	move := func() (int64, error) {
 		n, err := 0, error(nil)
 		waited := p.bare.Read(func(fd uintptr) bool {
 			i.mu.Lock()
@@ -563,7 +565,8 @@ func (p *Peer) readMore(silence time.Duration) (int, error) {
 			err = os.NewSyscallError("recvfrom", err)
 		}
 		return int64(n), cmp.Or(waited, err)
-	})
+	}
+	n, err := p.readPatiently(silence, move)
 	if !locked {
 		i.mu.Lock()
 	}
@@ -571,6 +574,63 @@ func (p *Peer) readMore(silence time.Duration) (int, error) {
 		err = nil
 	}
 	return int(n), err
+}
+
+// watched reports whether the reader of the control stream waits without deadlines until the pulse finds
+// an interval without bytes. A deadline that each heartbeat moves wakes the process at its old time.
+func (p *Peer) watched() bool {
+	return p.bare != nil && 2*p.config.Heartbeat < p.config.silence()
+}
+
+// readPatiently calls move as patiently does. A reader that the pulse watches counts the silence from
+// the last bytes, but no more than two heartbeats of it: this process may have been stopped.
+func (p *Peer) readPatiently(silence time.Duration, move func() (int64, error)) (n int64, err error) {
+	i, deadline := p.intake, p.unlessDying(p.control.SetReadDeadline)
+	timed := func(is bool) (err error) {
+		i.watch.Lock()
+		defer i.watch.Unlock()
+		if i.timed && !is {
+			err = deadline(time.Time{})
+		}
+		i.timed = is
+		if p.isDying() { // which the wait without a deadline would not notice
+			err = errDying
+		}
+		return err
+	}
+	if p.watched() && silence == p.config.silence() {
+		if err = timed(false); err == nil {
+			n, err = move()
+		}
+		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+		silence -= min(time.Since(p.start)-time.Duration(i.last.Load()), 2*p.config.Heartbeat)
+	}
+	if err = timed(true); err == nil {
+		n, err = patiently(silence, deadline, move)
+	}
+	return n, err
+}
+
+// watchSilence has the reader wait with deadlines if nothing has come since the last call. The pulse
+// calls it.
+func (p *Peer) watchSilence() {
+	i := p.intake
+	heard := i.heard.Load()
+	silent := heard == i.seen
+	if i.seen = heard; !silent || !p.watched() {
+		return
+	}
+	i.watch.Lock()
+	defer i.watch.Unlock()
+	if i.timed {
+		return
+	}
+	_ = p.control.SetReadDeadline(time.Unix(1, 0)) // that it is closed the reader hears
+	if p.isDying() {
+		_ = p.control.SetReadDeadline(time.Now().Add(p.farewell())) // as fail has set it
+	}
 }
 
 // readControl reads frames and has the loop handle them, and reads on meanwhile, into
@@ -610,7 +670,7 @@ func (p *Peer) readControl() {
 			if limit = p.excused(); limit > 0 {
 				continue
 			}
-			p.silent(p.control, p.config.silence(), "it has said nothing")
+			p.silent(p.control, p.config.silence(), errSaidNothing)
 		case err != nil:
 			p.failed(p.control, "receiving", err)
 		}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
+	"golang.org/x/sys/unix"
 )
 
 // torn takes half of a long write, and the rest not within any deadline.
@@ -214,7 +214,7 @@ func TestChannelNotLeftInTimeEndsPeer(t *testing.T) {
 	began := time.Now()
 	e.loop.Call(stays.Expect)
 	err := receive(t, ended, "the end of who does not leave")
-	if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "has not left") {
+	if wire.StatusOf(err) != wire.StatusPeerRelayDied || !errors.Is(err, errNotLeft) {
 		t.Error(err)
 	}
 	if took := time.Since(began); took < leaving {
@@ -354,7 +354,7 @@ func TestConnectionResetIsReported(t *testing.T) {
 		}()
 		time.Sleep(3 * time.Millisecond)
 		reset(ours)
-		if why := e.died(); !strings.Contains(why.Error(), "reset by peer") {
+		if why := e.died(); !errors.Is(why, unix.ECONNRESET) {
 			t.Error(why)
 		}
 		close(stop)

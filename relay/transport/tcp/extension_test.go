@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -75,11 +76,12 @@ func TestExtensionMessagesKeepTheirOrder(t *testing.T) {
 	if n := receive(t, at.left, "the end of the channel"); n != 3 {
 		t.Errorf("channel %d is left", n)
 	}
-	b.loop.Call(func() { at.err = fmt.Errorf("unheard of") })
+	refusal := errors.New("unheard of")
+	b.loop.Call(func() { at.err = refusal })
 	a.loop.Call(func() { a.peer.Tell([]byte("four")) })
 	receive(t, at.heard, "the last message")
 	b.loop.Call(receive(t, at.gone, "the extension's end"))
-	if err := b.died(); !strings.Contains(err.Error(), "unheard of") {
+	if err := b.died(); !errors.Is(err, refusal) {
 		t.Error(err)
 	}
 }
@@ -98,7 +100,8 @@ func TestExtensionEndsBeforeChannels(t *testing.T) {
 		})
 		return there
 	})
-	b.peer.Fail(fmt.Errorf("a NIC fell out"))
+	fault := errors.New("a NIC failed")
+	b.peer.Fail(fault)
 	gone := receive(t, at.gone, "the extension's end")
 	b.loop.Call(func() {}) // whatever else is to be done now
 	select {
@@ -107,7 +110,7 @@ func TestExtensionEndsBeforeChannels(t *testing.T) {
 	default:
 	}
 	b.loop.Call(gone)
-	if err := receive(t, ended, "the channel's end"); err == nil || !strings.Contains(err.Error(), "a NIC fell out") {
+	if err := receive(t, ended, "the channel's end"); !errors.Is(err, fault) {
 		t.Error(err)
 	}
 }
@@ -163,7 +166,7 @@ func TestSilentPeerWithLiveExtensionSurvives(t *testing.T) {
 	}
 	at.alive.Store(0)
 	a.loop.Call(receive(t, at.gone, "the Peer's end"))
-	if err := a.died(); !strings.Contains(err.Error(), "it has ") {
+	if err := a.died(); !errors.Is(err, errSaidNothing) {
 		t.Error(err)
 	}
 }

@@ -78,17 +78,21 @@ func TestForeignFramesEndThePeer(t *testing.T) {
 			})
 			r.listens()
 			go func() { _, _ = r.control.Write(said) }()
-			told := receive(t, r.frames, "a goodbye")
-			for told.kind != 0 && told.kind != frameGoodbye {
-				told = receive(t, r.frames, "a goodbye")
+			goodbye := receive(t, r.frames, "a goodbye")
+			for goodbye.kind != 0 && goodbye.kind != frameGoodbye {
+				goodbye = receive(t, r.frames, "a goodbye")
 			}
 			r.close() // or its time is waited for
 			err := e.died()
-			if s := wire.StatusOf(err); s != wire.StatusMalformed && s != wire.StatusLimit || !strings.Contains(err.Error(), "other host") {
+			var of *PeerError
+			if s := wire.StatusOf(err); s != wire.StatusMalformed && s != wire.StatusLimit || !errors.As(err, &of) ||
+				of.Peer != e.peer.Name() {
 				t.Errorf("%v (%v)", err, s)
 			}
-			m, _, failed := wire.Decode(told.payload) // of nothing where none came
-			if failure, ok := m.(*wire.Failure); failed != nil || !ok || failure.Err().Error() != err.Error() {
+			m, _, failed := wire.Decode(goodbye.payload) // of nothing where none came
+			var own, told *wire.Error
+			if failure, ok := m.(*wire.Failure); failed != nil || !ok || !errors.As(err, &own) ||
+				!errors.As(failure.Err(), &told) || told.Status != own.Status || told.Reason != own.Reason {
 				t.Errorf("the other side is told %v, %v", m, failed)
 			}
 			if !bytes.Equal(memory, make([]byte, 8)) {
@@ -161,7 +165,7 @@ func TestLeavingWithinAWriteEndsThePeer(t *testing.T) {
 	if err := r.say(3, frameLeave); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.died(); !strings.Contains(err.Error(), "within a write") {
+	if err := e.died(); !errors.Is(err, errWithinWrite) {
 		t.Error(err)
 	}
 	receive(t, ended, "the end of the grants")
@@ -189,7 +193,8 @@ func TestTruncatedFramesDeliverNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.Close()
-			if err := e.died(); !strings.Contains(err.Error(), "closed") {
+			var of *PeerError
+			if err := e.died(); !errors.As(err, &of) || of.Event != "closed its connection" {
 				t.Errorf("after %d bytes: %v", n, err)
 			}
 			receive(t, ended, "the end of the grants")
@@ -322,7 +327,7 @@ func TestMemoryIsRemovedWithAGrant(t *testing.T) {
 		}
 		in.RemoveMemory(1)
 	})
-	if err := e.died(); wire.StatusOf(err) != wire.StatusInternal || !strings.Contains(err.Error(), "region 1") {
+	if err := e.died(); wire.StatusOf(err) != wire.StatusInternal || !errors.Is(err, errGranted) {
 		t.Error(err)
 	}
 	receive(t, ended, "the end of the grants")

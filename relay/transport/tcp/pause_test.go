@@ -2,10 +2,10 @@ package tcp
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
 	"os"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -172,7 +172,7 @@ func TestPauseOfWriteCountsOneHeartbeat(t *testing.T) {
 	}
 	look(patience*beats + 1)
 	r.close()
-	if err := e.died(); !strings.Contains(err.Error(), "acknowledged no write") {
+	if err := e.died(); !errors.Is(err, errUnacknowledged) {
 		t.Error(err)
 	}
 }

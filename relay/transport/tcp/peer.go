@@ -45,6 +45,7 @@ type Config struct {
 	// zerocopy selects the data streams' sends that use MSG_ZEROCOPY; both are for tests.
 	zerocopy       zerocopyUse
 	zerocopyFaults zerocopyFaults
+	pulse          *pulse // of all Peers of Peers; nil for one of its own
 	// Alone gives each message a write of its own, to measure what it is worth that they
 	// go together.
 	Alone bool
@@ -209,6 +210,10 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 			f()
 		}()
 	}
+	if p.config.pulse == nil {
+		p.config.pulse = newPulse(p.config.Heartbeat)
+	}
+	p.config.pulse.add(p)
 	begin(&p.users, p.readControl)
 	begin(&p.users, p.writeControl)
 	for _, c := range p.data {
@@ -260,6 +265,7 @@ func (p *Peer) fail(why error, tell bool) {
 			p.parted = appendFrame(nil, 0, frameGoodbye, wire.Encode(wire.NewFailure(why), 0))
 		}
 		close(p.dying)
+		p.config.pulse.remove(p)
 		// Whoever sets a deadline looks whether it is dying after that, so that none
 		// outlasts these.
 		_ = p.control.SetDeadline(time.Now().Add(p.farewell()))
@@ -311,17 +317,19 @@ func (p *Peer) failed(c net.Conn, doing string, err error) {
 	switch {
 	case said:
 		// What it sent makes no sense.
-		p.fail(wire.Errorf(status.Status, "the relay at %s: %s", p.config.Name, status.Reason), true)
+		p.fail(wire.Errorf(status.Status, "%w", &PeerError{Peer: p.config.Name, Cause: status}), true)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s closed its connection (%s)", p.config.Name, p.config.Route(c)), c != p.control)
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name,
+			Event: "closed its connection", Route: p.config.Route(c)}), c != p.control)
 	default:
-		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s cannot be reached any more: %s (%s): %v", p.config.Name, doing, p.config.Route(c), err), c != p.control)
+		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name,
+			Event: "cannot be reached any more: " + doing, Route: p.config.Route(c), Cause: err}), c != p.control)
 	}
 }
 
-// silent is the end of a Peer whose other side does nothing.
-func (p *Peer) silent(c net.Conn, limit time.Duration, doing string) {
-	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "the relay at %s is dead: %s for %v (%s)", p.config.Name, doing, limit, p.config.Route(c)), true)
+// silent ends the Peer because of the other relay's inactivity on a connection.
+func (p *Peer) silent(c net.Conn, limit time.Duration, cause error) {
+	p.fail(p.deadFor(p.config.Route(c), cause, limit), true)
 }
 
 func route(c net.Conn) string { return fmt.Sprintf("%v to %v", c.LocalAddr(), c.RemoteAddr()) }

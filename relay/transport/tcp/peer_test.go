@@ -288,7 +288,7 @@ func TestUnreadMessagesAboveLimitEndPeer(t *testing.T) {
 	if held > 3*most {
 		t.Errorf("%d bytes were held, where %d may wait", held, most)
 	}
-	if err := receive(t, ended, "the channel's end"); !strings.Contains(err.Error(), "unread") || wire.StatusOf(err) != wire.StatusPeerRelayDied {
+	if err := receive(t, ended, "the channel's end"); !errors.Is(err, errUnread) || wire.StatusOf(err) != wire.StatusPeerRelayDied {
 		t.Error(err)
 	}
 }
@@ -345,16 +345,16 @@ func TestSilentPeerIsClosedWithReason(t *testing.T) {
 	// be the first.
 	cases := map[string]struct {
 		play          func(e *side, r *raw)
-		want          string
+		want          error
 		control, data patient
 	}{
-		"says nothing": {func(_ *side, r *raw) { r.listens() }, "said nothing", patient{reads: true}, patient{}},
+		"says nothing": {func(_ *side, r *raw) { r.listens() }, errSaidNothing, patient{reads: true}, patient{}},
 		"says nothing any more": {func(_ *side, r *raw) {
 			if err := r.listens().say(0, frameBeat); err != nil {
 				t.Error(err)
 			}
-		}, "said nothing", patient{reads: true}, patient{}},
-		"takes no messages": {func(*side, *raw) {}, "taken nothing", patient{writes: true}, patient{}},
+		}, errSaidNothing, patient{reads: true}, patient{}},
+		"takes no messages": {func(*side, *raw) {}, errTookNothing, patient{writes: true}, patient{}},
 		"takes no pieces": {func(e *side, r *raw) {
 			r.listens()
 			c := e.open(&wire.Done{}, ignore, func(error) {})
@@ -362,7 +362,7 @@ func TestSilentPeerIsClosedWithReason(t *testing.T) {
 				c.Link().Write(transport.Target{}, hostPlace(source, 0), 64<<10, 1, func(error) {})
 				e.peer.underWay.Store(-1) // nor is an acknowledgement waited for
 			})
-		}, "taken nothing", patient{}, patient{writes: true}},
+		}, errTookNothing, patient{}, patient{writes: true}},
 		"acknowledges nothing": {func(e *side, r *raw) {
 			r.listens()
 			for _, c := range r.data {
@@ -370,13 +370,13 @@ func TestSilentPeerIsClosedWithReason(t *testing.T) {
 			}
 			c := e.open(&wire.Done{}, ignore, func(error) {})
 			e.loop.Call(func() { c.Link().Write(transport.Target{}, hostPlace(source, 0), 64<<10, 1, func(error) {}) })
-		}, "acknowledged no write", patient{}, patient{}},
+		}, errUnacknowledged, patient{}, patient{}},
 		"stops within a piece": {func(e *side, r *raw) {
 			r.listens()
 			e.granting(r, 3, make([]byte, 8<<10))
 			p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: 8 << 10, bytes: rawPiece}
 			_, _ = r.data[0].Write(append(p.header(), 1, 2, 3))
-		}, "not gone on", patient{}, patient{reads: true}},
+		}, errNoProgress, patient{}, patient{reads: true}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -391,8 +391,9 @@ func TestSilentPeerIsClosedWithReason(t *testing.T) {
 			})
 			c.play(e, r)
 			err := e.died()
-			if text := err.Error(); !strings.Contains(text, c.want) || !strings.Contains(text, config.Name) || !strings.Contains(text, "pipe") {
-				t.Errorf("%v; want one with %q", err, c.want)
+			var of *PeerError
+			if !errors.Is(err, c.want) || !errors.As(err, &of) || of.Peer != config.Name || of.Route != "pipe to pipe" {
+				t.Errorf("%v; want one with %v", err, c.want)
 			}
 			if wire.StatusOf(err) != wire.StatusPeerRelayDied {
 				t.Errorf("status %v", wire.StatusOf(err))
@@ -458,13 +459,13 @@ func TestHeartbeatsKeepIdlePeerAlive(t *testing.T) {
 func TestPeerEndEndsEachChannelOnce(t *testing.T) {
 	ends := map[string]struct {
 		end       func(a, b *side)
-		want      []string
+		want      error         // nil for a failed connection
 		heartbeat time.Duration // for as long a stream's end may come before the reason
 	}{
-		"here":             {func(a, _ *side) { a.peer.Close() }, []string{"closed its connections"}, time.Minute},
-		"there":            {func(_, b *side) { b.peer.Close() }, []string{"node7", "127.0.0.1", "closed its connections"}, time.Minute},
-		"reset":            {func(_, b *side) { reset(b.peer.control) }, []string{"node7", "127.0.0.1"}, 100 * time.Millisecond},
-		"of a data stream": {func(_, b *side) { reset(b.peer.data[0]) }, []string{"node7", "127.0.0.1"}, 100 * time.Millisecond},
+		"here":             {func(a, _ *side) { a.peer.Close() }, errClosed, time.Minute},
+		"there":            {func(_, b *side) { b.peer.Close() }, &wire.Error{Status: wire.StatusPeerClosed}, time.Minute},
+		"reset":            {func(_, b *side) { reset(b.peer.control) }, nil, 100 * time.Millisecond},
+		"of a data stream": {func(_, b *side) { reset(b.peer.data[0]) }, nil, 100 * time.Millisecond},
 	}
 	for name, c := range ends {
 		t.Run(name, func(t *testing.T) {
@@ -488,10 +489,12 @@ func TestPeerEndEndsEachChannelOnce(t *testing.T) {
 			}
 			c.end(a, b)
 			why := a.died()
-			for _, want := range c.want {
-				if !strings.Contains(why.Error(), want) {
-					t.Errorf("%v; want one with %q", why, want)
-				}
+			if c.want != nil && !errors.Is(why, c.want) {
+				t.Errorf("%v; want %v", why, c.want)
+			}
+			var of *PeerError
+			if c.want != errClosed && (!errors.As(why, &of) || of.Peer != "node7" || !strings.Contains(of.Route, "127.0.0.1")) {
+				t.Errorf("%v does not have the other relay and the route", why)
 			}
 			for range 5 {
 				if err := receive(t, ended, "a channel's end"); err != why {
@@ -671,5 +674,38 @@ func TestChannelLeftWithinWriteLandsAll(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A message that is sent later goes out in one write with the next message, and alone if there is none.
+func TestSendLaterJoinsNextMessage(t *testing.T) {
+	got := make(chan uint64, 10)
+	dialed, accepted := greeted(t, loopback, 1, 0)
+	a := newSide(t, dialed, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
+	newSide(t, accepted, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour, Accept: func(c *Channel, _ wire.Message, _ uint32) {
+		c.Handle(func(m wire.Message, _ uint32, _ []int) { got <- m.(*wire.PeerWritten).Grant }, func(error) {})
+	}})
+	c := a.open(&wire.Done{}, ignore, func(error) {})
+	testutil.Until(t, "the first message", func() bool { return a.peer.Figures().Batches == 1 })
+	a.loop.Call(func() {
+		p := a.peer
+		c.SendLater(&wire.PeerWritten{Grant: 1}, 0)
+		p.since = p.loop.Now() // the iteration has just begun
+		if p.pollSent() {
+			t.Error("the first message goes out alone")
+		}
+		c.Send(&wire.PeerWritten{Grant: 2}, 0)
+		if !p.pollSent() {
+			t.Error("nothing goes out with the second message")
+		}
+		c.SendLater(&wire.PeerWritten{Grant: 3}, 0)
+	})
+	for i := range uint64(3) {
+		if n := receive(t, got, "a message"); n != i+1 {
+			t.Fatalf("message %d is %d", i+1, n)
+		}
+	}
+	if f := a.peer.Figures(); f.Messages != 4 || f.Batches != 3 {
+		t.Errorf("%d messages in %d writes, want 4 in 3", f.Messages, f.Batches)
 	}
 }

@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -18,11 +19,12 @@ type Peers struct {
 	loop   *poll.Loop
 	config func(Key) Config
 
-	mu    sync.Mutex
-	known map[Key]*reaching
-	all   map[*Peer]bool // that live
-	ended bool
-	users sync.WaitGroup // Peers that something uses the connections of
+	mu     sync.Mutex
+	known  map[Key]*reaching
+	all    map[*Peer]bool           // that live
+	pulses map[time.Duration]*pulse // by interval
+	ended  bool
+	users  sync.WaitGroup // Peers that something uses the connections of
 }
 
 // reaching is a Peer, or that somebody dials it.
@@ -35,7 +37,7 @@ type reaching struct {
 
 // NewPeers makes none yet. config gives what a Peer is made with.
 func NewPeers(loop *poll.Loop, config func(Key) Config) *Peers {
-	return &Peers{loop: loop, config: config, known: map[Key]*reaching{}, all: map[*Peer]bool{}}
+	return &Peers{loop: loop, config: config, known: map[Key]*reaching{}, all: map[*Peer]bool{}, pulses: map[time.Duration]*pulse{}}
 }
 
 var errEnding = wire.Errorf(wire.StatusRelayDied, "the relay of this container is ending")
@@ -129,6 +131,7 @@ func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
 		defer p.mu.Unlock()
 		if ended = p.ended; !ended {
 			p.users.Add(1)
+			config.pulse = p.pulse(config.filled().Heartbeat)
 			r.peer = newPeer(p.loop, s, config, p.users.Done)
 			p.all[r.peer] = true
 		}
@@ -137,6 +140,14 @@ func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
 		return nil, errEnding
 	}
 	return r.peer, nil
+}
+
+// pulse returns the pulse of an interval. The lock is held.
+func (p *Peers) pulse(interval time.Duration) *pulse {
+	if p.pulses[interval] == nil {
+		p.pulses[interval] = newPulse(interval)
+	}
+	return p.pulses[interval]
 }
 
 func (p *Peers) forget(key Key, r *reaching) {

@@ -2,9 +2,9 @@ package tcp
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"testing"
 	"time"
 
@@ -163,7 +163,7 @@ func TestConnectionAbortedByKernelEndsAtOnce(t *testing.T) {
 			return fails{c, &net.OpError{Op: "read", Net: "tcp", Err: with}}
 		})
 		r.listens()
-		if err := e.died(); !strings.Contains(err.Error(), with.Error()) || wire.StatusOf(err) != wire.StatusPeerRelayDied {
+		if err := e.died(); !errors.Is(err, with) || wire.StatusOf(err) != wire.StatusPeerRelayDied {
 			t.Errorf("%v", err)
 		}
 	}
@@ -191,7 +191,8 @@ func TestEndedStreamIsNamedToOtherSide(t *testing.T) {
 		t.Errorf("the other side is told %q by a frame of kind %d", told.payload, told.kind)
 	}
 	r.close()
-	if err := e.died(); !strings.Contains(err.Error(), "connection 2") {
+	var of *PeerError
+	if err := e.died(); !errors.As(err, &of) || of.Route != "connection 2" {
 		t.Error(err)
 	}
 }

@@ -318,7 +318,7 @@ func (p *Peer) fill(c net.Conn, to []byte) error {
 			if n > 0 {
 				continue
 			}
-			p.silent(c, p.config.silence(), "it has not gone on with a write")
+			p.silent(c, p.config.silence(), errNoProgress)
 		}
 		return err
 	}

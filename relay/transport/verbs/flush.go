@@ -27,8 +27,14 @@ import (
 // a re-dial to get there; those that come again are flushed by whoever writes them. The keys that
 // all this was written by are there until then.
 
-// flushDepth is how many of a NIC's flushes are under way; more wait for those.
-const flushDepth = 64
+// flushDepth is how many of a NIC's flushes are under way, and regionFlushes how many of a region; more
+// wait for those. A flush is of all waiting tickets of its region: on PCIe a read pushes all earlier writes
+// of the NIC to that device, so that one read of the last place is enough (NCCL, ncclIbIflush in
+// net_ib.cc, reads the last buffer of up to 8 receives).
+const (
+	flushDepth    = 64
+	regionFlushes = 2
+)
 
 // flushers is what a Set has of it.
 type flushers struct {
@@ -66,12 +72,14 @@ type flusher struct {
 	failed bool
 }
 
-// reading is a flush.
+// reading is a flush of tickets of a region. The read is of the last one's place.
 type reading struct {
-	ticket *ticket
-	send   verbs.Send
-	again  bool // of what queue pairs of before have written
+	tickets []*ticket
+	send    verbs.Send
+	again   bool // of what queue pairs of before have written
 }
+
+func (r *reading) region() *registration { return r.tickets[0].region }
 
 // errNothingStaged is of relays that have connected before there was anything to flush.
 var errNothingStaged = errors.New("NICs wrote into no GPU of this relay's lanes when it connected to the other one, so nothing can be flushed")
@@ -191,7 +199,8 @@ func (s *Set) readOf(q *queue, at uint64, key uint32) verbs.Send {
 	return verbs.Send{Op: verbs.Read, Flags: verbs.Signaled, Length: 1, Address: s.page0(), LKey: q.first.LKey(), Remote: at, RKey: key}
 }
 
-// settleWrite has all NICs that have written a ticket's bytes flush them.
+// settleWrite has all NICs that have written a ticket's bytes flush them, when the completions at hand
+// have been taken.
 func (s *Set) settleWrite(t *ticket) {
 	t.arrivals.flushes++
 	for seen := t.seen; seen != 0; seen &= seen - 1 {
@@ -201,16 +210,42 @@ func (s *Set) settleWrite(t *ticket) {
 		}
 		t.flushing = append(t.flushing, q)
 		t.unflushed++
-		q.flusher.waits = append(q.flusher.waits, s.reading(t, q))
+		q.flusher.wait(s.reading(t, q))
 	}
-	for _, q := range t.flushing {
-		s.postFlushes(q)
+}
+
+// wait has a flush posted. It joins one of the same region that waits.
+func (f *flusher) wait(r reading) {
+	for i := range f.waits {
+		if w := &f.waits[i]; !w.again && !r.again && w.region() == r.region() {
+			w.tickets, w.send = append(w.tickets, r.tickets...), r.send
+			return
+		}
 	}
+	f.waits = append(f.waits, r)
+}
+
+// next takes the first waiting flush whose region has fewer than regionFlushes under way.
+func (f *flusher) next() (r reading, ok bool) {
+	for i := range f.waits {
+		flying := 0
+		for k := range f.posted {
+			if f.posted[k].region() == f.waits[i].region() {
+				flying++
+			}
+		}
+		if flying < regionFlushes {
+			r = f.waits[i]
+			f.waits = slices.Delete(f.waits, i, i+1)
+			return r, true
+		}
+	}
+	return reading{}, false
 }
 
 // reading is the flush of a ticket's bytes by a NIC that knows their memory.
 func (s *Set) reading(t *ticket, q *queue) reading {
-	return reading{ticket: t, send: s.readOf(q, t.region.base+t.offset, t.region.region(q.nic).RKey())}
+	return reading{tickets: []*ticket{t}, send: s.readOf(q, t.region.base+t.offset, t.region.region(q.nic).RKey())}
 }
 
 func (t *ticket) flushedBy(q *queue) bool {
@@ -225,11 +260,12 @@ func (t *ticket) flushedBy(q *queue) bool {
 func (s *Set) postFlushes(q *queue) {
 	f := q.flusher
 	for len(f.waits) > 0 && len(f.posted) < flushDepth && s.gone == nil && !s.broken && !f.failed {
-		w := f.waits[0]
-		f.waits[0] = reading{}
-		f.waits = f.waits[1:]
+		w, ok := f.next()
+		if !ok {
+			return
+		}
 		if _, err := f.PostSend([]verbs.Send{w.send}); err != nil {
-			s.cannot(q, w.ticket, err)
+			s.cannot(q, w.tickets, err)
 			return
 		}
 		if f.posted = append(f.posted, w); s.posted == 0 && s.flushes == 0 {
@@ -256,10 +292,12 @@ func (s *Set) flushed(q *queue, c *verbs.Completion) bool {
 	switch err := c.Err(); {
 	case s.gone != nil: // and nobody waits for it
 	case err != nil:
-		s.cannot(q, r.ticket, err)
+		s.cannot(q, r.tickets, err)
 	default:
 		s.progress = s.fabric.loop.Now()
-		r.ticket.flushed()
+		for _, t := range r.tickets {
+			t.flushed()
+		}
 		if r.again {
 			s.catching--
 			s.caughtUp()
@@ -281,9 +319,11 @@ func (t *ticket) flushed() {
 }
 
 // cannot keeps a flush that has failed.
-func (s *Set) cannot(q *queue, t *ticket, err error) {
+func (s *Set) cannot(q *queue, tickets []*ticket, err error) {
 	q.flusher.failed = true
-	s.keep(q, t)
+	for _, t := range tickets {
+		s.keep(q, t)
+	}
 	if s.phase == running {
 		s.fault(q.nic, "flushing what it has written: "+err.Error())
 	}
@@ -303,7 +343,9 @@ func (s *Set) keepFlushes() {
 			continue
 		}
 		for _, r := range slices.Concat(q.flusher.posted, q.flusher.waits) {
-			s.keep(q, r.ticket)
+			for _, t := range r.tickets {
+				s.keep(q, t)
+			}
 		}
 		q.flusher.posted, q.flusher.waits = nil, nil
 	}
@@ -387,7 +429,7 @@ func (s *Set) flushAgain() {
 func (s *Set) readAgain(t *ticket, q *queue) {
 	r := s.reading(t, q)
 	r.again = true
-	q.flusher.waits = append(q.flusher.waits, r)
+	q.flusher.wait(r)
 	s.catching++
 }
 

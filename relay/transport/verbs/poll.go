@@ -87,6 +87,11 @@ func (s *Set) complete(ask bool) bool {
 	if progress && s.phase == running {
 		s.signs.Store(time.Now().UnixNano())
 	}
+	for _, q := range s.queues {
+		if q.flusher != nil && (s.phase == running || s.phase == draining) {
+			s.postFlushes(q)
+		}
+	}
 	if s.phase == running {
 		for _, p := range s.pairs {
 			if err := s.again(p); err != nil {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
@@ -162,4 +163,69 @@ func TestFirstWritesThatFailAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mustEnd(t)
+}
+
+// Writes that arrive while flushes of their region are under way share the next one: each flush costs
+// the NIC, and the relay, a request and a completion.
+func TestArrivalsOfARegionShareFlushes(t *testing.T) {
+	s := newFlushedStream(t)
+	if err := s.rdma.Script("send delay=2 device=b0", "send delay=2 device=b1"); err != nil { // flushes alone
+		t.Fatal(err)
+	}
+	s.begin()
+	s.mustEnd(t)
+	calls, err := s.rdma.Calls("ibv_post_send")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const writeImmediate, read = 1, 4
+	base := placeOf(s.to.At(0))
+	writes, flushes := 0, 0
+	for _, c := range calls {
+		if remote := number(t, c, "remote"); remote < base || remote >= base+s.to.Bytes {
+			continue
+		}
+		switch number(t, c, "op") {
+		case writeImmediate:
+			writes++
+		case read:
+			flushes++
+		}
+	}
+	if flushes == 0 || flushes > writes/4 {
+		t.Errorf("%d flushes of %d writes, want at most a quarter", flushes, writes)
+	}
+}
+
+// A NIC that is lost can make no flush that is kept for it: the Peer ends at once, and not after all
+// tries to connect anew.
+func TestLostNICWithKeptFlushesEndsPeer(t *testing.T) {
+	w := connected(t, func(_ string, c *Config) {
+		c.Redial = time.Hour
+		c.Flush, c.Stages = func(*device.Memory) bool { return true }, func() bool { return true }
+	})
+	s := newStreamInto(w, func(m *device.Memory) {
+		f := w.b.fabric
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.registration(purpose{m, true}).flush = true
+	})
+	if err := s.rdma.Script("send status=12 device=b0"); err != nil { // which sends nothing but its flushes
+		t.Fatal(err)
+	}
+	s.begin()
+	s.b.until("flushes that are kept", func(s *Set) bool { return len(s.kept) > 0 })
+	s.b.loop.Call(func() {
+		for _, k := range s.b.set.kept {
+			if !k.nic.dead.Load() {
+				s.b.fabric.died(k.nic, "a test's word")
+			}
+		}
+	})
+	for range streamWrites {
+		if err := receive(t, s.done, "a write's end"); err != nil {
+			return
+		}
+	}
+	t.Error("every write has succeeded")
 }

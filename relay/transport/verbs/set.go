@@ -228,8 +228,19 @@ func (s *Set) begin(next func()) {
 			}
 			s.ran = false
 		}
+		s.failByDead()
 		s.worked(err, next)
 	})
+}
+
+// failByDead ends the Peer if flushes are kept for a NIC that is lost: no queue pair can make them.
+func (s *Set) failByDead() {
+	for _, n := range s.unflushed() {
+		if n.dead.Load() {
+			s.failed(n, "the device is lost before what it has written into a GPU's memory was flushed")
+			return
+		}
+	}
 }
 
 // late ends the first bringing up. Its timer may have run out just before all was connected.

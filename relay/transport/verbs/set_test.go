@@ -636,7 +636,7 @@ func TestAFlushOutlivesItsChannel(t *testing.T) {
 				}
 				if dies {
 					s.peer.Fail(fmt.Errorf("a cable was pulled"))
-					s.queues[0].flusher.posted[0].ticket.unflushed++ // it is not heard of
+					s.queues[0].flusher.posted[0].tickets[0].unflushed++ // it is not heard of
 				}
 			})
 			receive(t, ended, "the end of what is flushed")

@@ -71,3 +71,22 @@ func (e *PlaceError) Error() string {
 }
 
 func (e *PlaceError) Unwrap() error { return e.Err }
+
+// Is reports whether target is a PlaceError of the same place without a cause.
+func (e *PlaceError) Is(target error) bool {
+	place, ok := target.(*PlaceError)
+	return ok && place.Err == nil && place.Line == e.Line && place.Column == e.Column
+}
+
+// FileError is a topology file that cannot be read.
+type FileError struct {
+	Form string // such as "hwloc topology"
+	Name string
+	Err  error
+}
+
+func (e *FileError) Error() string {
+	return fmt.Sprintf("reading the %s %s: %v", e.Form, e.Name, e.Err)
+}
+
+func (e *FileError) Unwrap() error { return e.Err }

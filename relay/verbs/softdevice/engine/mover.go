@@ -45,13 +45,17 @@ func (e *Engine) moverOf(q *device.Queue) *mover {
 	return m
 }
 
-// add has the bytes of a work copied with the next pump.
+// add has the bytes of a work copied with the next pump. A copy that joins an earlier one does not pass
+// a waiting copy of the same bytes.
 func (m *mover) add(w *work) {
 	one := &job{w.from, w.target, w.fromAt, w.targetAt, uint64(w.length), []*work{w}}
 	at := len(m.waiting)
 	for i := at - 1; i >= max(0, len(m.waiting)-lookedAt); i-- {
 		joined := m.waiting[i].join(one)
 		if joined == nil {
+			if one.conflicts(m.waiting[i]) {
+				break
+			}
 			continue
 		}
 		if at < len(m.waiting) { // the work closes the gap between two jobs
@@ -65,9 +69,20 @@ func (m *mover) add(w *work) {
 	}
 }
 
-// join returns the copy of both, nil if neither follows the other. Copies of different queue pairs
-// have no order; within a queue pair the order matters only for overlapping bytes, which adjacent
-// copies do not have.
+// conflicts reports whether the order of both copies matters: a copy writes bytes that the second copy
+// writes or reads, by the same registration. Works of a queue pair have that order.
+func (j *job) conflicts(other *job) bool {
+	return overlap(j.target, j.targetAt, j.bytes, other.target, other.targetAt, other.bytes) ||
+		overlap(j.from, j.fromAt, j.bytes, other.target, other.targetAt, other.bytes) ||
+		overlap(j.target, j.targetAt, j.bytes, other.from, other.fromAt, other.bytes)
+}
+
+func overlap(a *region, at uint64, bytes uint64, b *region, otherAt, otherBytes uint64) bool {
+	return a == b && at < otherAt+otherBytes && otherAt < at+bytes
+}
+
+// join returns the copy of both, nil if neither follows the second, or if a copy reads bytes that the
+// second copy writes.
 func (j *job) join(next *job) *job {
 	if j.from != next.from || j.target != next.target || j.bytes+next.bytes > mergedBytes {
 		return nil
@@ -76,10 +91,17 @@ func (j *job) join(next *job) *job {
 	if next.fromAt < j.fromAt {
 		first, second = next, j
 	}
-	if first.fromAt+first.bytes != second.fromAt || first.targetAt+first.bytes != second.targetAt {
+	if first.fromAt+first.bytes != second.fromAt || first.targetAt+first.bytes != second.targetAt || j.conflicts(next) {
 		return nil
 	}
-	return &job{first.from, first.target, first.fromAt, first.targetAt, first.bytes + second.bytes, append(j.works, next.works...)}
+	return &job{
+		first.from,
+		first.target,
+		first.fromAt,
+		first.targetAt,
+		first.bytes + second.bytes,
+		append(j.works, next.works...),
+	}
 }
 
 // pump gives waiting copies to the stream.
@@ -145,13 +167,13 @@ type port struct {
 	engine *Engine
 	rate   float64 // bytes a second
 	due    *uint64
-	turn   []*pair // those with a work that waits, the next one first
+	turn   []*pair // pairs with a waiting work, the next pair first
 }
 
 // portBurst is the time of which an idle port keeps the bytes: longer than the loop naps.
 const portBurst = 100 * time.Microsecond
 
-// portOf returns the port of a device. The process gives its rate.
+// portOf returns the port of a device, with the rate that the process gives.
 func (e *Engine) portOf(c *client, node uint32, rate uint64) *port {
 	p := e.ports[node]
 	if p == nil {
@@ -197,7 +219,7 @@ func (p *port) next(now uint64) *work {
 		}
 		owner := w.pair
 		p.remove(w)
-		if len(owner.paced) > 0 { // behind the others
+		if len(owner.paced) > 0 { // after the waiting works
 			p.turn = append(p.turn[1:], owner)
 		}
 		return w

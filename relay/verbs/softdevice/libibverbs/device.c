@@ -64,6 +64,13 @@ void device_event(struct context *c, struct ibv_async_event event)
 		host_log("event device=%s type=%d lost", c->device->described.name, event.event_type);
 }
 
+// device_lost reports that all devices of this process have failed. The lock is held.
+void device_lost(void)
+{
+	for (struct context *c = contexts; c; c = c->next)
+		device_event(c, (struct ibv_async_event){.event_type = IBV_EVENT_DEVICE_FATAL});
+}
+
 // ports looks what has become of the ports of open devices.
 static void ports(void)
 {

@@ -43,7 +43,8 @@ struct move {
 
 static pthread_mutex_t orders = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 static struct move *unanswered;
-static int connection = -1; // -2 after its end
+static int connection = -1;
+static bool ending; // of the connection: there is no other one before its end
 static uint64_t last;
 
 enum { SCRATCH = 1 << 20 };
@@ -52,11 +53,30 @@ static char *scratch;
 static uint32_t scratch_key;
 static bool shares;
 
-static void *answers(void *none)
+// lost ends the devices of this process with their engine, as the death of a NIC does. The next
+// registration connects to another engine.
+static void lost(int fd)
 {
+	rings_end();
+	pthread_mutex_lock(&lock);
+	device_lost();
+	pthread_mutex_unlock(&lock);
+	pthread_mutex_lock(&scratching);
+	scratch_key = 0;
+	shares = false;
+	pthread_mutex_unlock(&scratching);
+	close(fd);
+	pthread_mutex_lock(&orders);
+	ending = false;
+	pthread_mutex_unlock(&orders);
+}
+
+static void *answers(void *socket)
+{
+	int fd = (int)(intptr_t)socket;
 	struct answer a;
 	for (uint64_t spin = 0;;) {
-		ssize_t n = recv(connection, &a, sizeof a, spin ? MSG_DONTWAIT : 0);
+		ssize_t n = recv(fd, &a, sizeof a, spin ? MSG_DONTWAIT : 0);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0 && spin && errno == EAGAIN) {
@@ -66,8 +86,10 @@ static void *answers(void *none)
 		}
 		spin = host_spin();
 		pthread_mutex_lock(&orders);
-		if (n != sizeof a)
-			connection = -2;
+		if (n != sizeof a) {
+			connection = -1;
+			ending = true;
+		}
 		for (struct move **at = &unanswered; *at;) {
 			struct move *w = *at;
 			if (n == sizeof a && w->id != a.id) {
@@ -84,8 +106,8 @@ static void *answers(void *none)
 		}
 		pthread_mutex_unlock(&orders);
 		if (n != sizeof a) {
-			rings_end();
-			return none;
+			lost(fd);
+			return NULL;
 		}
 	}
 }
@@ -193,7 +215,7 @@ static int begin(void)
 		error = errno;
 	if (!error) {
 		connection = fd;
-		error = pthread_create(&reader, NULL, answers, NULL);
+		error = pthread_create(&reader, NULL, answers, (void *)(intptr_t)fd);
 	}
 	if (!error) {
 		pthread_detach(reader);
@@ -225,7 +247,10 @@ static bool there(void)
 static bool connected(void)
 {
 	pthread_mutex_lock(&scratching);
-	bool is = scratch_key || (there() && begin() == 0);
+	pthread_mutex_lock(&orders);
+	bool may = !ending;
+	pthread_mutex_unlock(&orders);
+	bool is = may && (scratch_key || (there() && begin() == 0));
 	pthread_mutex_unlock(&scratching);
 	return is;
 }
@@ -284,7 +309,7 @@ int engine_connect(struct pair *p)
 	}, -1);
 	pthread_mutex_lock(&lock);
 	if (error)
-		rings_release(slot);
+		rings_release(p, slot);
 	else
 		rings_use(p, slot);
 	pthread_mutex_unlock(&lock);
@@ -301,7 +326,7 @@ void engine_disconnect(struct pair *p)
 	place((struct order){.kind = DISCONNECT, .from = p->ibv.qp_num}, -1);
 	pthread_mutex_lock(&lock);
 	if (p->slot >= 0)
-		rings_release(slot);
+		rings_release(p, slot);
 	p->slot = -1;
 	pthread_mutex_unlock(&lock);
 }

@@ -65,17 +65,24 @@ static struct pair *pairs[SLOTS]; // under the lock
 static int to_engine = -1, from_engine = -1;
 
 // waiter takes reports when no thread polls and a completion queue is armed.
-static void *waiter(void *none)
+static void *waiter(void *eventfd)
 {
+	int fd = (int)(intptr_t)eventfd;
 	eventfd_t n;
-	while (eventfd_read(from_engine, &n) == 0 || errno == EINTR) {
+	while (eventfd_read(fd, &n) == 0 || errno == EINTR) {
 		pthread_mutex_lock(&lock);
-		rings_take();
-		if (queue_armed()) // the report may be of an unsignaled request
-			rings_arm();
+		bool ended = from_engine != fd;
+		if (!ended) {
+			rings_take();
+			if (queue_armed()) // the report may be of an unsignaled request
+				rings_arm();
+		}
 		pthread_mutex_unlock(&lock);
+		if (ended)
+			break;
 	}
-	return none;
+	close(fd);
+	return NULL;
 }
 
 int rings_begin(int fds[4])
@@ -93,7 +100,7 @@ int rings_begin(int fds[4])
 	if (!error) {
 		from_engine = fds[1];
 		to_engine = fds[2];
-		error = pthread_create(&thread, NULL, waiter, NULL);
+		error = pthread_create(&thread, NULL, waiter, (void *)(intptr_t)from_engine);
 	}
 	if (!error) {
 		pthread_detach(thread);
@@ -105,6 +112,7 @@ int rings_begin(int fds[4])
 }
 _Static_assert(sizeof(struct shared) <= RINGS_BYTES, "rounded up to pages");
 
+// rings_end fails the queue pairs that the engine served: a write whose report is lost arrives never.
 void rings_end(void)
 {
 	pthread_mutex_lock(&lock);
@@ -120,9 +128,14 @@ void rings_end(void)
 			p->by_threads += r->serial != 0;
 			r->serial = 0;
 		}
-		pthread_cond_broadcast(&p->changed);
+		pair_fail(p, false);
 	}
 	shared = NULL; // stays mapped: rings_waiting reads it without the lock
+	if (from_engine >= 0)
+		eventfd_write(from_engine, 1); // its thread ends
+	if (to_engine >= 0)
+		close(to_engine);
+	from_engine = to_engine = -1;
 	pthread_mutex_unlock(&lock);
 }
 
@@ -137,9 +150,10 @@ int rings_reserve(struct pair *p)
 	return -1;
 }
 
-void rings_release(int slot)
+void rings_release(struct pair *p, int slot)
 {
-	pairs[slot] = NULL;
+	if (pairs[slot] == p)
+		pairs[slot] = NULL;
 }
 
 static bool receives(struct pair *p)

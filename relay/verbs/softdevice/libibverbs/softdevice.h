@@ -156,6 +156,7 @@ void host_unwatch(void);
 
 // device.c
 void device_event(struct context *c, struct ibv_async_event event);
+void device_lost(void);
 
 // memory.c
 // memory_at is where this process reaches what a key gives access to, or NULL. The lock
@@ -204,7 +205,7 @@ int rings_begin(int fds[4]);
 void rings_end(void); // the engine has ended
 int rings_reserve(struct pair *p); // a slot, -1 for none
 void rings_use(struct pair *p, int slot);
-void rings_release(int slot);
+void rings_release(struct pair *p, int slot);
 // rings_ready allows or forbids the engine to write for a pair. After a ban it takes the completions
 // that the engine wrote before.
 void rings_ready(struct pair *p, bool ready);

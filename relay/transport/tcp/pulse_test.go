@@ -1,0 +1,111 @@
+package tcp
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// timedSocket counts the deadlines of a TCP connection.
+type timedSocket struct {
+	*net.TCPConn
+	deadlines *atomic.Int64
+}
+
+func (c timedSocket) SetReadDeadline(at time.Time) error {
+	c.deadlines.Add(1)
+	return c.TCPConn.SetReadDeadline(at)
+}
+
+func (c timedSocket) SetWriteDeadline(at time.Time) error {
+	c.deadlines.Add(1)
+	return c.TCPConn.SetWriteDeadline(at)
+}
+
+// The runtime wakes the process at the old time of a deadline that each heartbeat moves. So an idle
+// Peer sets one deadline, the zero of the first wait, and sends heartbeats without one.
+func TestHeartbeatsSetNoDeadlines(t *testing.T) {
+	ours, theirs := loopback(t)
+	var deadlines atomic.Int64
+	beats := 0
+	config := Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour}
+	newSide(t, &Streams{control: timedSocket{theirs.(*net.TCPConn), &deadlines}, piece: rawPiece, ours: rawPiece}, config)
+	defer ours.Close()
+	header := make([]byte, frameHeader)
+	for beats < 20 {
+		if _, err := io.ReadFull(ours, header); err != nil {
+			t.Fatal(err)
+		}
+		if f, _, err := nextFrame(header); err != nil || f.kind != frameBeat {
+			t.Fatalf("%+v %v", f, err)
+		}
+		// Two for each: no interval of a slow host is without one.
+		if _, err := ours.Write(append(appendFrame(nil, 0, frameBeat), appendFrame(nil, 0, frameBeat)...)); err != nil {
+			t.Fatal(err)
+		}
+		beats++
+	}
+	// An interval of this process without a turn has a wait with deadlines.
+	if n := deadlines.Load(); n >= int64(beats) {
+		t.Errorf("%d deadlines during %d heartbeats; want fewer than one a heartbeat", n, beats)
+	}
+}
+
+// On a socket a Peer that has said something is dead after the silence, counted from its last bytes.
+func TestSilentSocketEndsPeerAfterSilence(t *testing.T) {
+	t.Parallel()
+	ours, theirs := loopback(t)
+	defer ours.Close()
+	config := Config{Heartbeat: 20 * time.Millisecond, Dead: 500 * time.Millisecond}
+	e := newSide(t, &Streams{control: theirs, piece: rawPiece, ours: rawPiece}, config)
+	var last time.Time
+	for range 10 {
+		last = time.Now()
+		if _, err := ours.Write(appendFrame(nil, 0, frameBeat)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(config.Heartbeat)
+	}
+	err := e.died()
+	if took := time.Since(last); took < config.silence()-config.Heartbeat/10 {
+		t.Errorf("dead %v after the last heartbeat, want %v", took, config.silence())
+	}
+	if wire.StatusOf(err) != wire.StatusPeerRelayDied {
+		t.Error(err)
+	}
+}
+
+// Heartbeats to two sets of connections leave together: one timer sends both.
+func TestPeersShareHeartbeatTimer(t *testing.T) {
+	peers, dial := newPeers(t)
+	var made []*Peer
+	for _, name := range []string{"node7", "node8"} {
+		p, err := peers.Reach(t.Context(), Key{Relay: name}, func(ctx context.Context) (*Streams, error) { return dial(ctx) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		made = append(made, p)
+	}
+	u := made[0].config.pulse
+	if made[1].config.pulse != u {
+		t.Fatal("each Peer has a timer of its own")
+	}
+	running := func() bool {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		return u.ended != nil
+	}
+	made[0].Close()
+	if !running() {
+		t.Error("no heartbeats for the second Peer after the end of the first")
+	}
+	made[1].Close()
+	if running() {
+		t.Error("the timer runs without Peers")
+	}
+}
