@@ -99,7 +99,7 @@ func (l *lane) useBuffers() *buffers {
 		b := &buffers{lane: l}
 		l.buffers = b
 		if err := l.relay.reserve(ofBuffers); err != nil {
-			logrus.WithError(err).Warnf("sends of GPU %s to programs on the same GPU end at their delivery: no buffers", l.spec.GPU.BusID)
+			logrus.WithError(err).Warnf(noBuffers, l.spec.GPU.BusID)
 		} else {
 			b.senders++ // until the allocation is over
 			go b.allocate()
@@ -108,6 +108,8 @@ func (l *lane) useBuffers() *buffers {
 	l.buffers.senders++
 	return l.buffers
 }
+
+const noBuffers = "sends of GPU %s to programs on the same GPU end at their delivery: no buffers"
 
 func (b *buffers) allocate() {
 	var memory unsafe.Pointer
@@ -118,7 +120,7 @@ func (b *buffers) allocate() {
 	})
 	b.lane.relay.loop.Do(func() {
 		if err != nil {
-			logrus.WithError(err).Warnf("sends of GPU %s to programs on the same GPU end at their delivery: no buffers", d.BusID)
+			logrus.WithError(err).Warnf(noBuffers, d.BusID)
 			b.lane.relay.release(ofBuffers)
 		} else {
 			b.divide(memory)
@@ -192,7 +194,8 @@ func (s *sender) filledBuffer(op *operation) {
 func (s *sender) fromBuffer(m *wire.PeerGrant, op *operation, t *target) {
 	r := s.session.relay
 	s.hold(op)
-	s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset}, transport.Source{Place: op.buffered.place.Plus(m.Part)}, m.Length, m.Grant, func(err error) {
+	to, from := transport.Target{Region: m.Region, Offset: m.Offset}, op.buffered.place.Plus(m.Part)
+	s.link.Write(to, transport.Source{Place: from}, m.Length, m.Grant, func(err error) {
 		if err != nil {
 			s.broken(err, "copying to "+s.peer)
 		} else {
