@@ -35,7 +35,7 @@ build := $(GO) build -trimpath -buildvcs=false
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 
 .PHONY: build
-build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libnccl-net-peerlane.so bin/libpeerlane-cuda-sim.so bin/libpeerlane-softdevice.so ## build everything into bin/ (the default)
+build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libnccl-net-peerlane.so bin/nixl/libplugin_PEERLANE.so bin/libpeerlane-cuda-sim.so bin/libpeerlane-softdevice.so ## build everything into bin/ (the default)
 
 # Programs that are linked with C have random addresses (PIE), and the linker's tables are
 # read-only before the program begins. peerlane keeps its table of functions writable: the loader
@@ -88,6 +88,10 @@ bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/
 bin/libnccl-net-peerlane.so: $(wildcard relay/nccl/source/* relay/libpeerlane/source/* relay/wire/*.h) relay/nccl/plugin.go relay/libpeerlane/library.go
 	@$(GO) run ./relay/nccl/build $(@D)
 
+# NIXL's plugin, and forwarders to NIXL's own plugins, in a directory for NIXL_PLUGIN_DIR.
+bin/nixl/libplugin_PEERLANE.so: $(wildcard relay/nixl/source/* relay/nixl/forward/* relay/libpeerlane/source/* relay/wire/*.h) relay/nixl/plugin.go relay/libpeerlane/library.go
+	@$(GO) run ./relay/nixl/build $(@D)
+
 .PHONY: man
 man: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime ## make the man pages, in bin/man
 	@$(GO) run ./packaging/manpages -bin bin -out bin/man
@@ -119,7 +123,7 @@ again = -flaky integration/flaky.txt $(if $(AGAIN),-again '$(1)')
 confine    = bin/confine -idle $(IDLE) env GORACE=atexit_sleep_ms=0
 host_tests = $(confine) $(GO) test -json -count=1 -vet=off -ldflags=-w -parallel 4 -timeout 0
 # Packages run in this order, so those first that take the longest.
-longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./relay/selftest ./relay/transport/verbs ./topo/planner ./topo/reader ./cmd/peerlane/doctor ./relay/nccl
+longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./relay/selftest ./relay/transport/verbs ./topo/planner ./topo/reader ./cmd/peerlane/doctor ./relay/nccl ./relay/nixl
 # Packages whose own code starts few goroutines or none, or whose tests run Peerlane's programs as
 # processes of their own, where the detector sees nothing of them. `make test-race`, which
 # is on the nightly list, looks at these, too.
@@ -395,6 +399,13 @@ soak-reuse: ## use memory again the moment that its operation has ended (OPERATI
 .PHONY: soak-nccl
 soak-nccl: ## NCCL's plugin with messages of up to 64 MiB, and ten times as many schedules
 	@PEERLANE_NCCL_SOAK=1 $(GO) test -race -count=10 -v -timeout 2h -run 'Version|Requests|Mebibytes|Sanitizers|Receives' ./relay/nccl
+
+# For `make soak-nixl`: how many.
+KILLS ?= 1000
+
+.PHONY: soak-nixl
+soak-nixl: ## kill relays and clients while an agent of NIXL's plugin reads (KILLS=1000)
+	@PEERLANE_NIXL_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 4h -run '^TestPluginDeathOfPeerIsRemoteDisconnect$$' ./relay/nixl
 
 # For `make soak-doctor`: how many combinations of faults.
 ROUNDS ?= 2000

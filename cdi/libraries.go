@@ -24,6 +24,10 @@ var loaderDirs = []string{"/usr/lib", "/usr/lib64"}
 // containers.
 const NCCLTopology = "nccl-topology.xml"
 
+// nixlDir is the directory of NIXL's plugins, in the directory of libraries and, below
+// /usr/lib/peerlane, in containers: the value of NIXL_PLUGIN_DIR.
+const nixlDir = "nixl"
+
 // ncclTopology is the topology of the host with the virtual switch of the lanes (`peerlane topo
 // -o xml --virtual`), for NCCL_TOPO_FILE. Every container gets the same file: NCCL ignores GPUs
 // that a rank does not have, and NICs that the plugin does not name. The file has no information
@@ -38,7 +42,7 @@ type libraries struct {
 }
 
 // findLibraries searches a directory of the host for shared libraries, by the names that programs
-// load, and for NCCL's topology. It skips links and files that a user other than the administrator
+// load, for NIXL's plugins, and for NCCL's topology. It skips links and files that a user other than the administrator
 // could have written: containers have the file mounted for their whole life.
 func findLibraries(dir string) (libraries, error) {
 	var found libraries
@@ -50,32 +54,48 @@ func findLibraries(dir string) (libraries, error) {
 		return found, fmt.Errorf("looking for the libraries that containers get: %w", err)
 	}
 	for _, e := range entries {
-		var places []string
 		switch name := e.Name(); {
 		case name == NCCLTopology:
-			places = []string{ncclTopology}
-		case strings.HasPrefix(name, "lib") && slices.Contains(strings.Split(name, "."), "so"):
+			found.add(filepath.Join(dir, name), ncclTopology)
+		case isLibrary(name):
+			var places []string
 			for _, place := range loaderDirs {
 				places = append(places, path.Join(place, name))
 			}
-		default:
-			continue
+			found.add(filepath.Join(dir, name), places...)
 		}
-		host := filepath.Join(dir, e.Name())
-		if err := paths.Trusted(host); err != nil {
-			found.refused = append(found.refused, fmt.Sprintf("containers do not get %s: %v", host, err))
-			continue
-		}
-		for _, place := range places {
-			found.mounts = append(
-				found.mounts,
-				&specs.Mount{
-					HostPath:      host,
-					ContainerPath: place,
-					Options:       []string{"bind", "ro", "nosuid", "nodev", "rprivate"},
-				},
-			)
+	}
+	plugins, err := os.ReadDir(filepath.Join(dir, nixlDir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return found, fmt.Errorf("looking for the plugins of NIXL that containers get: %w", err)
+	}
+	for _, e := range plugins {
+		if isLibrary(e.Name()) {
+			found.add(filepath.Join(dir, nixlDir, e.Name()), path.Join("/usr/lib/peerlane", nixlDir, e.Name()))
 		}
 	}
 	return found, nil
+}
+
+// isLibrary reports whether a file has the name of a shared library.
+func isLibrary(name string) bool {
+	return strings.HasPrefix(name, "lib") && slices.Contains(strings.Split(name, "."), "so")
+}
+
+// add mounts a file of the host at places in containers, if it is trusted.
+func (l *libraries) add(host string, places ...string) {
+	if err := paths.Trusted(host); err != nil {
+		l.refused = append(l.refused, fmt.Sprintf("containers do not get %s: %v", host, err))
+		return
+	}
+	for _, place := range places {
+		l.mounts = append(
+			l.mounts,
+			&specs.Mount{
+				HostPath:      host,
+				ContainerPath: place,
+				Options:       []string{"bind", "ro", "nosuid", "nodev", "rprivate"},
+			},
+		)
+	}
 }

@@ -21,6 +21,9 @@ func libraryDir(t *testing.T, names ...string) string {
 		t.Fatal(err)
 	}
 	for _, name := range names {
+		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -34,6 +37,8 @@ func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 		t,
 		"libpeerlane.so.0",
 		"libnccl-net-peerlane.so",
+		"nixl/libplugin_PEERLANE.so",
+		"nixl/README",
 		"nccl-topology.xml",
 		"nccl.conf",
 		"README",
@@ -48,7 +53,9 @@ func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 		"/usr/lib/libpeerlane.so.0": "libpeerlane.so.0", "/usr/lib64/libpeerlane.so.0": "libpeerlane.so.0",
 		"/usr/lib/libnccl-net-peerlane.so":   "libnccl-net-peerlane.so",
 		"/usr/lib64/libnccl-net-peerlane.so": "libnccl-net-peerlane.so",
-		"/etc/nccl-topology.xml":             "nccl-topology.xml", "/run/peerlane": "anchor",
+
+		"/usr/lib/peerlane/nixl/libplugin_PEERLANE.so": "libplugin_PEERLANE.so",
+		"/etc/nccl-topology.xml":                       "nccl-topology.xml", "/run/peerlane": "anchor",
 	}
 	for _, spec := range list {
 		if spec.Kind == KindNIC { // a container without a lane does not use the relay's libraries

@@ -474,9 +474,11 @@ func (w *world) restart(t *rapid.T) {
 }
 
 func (w *world) await(t *rapid.T, done <-chan struct{}, what string) {
+	ctx, cancel := soon()
+	defer cancel()
 	select {
 	case <-done:
-	case <-testutil.After(modelPatience):
+	case <-ctx.Done():
 		t.Fatalf("%s did not come", what)
 	}
 }

@@ -37,6 +37,7 @@ var cases = []testCase{
 	{"guest", "make test-vm PLACE=vm-nightly"},
 	{"network", "make soak-network"},
 	{"nccl", "make soak-nccl"},
+	{"nixl", "make soak-nixl"},
 	{"model", "make soak-model PROGRAMS=10000"},
 	{"doctor", "make soak-doctor ROUNDS=2000"},
 	{"plan", "make soak-plan HOSTS=10000"},

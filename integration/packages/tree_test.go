@@ -187,7 +187,8 @@ func (r *tree) generate() (specifications string) {
 		}
 	}
 	if hooks == 0 || mounts == 0 || !strings.Contains(specifications, "/usr/lib/peerlane/libpeerlane.so.0") ||
-		!strings.Contains(specifications, "/usr/lib/peerlane/libnccl-net-peerlane.so") {
+		!strings.Contains(specifications, "/usr/lib/peerlane/libnccl-net-peerlane.so") ||
+		!strings.Contains(specifications, "/usr/lib/peerlane/nixl/libplugin_PEERLANE.so") {
 		r.Errorf("the specification has %d hooks and %d mounts:\n%s", hooks, mounts, specifications)
 	}
 	if !r.has("/usr/libexec/peerlane/peerlane-relay") {

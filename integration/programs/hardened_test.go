@@ -41,6 +41,8 @@ var hardened = map[string]hardening{
 	"libpeerlane-cuda-sim.so": {c: true},
 	"libpeerlane.so.0":        {c: true},
 	"libnccl-net-peerlane.so": {c: true},
+
+	"nixl/libplugin_PEERLANE.so": {c: true},
 }
 
 // lacks returns the missing hardening of a file.

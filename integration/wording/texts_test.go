@@ -54,7 +54,7 @@ func TestErrorTextsAboveLimitAreReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	limits, err := parseTexts(string(text))
+	limits, err := parseCounts(textsFile, string(text))
 	if err != nil {
 		t.Fatal(err)
 	}

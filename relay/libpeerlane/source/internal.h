@@ -259,6 +259,8 @@ void open_slots(struct peerlane_session *s);
 /* Takes completions. False if the relay broke the protocol: then why says how. */
 bool drain(struct peerlane_session *s, struct reason *why);
 void end_all(struct peerlane_session *s, int status);
+/* Makes the event descriptor readable, if there is one. */
+void notice(struct peerlane_session *s);
 void set_sleeps(struct peerlane_session *s);
 void end_timelines(struct peerlane_session *s);
 

@@ -425,8 +425,10 @@ struct peerlane_result {
 PEERLANE_API int peerlane_poll(peerlane_session *session, struct peerlane_result *results, unsigned room, unsigned *count);
 
 /* Writes a descriptor for poll(), select() and epoll. The descriptor is readable when
- * peerlane_poll() or peerlane_test() may have a result, or the session has failed. Call
- * peerlane_poll() until it returns no result before you wait for the descriptor. The session
+ * peerlane_poll() or peerlane_test() may have a result, peerlane_accept() or
+ * peerlane_connect_finish() may have the answer that an earlier call did not wait for, or the
+ * session has failed. Call peerlane_poll() until it returns no result, and then the other two
+ * with timeout 0, before you wait for the descriptor. The session
  * keeps and closes the descriptor. From this call on the relay makes a system call for each
  * ended operation; a program that only polls, or waits in peerlane_wait(), is faster without
  * the descriptor. */

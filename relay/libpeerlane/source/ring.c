@@ -121,6 +121,14 @@ static void ring_bell(int bell)
 		;
 }
 
+void notice(struct peerlane_session *s)
+{
+	if (s->event < 0 || s->noticed)
+		return;
+	s->noticed = true;
+	ring_bell(s->notice);
+}
+
 static bool relay_sleeps(struct peerlane_session *s) { return __atomic_load_n(&complete_page(s)->relay_sleeps, __ATOMIC_SEQ_CST) != 0; }
 
 void set_sleeps(struct peerlane_session *s)
@@ -166,10 +174,8 @@ bool drain(struct peerlane_session *s, struct reason *why)
 	__atomic_store_n(&submit_page(s)->completed_head, s->finished, __ATOMIC_SEQ_CST);
 	if (s->asleep)
 		pthread_cond_broadcast(&s->changed);
-	if (s->event >= 0 && !s->taking && !s->noticed) {
-		s->noticed = true;
-		ring_bell(s->notice);
-	}
+	if (!s->taking)
+		notice(s);
 	/* The relay may have gone to sleep for want of room for completions. */
 	begun = __atomic_load_n(&complete_page(s)->taken_head, __ATOMIC_SEQ_CST);
 	if (relay_sleeps(s) && begun - before >= PEERLANE_RING_ENTRIES)

@@ -499,6 +499,8 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 	memcpy(r->answer, data, n);
 	r->length = n;
 	r->answered = true;
+	if (r->given_up) /* an accept or an attempt: a later call has the answer, and nothing else tells of it */
+		notice(s);
 }
 
 void look(struct peerlane_session *s)

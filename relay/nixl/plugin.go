@@ -1,0 +1,177 @@
+// Package nixl builds the plugin by which NIXL moves memory between containers: a backend of NIXL's
+// on libpeerlane, whose source is compiled into the plugin, so that the plugin needs only the C and
+// C++ libraries. docs/nixl.md describes the plugin.
+package nixl
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/peerlane/peerlane/relay/libpeerlane"
+)
+
+// Name is the plugin's file: NIXL loads it as backend PEERLANE.
+const Name = "libplugin_PEERLANE.so"
+
+// Forwarded are backends of NIXL with a forwarder: NIXL_PLUGIN_DIR names one directory, so that
+// NIXL would not find its own plugins beside this one.
+var Forwarded = []string{"UCX", "LIBFABRIC", "POSIX", "GDS", "GDS_MT", "OBJ"}
+
+// ForwarderName is the file of a backend's forwarder.
+func ForwarderName(backend string) string { return "libplugin_" + backend + ".so" }
+
+// Files are the names of all files that Build makes.
+func Files() []string {
+	files := []string{Name}
+	for _, backend := range Forwarded {
+		files = append(files, ForwarderName(backend))
+	}
+	return files
+}
+
+//go:embed source forward
+var source embed.FS
+
+var shared = []string{
+	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
+	"-shared", "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete", "-Wl,--version-script=plugin.map",
+}
+
+// cxxFlags compile the plugin's own source. The ABI of std::string is the one that NIXL's builds
+// have, whatever the compiler's default.
+var cxxFlags = []string{
+	"-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
+	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-D_GLIBCXX_USE_CXX11_ABI=1", "-pthread", "-DPEERLANE_BUILD",
+}
+
+// Before glibc 2.34 libpthread and libdl are not in libc.
+var libraries = []string{"-Wl,--no-as-needed", "-l:libpthread.so.0", "-l:libdl.so.2", "-Wl,--as-needed"}
+
+// Unpack writes the source and libpeerlane's into dir, and returns the names of the C and of the
+// C++ files.
+func Unpack(dir string) (c, cxx []string, err error) {
+	if c, err = libpeerlane.Unpack(dir); err != nil {
+		return nil, nil, err
+	}
+	for _, from := range []string{"source", "forward"} {
+		entries, err := source.ReadDir(from)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, e := range entries {
+			text, err := source.ReadFile(from + "/" + e.Name())
+			if err != nil {
+				return nil, nil, err
+			}
+			if err := os.WriteFile(filepath.Join(dir, e.Name()), text, 0o644); err != nil {
+				return nil, nil, err
+			}
+			if strings.HasSuffix(e.Name(), ".cpp") {
+				cxx = append(cxx, e.Name())
+			}
+		}
+	}
+	return c, cxx, nil
+}
+
+// Compiler is the C++ compiler beside libpeerlane's C compiler: CXX with arguments, else the name
+// of the C compiler with g++ in place of gcc, c++ in place of cc.
+func Compiler() ([]string, error) {
+	if cxx := strings.Fields(os.Getenv("CXX")); len(cxx) > 0 {
+		return cxx, nil
+	}
+	c, err := libpeerlane.Compiler()
+	if err != nil {
+		return nil, err
+	}
+	dir, base := filepath.Split(c[0])
+	switch {
+	case strings.Contains(base, "gcc"):
+		base = strings.Replace(base, "gcc", "g++", 1)
+	case strings.Contains(base, "clang"):
+		base = strings.Replace(base, "clang", "clang++", 1)
+	default:
+		base = strings.Replace(base, "cc", "c++", 1)
+	}
+	path, err := exec.LookPath(dir + base)
+	if err != nil {
+		return nil, fmt.Errorf("no C++ compiler %s beside %s; install g++", dir+base, c[0])
+	}
+	return append([]string{path}, c[1:]...), nil
+}
+
+// Build compiles the plugin and the forwarders into dir, with more flags for both compilers, which
+// tests have. It replaces existing files atomically.
+func Build(dir string, more ...string) (err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	c, err := libpeerlane.Compiler()
+	if err != nil {
+		return fmt.Errorf("%s cannot be built: %w", Name, err)
+	}
+	cxx, err := Compiler()
+	if err != nil {
+		return fmt.Errorf("%s cannot be built: %w", Name, err)
+	}
+	work, err := os.MkdirTemp(dir, ".nixl-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	cFiles, cxxFiles, err := Unpack(work)
+	if err != nil {
+		return err
+	}
+	prefix := "-ffile-prefix-map=" + work + "=nixl"
+	run := func(compiler []string, lists ...[]string) error {
+		args := append([]string{}, compiler[1:]...)
+		for _, l := range lists {
+			args = append(args, l...)
+		}
+		cmd := exec.Command(compiler[0], args...)
+		cmd.Dir = work
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("compiling %s with %s: %w\n%s", Name, compiler[0], err, out)
+		}
+		return nil
+	}
+	hardened := shared[:3]
+	if err := run(c, libpeerlane.Flags, hardened, []string{prefix, "-c"}, more, cFiles); err != nil {
+		return err
+	}
+	if err := run(cxx, cxxFlags, []string{prefix, "-c"}, more, cxxFiles); err != nil {
+		return err
+	}
+	var objects []string
+	for _, name := range append(cFiles, cxxFiles...) {
+		objects = append(objects, strings.TrimSuffix(strings.TrimSuffix(name, ".cpp"), ".c")+".o")
+	}
+	if err := run(cxx, shared, more, []string{"-Wl,-soname," + Name, "-o", Name}, objects, libraries); err != nil {
+		return err
+	}
+	// One binary under several names: a forwarder reads its own name.
+	if err := run(c, libpeerlane.Flags, shared, more, []string{prefix, "-o", "forward.so", "forward.c"}, libraries); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(filepath.Join(work, "forward.so"))
+	if err != nil {
+		return err
+	}
+	for _, backend := range Forwarded {
+		if err := os.WriteFile(filepath.Join(work, ForwarderName(backend)), text, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, name := range Files() {
+		if err := os.Rename(filepath.Join(work, name), filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
