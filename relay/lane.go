@@ -33,6 +33,8 @@ type lane struct {
 	device *device.Device
 	push   turns // copies out of client memory
 	pull   turns // copies into client memory
+	// buffers are those of buffered sends, nil without a sender that uses them; of the loop.
+	buffers *buffers
 	// maxInPlace is how much memory clients may lend NICs, bytes.
 	maxInPlace uint64
 

@@ -30,7 +30,7 @@ func checkLines(root string, found map[string]score, update bool) error {
 	l := countList{linesFile, linesHeader, func(folder string, count, limit int) error {
 		return fmt.Errorf("%s: %d lines of more than %d columns, limit %d, such as %s; wrap them", folder, count, maxColumns,
 			limit, found[folder].longAt)
-	}}
+	}, false}
 	return l.check(root, long, update)
 }
 

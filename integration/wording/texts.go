@@ -19,8 +19,8 @@ import (
 const textsFile = "integration/wording/texts.txt"
 
 const textsHeader = `# Checks of the text of an error in tests, by folder: comparisons with err.Error(). A test asserts
-# the type of an error and the fields; a text only where a user reads the text. The values may only
-# fall: go run ./integration/wording -update
+# the type of an error and the fields; a text only for the reason behind the number. The values may
+# only fall: go run ./integration/wording -update
 `
 
 // matchers are functions that compare texts.
@@ -97,7 +97,7 @@ func checkTexts(root string, update bool) error {
 		return fmt.Errorf(
 			"%s: tests compare the text of an error in %d places, limit %d; use errors.Is, or errors.As and fields",
 			folder, count, limit)
-	}}
+	}, true}
 	return l.check(root, found, update)
 }
 
@@ -105,6 +105,7 @@ func checkTexts(root string, update bool) error {
 type countList struct {
 	file, header string
 	above        func(folder string, count, limit int) error // the error of a count above the limit
+	reasons      bool                                        // the file has a reason for each folder
 }
 
 // check compares the counts with the limits of the file. With update, check first lowers the limits to
@@ -118,7 +119,7 @@ func (l countList) check(root string, found map[string]int, update bool) error {
 	if err != nil {
 		return err
 	}
-	limits, err := parseCounts(l.file, string(text))
+	limits, reasons, err := l.parse(string(text))
 	if err != nil {
 		return err
 	}
@@ -131,7 +132,8 @@ func (l countList) check(root string, found map[string]int, update bool) error {
 		var b strings.Builder
 		b.WriteString(l.header)
 		for _, folder := range slices.Sorted(maps.Keys(limits)) {
-			fmt.Fprintf(&b, "%-36s %3d\n", folder, limits[folder])
+			line := fmt.Sprintf("%-36s %3d %s", folder, limits[folder], reasons[folder])
+			b.WriteString(strings.TrimSpace(line) + "\n")
 		}
 		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
 			return err
@@ -146,22 +148,26 @@ func (l countList) check(root string, found map[string]int, update bool) error {
 	return errors.Join(errs...)
 }
 
-// parseCounts reads the content of the file of a countList.
-func parseCounts(file, text string) (map[string]int, error) {
-	limits := map[string]int{}
+// parse reads the content of the file.
+func (l countList) parse(text string) (limits map[string]int, reasons map[string]string, err error) {
+	limits, reasons = map[string]int{}, map[string]string{}
 	for n, line := range strings.Split(text, "\n") {
 		fields := strings.Fields(line)
 		if len(fields) == 0 || fields[0] == "#" {
 			continue
 		}
-		if len(fields) != 2 {
-			return nil, fmt.Errorf("parse %s, line %d: %q is not a folder and a number", file, n+1, line)
+		bad := fmt.Errorf("parse %s, line %d: %q is not a folder and a number", l.file, n+1, line)
+		if l.reasons {
+			bad = fmt.Errorf("parse %s, line %d: %q is not a folder, a number and a reason", l.file, n+1, line)
+		}
+		if len(fields) < 2 || len(fields) > 2 != l.reasons {
+			return nil, nil, bad
 		}
 		count, err := strconv.Atoi(fields[1])
 		if err != nil || count < 1 {
-			return nil, fmt.Errorf("parse %s, line %d: %q is not a folder and a number", file, n+1, line)
+			return nil, nil, bad
 		}
-		limits[fields[0]] = count
+		limits[fields[0]], reasons[fields[0]] = count, strings.Join(fields[2:], " ")
 	}
-	return limits, nil
+	return limits, reasons, nil
 }

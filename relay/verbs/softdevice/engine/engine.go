@@ -60,10 +60,12 @@ const (
 
 // order is a message of a process. Addresses are the region's own, as in work requests.
 type order struct {
-	kind, access   uint32
-	id             uint64
-	from, to       uint32 // keys; a registration has the lkey in from
-	source, target uint64 // addresses; a registration has the region's address in source and the offset in the allocation in target
+	kind, access uint32
+	id           uint64
+	from, to     uint32 // keys; a registration has the lkey in from
+	// source and target are addresses. A registration has the region's address in source and the offset in the
+	// allocation in target.
+	source, target uint64
 	bytes, size    uint64 // of the region or copy, and of the allocation
 	domain         uint64 // the protection domain of a registration or queue pair
 }
