@@ -73,7 +73,7 @@ type host struct {
 	scope string
 	// both: every relay has the lanes of GPUs 0 and 1.
 	both   bool
-	shared bool // all containers use GPU 0
+	shared bool // both containers use GPU 0
 }
 
 func newHost(t *testing.T, route string) *host {

@@ -220,7 +220,7 @@ func TestSendsOfHostMemoryEndBeforeTheirReceives(t *testing.T) {
 	}
 }
 
-// Sends between two ranks on one GPU, which end before their delivery, arrive, also those before a close.
+// Buffered sends between two ranks of a GPU arrive.
 func TestSendsBetweenRanksOfOneGPUArrive(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	h.shared = true
