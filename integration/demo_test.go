@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -122,17 +123,17 @@ func TestDemoOnOneGPUVerifiesDirectMessages(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*demo.Options)
-		words  string
+		want   error
 	}{
-		{"staged", func(o *demo.Options) { o.Route = launch.RouteStaged }, "route staged needs a second GPU"},
-		{"client copy", func(o *demo.Options) { o.Copy = demo.CopyClient }, "--copy client needs a second GPU"},
+		{"staged", func(o *demo.Options) { o.Route = launch.RouteStaged }, demo.ErrOneGPUForStaging},
+		{"client copy", func(o *demo.Options) { o.Copy = demo.CopyClient }, demo.ErrOneGPUForCopies},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := demoOptions(t, demo.RuntimeNone, launch.RouteAuto)
 			o.GPUs = testbed.GPUsOne
 			c.change(&o)
-			if _, err := demo.Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), c.words) {
-				t.Errorf("%v, want %q", err, c.words)
+			if _, err := demo.Run(context.Background(), o); !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
 			}
 		})
 	}
@@ -176,8 +177,7 @@ func TestBenchOnOneGPUMeasuresDirectRoutes(t *testing.T) {
 		}
 	}
 	o.Routes = []string{launch.RouteStaged}
-	if _, err := bench.Run(context.Background(), o); err == nil ||
-		!strings.Contains(err.Error(), "route staged needs a second GPU") {
+	if _, err := bench.Run(context.Background(), o); !errors.Is(err, bench.ErrOneGPU) {
 		t.Errorf("route staged alone: %v", err)
 	}
 }
@@ -188,15 +188,14 @@ func TestBenchAndDemoWithoutGPUNameIt(t *testing.T) {
 		t.Logf("nothing to test: this host has GPUs: %v %v", list, err)
 		return
 	}
-	const words = "this host has no NVIDIA GPU; use --gpus simulated"
 	_, err := bench.Run(context.Background(), bench.Options{Tables: []string{"routes"},
 		Routes: []string{launch.RouteDirect}, GPUs: testbed.GPUsReal, Binaries: binaries})
-	if err == nil || !strings.Contains(err.Error(), words) {
+	if !errors.Is(err, testbed.ErrNoGPU) {
 		t.Errorf("bench: %v", err)
 	}
 	o := demoOptions(t, demo.RuntimeNone, launch.RouteDirect)
 	o.GPUs = testbed.GPUsReal
-	if _, err := demo.Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), words) {
+	if _, err := demo.Run(context.Background(), o); !errors.Is(err, testbed.ErrNoGPU) {
 		t.Errorf("demo: %v", err)
 	}
 }

@@ -70,7 +70,7 @@ func bounces(why string) slotsWay {
 }
 
 // takeGPU makes a connection's data use slots on server GPUs, registered with the Set's NICs, or
-// returns the reason of a failure. The error is of a lane that may not bounce (staging.bounce). It
+// returns the reason of a failure. The error is of a lane that may not bounce (staging.bounce). takeGPU
 // may block.
 func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (way slotsWay, onGPU bool, err error) {
 	out, in, err := c.lane.slotsFor(by)
@@ -153,7 +153,7 @@ func registered(steps []registration.Step) slotsWay {
 	return slotsWay{w, text}
 }
 
-// slotsFor returns the slots for the NICs of a Set, or the reason of their absence. It may block.
+// slotsFor returns the slots for the NICs of a Set, or the reason of their absence. slotsFor may block.
 func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
 	switch {
 	case l.spec.Direct && !l.spec.Relay:

@@ -51,8 +51,8 @@ func limitMet(key, format string, arguments ...any) error {
 	return wire.Errorf(wire.StatusLimit, "%w", &fault.Error{Code: fault.LimitMet, Operation: fmt.Sprintf(format, arguments...), Remedy: "free memory or connections, or raise " + key + " in config.toml"}).On(key)
 }
 
-// reserve counts a client's new resources, or returns an error that names the reached limit. It
-// belongs to the loop.
+// reserve counts a client's new resources, or returns an error that names the reached limit. Call
+// reserve on the loop.
 func (r *Relay) reserve(u quota) error {
 	for _, c := range []struct {
 		have, more, limit int

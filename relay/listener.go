@@ -251,7 +251,7 @@ func (r *Relay) noListener() error {
 }
 
 // invite decides on another relay's hello: the receiver, the connection, and the answer. open sets
-// the connection's way up: its route, transport and slots. It may block.
+// the connection's way up: its route, transport and slots. invite may block.
 func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, launch.Config, *wire.PeerHello) error) (*listener, *connection, *wire.PeerWelcome, error) {
 	version, err := wire.Negotiate("sender's relay", hello.Oldest, hello.Newest)
 	if err != nil {

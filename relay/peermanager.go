@@ -51,7 +51,7 @@ type peerManager struct {
 	mu       sync.Mutex
 	pending  map[*network.Session]*pendingSession // whose streams come still
 	names    map[tcp.Key]string
-	accepted map[tcp.Key]netip.Addr // sets of others' making, and where they come from
+	accepted map[tcp.Key]netip.Addr // sets that remote relays have made, with the source addresses
 	ended    bool
 	last     uint64
 }
@@ -66,7 +66,7 @@ type pendingSession struct {
 }
 
 // gatherTimeout is how long the connections of a set have to come. The limits bound incomplete and
-// accepted sets, per host and in total: each takes descriptors. A host is identified by the claimed
+// accepted sets, per host and in total, because a set takes descriptors. A host is identified by the claimed
 // id and the address.
 const (
 	gatherTimeout        = 10 * time.Second
@@ -116,12 +116,12 @@ func (r *Relay) secrets(s launch.Secrets) error {
 		r.loop.Do(func() { r.tls = config })
 	}
 	r.keys.Store(&keys)
-	r.loop.Do(r.onNetwork) // a relay without a network joins it from now on
+	r.loop.Do(r.onNetwork) // a relay without a network joins the network
 	return nil
 }
 
-// onNetwork goes on the network, once, if the configuration says where and there is a key. It
-// belongs to the loop. Without a network the relay serves the local host.
+// onNetwork goes on the network, once, if the configuration says where and there is a key. Call
+// onNetwork on the loop. Without a network the relay serves the local host.
 func (r *Relay) onNetwork() {
 	if r.hosts != nil {
 		r.hosts.listen() // for lanes that have come
@@ -135,7 +135,7 @@ func (r *Relay) onNetwork() {
 		return
 	}
 	h := &peerManager{relay: r, where: *r.config.Network, pending: map[*network.Session]*pendingSession{}, names: map[tcp.Key]string{}, accepted: map[tcp.Key]netip.Addr{}, stopped: make(chan struct{}),
-		gathering: tcp.Gathering{Most: maxPendingSessions, MostOfOne: 1}} // each has the meeting of a set
+		gathering: tcp.Gathering{Most: maxPendingSessions, MostOfOne: 1}} // a set has a meeting
 	h.listener, h.rails = newMultiListener(), newRails(h.where.Addresses, r.wires)
 	if refused := h.listen(); len(h.rails.listening) == 0 {
 		r.offNetwork = strings.Join(refused, "; ")
@@ -172,7 +172,7 @@ func (r *Relay) refused(log *logrus.Entry, err error, what string) {
 	r.warnings.warn(log, err, what)
 }
 
-// listen listens on further rails of the lanes. It belongs to the loop. refused has an error text
+// listen listens on further rails of the lanes. Call listen on the loop. refused has an error text
 // per unavailable address.
 func (h *peerManager) listen() (refused []string) {
 	refused = h.rails.listen(h.relay.lanes, h.listener, func(at netip.Addr) (net.Listener, error) {
@@ -186,8 +186,8 @@ func (h *peerManager) listen() (refused []string) {
 	return refused
 }
 
-// contact is this relay's address in a handle of a lane's listener; zeros where it is on no
-// network. It belongs to the loop.
+// contact returns this relay's address in a handle of a lane's listener; zeros without a
+// network. Call contact on the loop.
 func (r *Relay) contact(token, generation wire.UUID, l *lane) (c [network.ContactBytes]byte) {
 	if r.hosts == nil {
 		return c
@@ -284,7 +284,7 @@ func (h *peerManager) admit(g network.Greeting) error {
 func (h *peerManager) met(s *network.Session) {
 	key, err := h.meet(s)
 	if err == nil && s.Joined == nil {
-		// The first of a set: the others may come.
+		// The first connection of a set: the remaining connections may come.
 		if err = s.Conn.SetWriteDeadline(time.Now().Add(handshakeTimeout)); err == nil {
 			_, err = s.Conn.Write([]byte{expecting})
 		}
@@ -316,11 +316,11 @@ func (h *peerManager) met(s *network.Session) {
 	}
 	h.named(key, first)
 	h.mu.Lock()
-	h.accepted[key] = addressOf(first.Conn.RemoteAddr()) // before its meeting ends: one of both counts
+	h.accepted[key] = addressOf(first.Conn.RemoteAddr()) // before the end of the meeting: either counts
 	h.mu.Unlock()
 	h.forgetSession(first)
 	peer, err := h.peers.Accepted(key, streams)
-	if err != nil { // else it is forgotten at its end
+	if err != nil { // else the end of the set removes the entry
 		h.forget(key)
 		return
 	}
@@ -335,7 +335,7 @@ func (h *peerManager) forget(key tcp.Key) {
 	delete(h.accepted, key)
 }
 
-// acceptedOf counts the accepted sets of an address. It needs the lock.
+// acceptedOf counts the accepted sets of an address. acceptedOf needs the lock.
 func (h *peerManager) acceptedOf(from netip.Addr) (n int) {
 	for _, a := range h.accepted {
 		if a == from {
@@ -345,7 +345,7 @@ func (h *peerManager) acceptedOf(from netip.Addr) (n int) {
 	return n
 }
 
-// addressOf is where a connection comes from; zero where it is no TCP.
+// addressOf returns the source address of a connection; zero without TCP.
 func addressOf(a net.Addr) netip.Addr {
 	at, err := netip.ParseAddrPort(a.String())
 	if err != nil {
@@ -366,7 +366,7 @@ func (h *peerManager) meet(s *network.Session) (tcp.Key, error) {
 		if m == nil {
 			return tcp.Key{}, wire.Errorf(wire.StatusLimit, "stream %d comes when its set is complete, or given up", s.Stream)
 		}
-		bit := uint64(1) << (s.Stream - 1) // 1 to 64: admit has seen to it
+		bit := uint64(1) << (s.Stream - 1) // 1 to 64: admit has checked
 		if m.joined&bit != 0 {
 			return tcp.Key{}, wire.Errorf(wire.StatusMalformed, "stream %d has come before", s.Stream)
 		}
@@ -387,7 +387,7 @@ func (h *peerManager) meet(s *network.Session) (tcp.Key, error) {
 		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "%d sets of connections are incomplete, %d of them of this host; at most %d and %d can be", len(h.pending), of, maxPendingSessions, maxPendingSessionsOf)
 	}
 	h.last++
-	// Of its own: a remote relay's claims cause no connection of this relay.
+	// A separate limit: a remote relay's claims cause no connection of this relay.
 	m := &pendingSession{
 		key:    tcp.Key{Relay: fmt.Sprintf("who came %d", h.last), Local: s.Conn.LocalAddr().String(), Remote: s.Conn.RemoteAddr().String()},
 		from:   from,
@@ -431,8 +431,8 @@ func (h *peerManager) useless(p *tcp.Peer) (why error) {
 	return why
 }
 
-// reach gives the connections of a lane to the relay that a handle leads to: those that
-// there are, or others. Lanes that reach the same rails share them.
+// reach returns connections of a lane to the relay of a handle: existing or new connections. Lanes that
+// reach the same rails share connections.
 func (h *peerManager) reach(ctx context.Context, handle wire.HandleLayout, from *lane) (*tcp.Peer, error) {
 	target := network.Target{Host: handle.Host, Token: handle.Token}
 	at, err := h.local.Keys().OpenContact(target, handle.Generation, handle.Contact)
@@ -450,7 +450,7 @@ func (h *peerManager) reach(ctx context.Context, handle wire.HandleLayout, from 
 			return h.dial(ctx, key, target, at, from)
 		})
 		if err == nil && !mine {
-			why := h.rails.broken(peer) // it ends in seconds anyway
+			why := h.rails.broken(peer) // the set ends in seconds anyway
 			if why == nil {
 				why = h.useless(peer)
 			}
@@ -462,7 +462,7 @@ func (h *peerManager) reach(ctx context.Context, handle wire.HandleLayout, from 
 		if err == nil {
 			return peer, nil
 		}
-		// The dialing relay may have the handle of a closed listener; this one has another.
+		// The dialing relay may have the handle of a closed listener; this handle has another listener.
 		if mine || ctx.Err() != nil || wire.StatusOf(err) != wire.StatusBadHandle {
 			return nil, h.unreached(err)
 		}
@@ -482,8 +482,8 @@ const (
 	lastPause  = time.Second
 )
 
-// dial makes a set of connections. While the other side has no room, as when all of a job
-// begin at once, it is asked again.
+// dial makes a set of connections. While the remote relay has no room, as when the ranks of a job
+// begin at once, dial tries again.
 func (h *peerManager) dial(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint, from *lane) (*tcp.Streams, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -558,11 +558,11 @@ func expected(c net.Conn, until time.Time) error {
 	return nil
 }
 
-// idleTimeout is how long connections that this relay made, and that no client uses, are
-// kept for the next one: as long, or twice; those that others made three times or four.
+// idleTimeout limits the life of connections without a client: of connections that this relay made
+// once or twice the time, of accepted connections three or four times.
 const idleTimeout = 30 * time.Second
 
-// rest closes them after that.
+// rest closes connections after idleTimeout.
 func (h *peerManager) rest() {
 	every := time.NewTicker(idleTimeout)
 	defer every.Stop()
@@ -584,8 +584,8 @@ const (
 	looksAccepted = 4
 )
 
-// closeIdle closes sets without a channel since the last calls. It belongs to the loop, as Open
-// does: nobody opens a channel meanwhile.
+// closeIdle closes sets without a channel since the last calls. Call closeIdle on the loop, as Open
+// does: no channel opens meanwhile.
 func (h *peerManager) closeIdle() {
 	before := h.resting
 	h.resting = map[*tcp.Peer]int{}
@@ -603,7 +603,7 @@ func (h *peerManager) closeIdle() {
 	})
 }
 
-// networkReport returns the network's state for reports. It belongs to the loop.
+// networkReport returns the network's state for reports. Call networkReport on the loop.
 func (r *Relay) networkReport() *launch.NetworkReport {
 	h := r.hosts
 	if h == nil {
@@ -627,7 +627,7 @@ func (r *Relay) networkReport() *launch.NetworkReport {
 	return n
 }
 
-// noNetwork says why the relay is on no network. It belongs to the loop.
+// noNetwork says why the relay is on no network. Call noNetwork on the loop.
 func (r *Relay) noNetwork() string {
 	switch {
 	case r.offNetwork != "":
@@ -638,12 +638,12 @@ func (r *Relay) noNetwork() string {
 	return "it has no cluster key; peerlane key generate makes one"
 }
 
-// networkState is a relay's state of the network. All but keys is of the loop.
+// networkState is a relay's state of the network. Only the loop uses the fields except keys.
 type networkState struct {
-	hosts      *peerManager  // nil while it is on none
-	fabric     *verbs.Fabric // the same
-	offNetwork string        // and why that could not be had
-	noKey      string        // the same of the key
+	hosts      *peerManager  // nil without a network
+	fabric     *verbs.Fabric // nil without a network
+	offNetwork string        // why there is no network
+	noKey      string        // why there is no key
 	keys       atomic.Pointer[network.Keys]
 	tls        *tls.Config
 	welcoming  int // channels whose hello is being answered
@@ -651,7 +651,7 @@ type networkState struct {
 	// Of tests: the configuration and the connections of a Peer.
 	timing func(*tcp.Config)
 	wires  wires
-	// libibverbs is a path, where it is not the host's.
+	// libibverbs is a path; empty for the host's library.
 	libibverbs string
 	// nicAddresses are addresses of this host's NICs, if different from the interfaces' addresses.
 	nicAddresses func() ([]netip.Addr, error)
@@ -661,7 +661,7 @@ type networkState struct {
 	settle time.Duration
 }
 
-// wires stand for TCP where they are not zero.
+// wires replaces TCP unless zero.
 type wires struct {
 	accept  func(netip.Addr, address.Ports) (net.Listener, error)
 	connect func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error)

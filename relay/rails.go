@@ -142,7 +142,7 @@ func linkedInterfaces() (map[string]bool, error) {
 	return linked, nil
 }
 
-// look finds out which interfaces can be used now. It may block for milliseconds.
+// look finds out which interfaces can be used now. look may block for milliseconds.
 func (r *rails) look() {
 	up := r.links()
 	down := map[string]bool{}
@@ -312,7 +312,7 @@ func (r *rails) fail(w path, silent bool) {
 	forgetSome(in)
 }
 
-// failedNow reports whether a way has just failed, or as a door was silent. It needs the lock.
+// failedNow reports whether a way has just failed, or as a door was silent. failedNow needs the lock.
 func (r *rails) failedNow(w path) bool {
 	way := failure{w.by.Interface, w.to[0]}
 	return time.Since(r.failed[way]) <= retryInterval || time.Since(r.silent[way]) <= retryInterval
@@ -374,7 +374,7 @@ func (r *rails) single() bool {
 }
 
 // interfaceOn is an interface of this host on the rail of another's: one that is up, and
-// has an address of the same family. It needs the lock.
+// has an address of the same family. interfaceOn needs the lock.
 func (r *rails) interfaceOn(t network.Rail) (address.Chosen, bool) {
 	i := slices.IndexFunc(r.addresses, func(a address.Chosen) bool {
 		return a.Rail == t.Number && !r.down[a.Interface] && a.Interface != "" && a.Address.Is4() == t.Endpoint.Address.Is4()
@@ -429,7 +429,7 @@ func (r *rails) doors(relay string, at address.Endpoint) []path {
 	return doors
 }
 
-// lookAtRails finds out which interfaces a handle can name. It may block.
+// lookAtRails finds out which interfaces a handle can name. lookAtRails may block.
 func (r *Relay) lookAtRails() {
 	var h *peerManager
 	if r.loop.Call(func() { h = r.hosts }) && h != nil {

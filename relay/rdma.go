@@ -17,7 +17,7 @@ import (
 // Between relays of two hosts the data uses RDMA if both have capable NICs, beside the shared TCP
 // connections (remote.go): the messages are the same.
 
-// newFabric returns the relay's RDMA state. It belongs to the loop.
+// newFabric returns the relay's RDMA state. Call newFabric on the loop.
 func (r *Relay) newFabric() *verbs.Fabric {
 	c := verbs.Config{
 		NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes,
@@ -32,7 +32,7 @@ func (r *Relay) newFabric() *verbs.Fabric {
 }
 
 // offRDMA returns the reason that the relay uses no RDMA, regardless of NICs; empty where it may.
-// It belongs to the loop.
+// Call offRDMA on the loop.
 func (r *Relay) offRDMA() string {
 	switch {
 	case r.config.Transport != launch.TransportAuto && r.config.Transport != launch.TransportVerbs:
@@ -117,7 +117,7 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 	return nil, nil
 }
 
-// receiverBy returns the transport of the data of a new channel: nil for tcp. It belongs to the
+// receiverBy returns the transport of the data of a new channel: nil for tcp. Call receiverBy on the
 // loop.
 func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
 	by := verbs.Of(peer)
@@ -135,7 +135,7 @@ func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
 }
 
 // take registers the slots of a connection, out or in, with the NICs, and makes the connection use
-// the slots: those on server GPUs, or else those in the host's memory. It may block.
+// the slots: those on server GPUs, or else those in the host's memory. take may block.
 func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
 	way, onGPU, err := r.takeGPU(c, by, sends)
 	if err != nil {
@@ -160,7 +160,7 @@ func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
 	return nil
 }
 
-// byVerbs says how the data of a Peer goes. It belongs to the loop.
+// byVerbs says how the data of a Peer goes. Call byVerbs on the loop.
 func (r *Relay) byVerbs(p *tcp.Peer, is *launch.NetworkPeer) {
 	is.Transport = launch.TransportTCP
 	by := verbs.Of(p)

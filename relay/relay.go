@@ -268,7 +268,7 @@ func (r *Relay) failed(err error) {
 	}
 }
 
-// examine looks whether an error says that this process cannot go on. It may block, and is not
+// examine looks whether an error says that this process cannot go on. examine may block, and is not
 // called on the loop. The contexts report the loss, regardless of the error: a context that cannot
 // be made on a GPU does not end lanes of further GPUs.
 func (r *Relay) examine(err error) {
@@ -353,7 +353,7 @@ func (r *Relay) cuda() (*cuda.Driver, error) {
 	return r.driver, nil
 }
 
-// laneOf finds the lane of a GPU. It may block for the driver.
+// laneOf finds the lane of a GPU. laneOf may block for the driver.
 func (r *Relay) laneOf(gpu wire.UUID) (*lane, error) {
 	var lanes []*lane
 	if !r.loop.Call(func() { lanes = r.lanes }) {

@@ -247,7 +247,7 @@ func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 	r.welcomeNext()
 }
 
-// welcomeNext answers waiting channels, up to the limit. It belongs to the loop.
+// welcomeNext answers waiting channels, up to the limit. Call welcomeNext on the loop.
 func (r *Relay) welcomeNext() {
 	for len(r.unanswered) > 0 && r.welcoming < maxWelcoming {
 		a := r.unanswered[0]

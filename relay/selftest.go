@@ -57,7 +57,7 @@ func (l *lane) stagedOn() (list []launch.GPU) {
 	return list
 }
 
-// selfTestResult returns the configuration with the results of the lane's pairs. It may block.
+// selfTestResult returns the configuration with the results of the lane's pairs. selfTestResult may block.
 func (l *lane) selfTestResult() (config launch.Config, err error) {
 	for end := time.Now().Add(selfTestTimeout); ; time.Sleep(10 * time.Millisecond) {
 		if !l.relay.loop.Call(func() { config = l.relay.config }) {

@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// maxBlocking limits the requests of a session that wait for CUDA or for a remote relay: each holds
-// a goroutine.
+// maxBlocking limits the requests of a session that wait for CUDA or for a remote relay, because a
+// request holds a goroutine.
 const maxBlocking = 32
 
 // maxUnread bounds the answers that a client has not read.
@@ -38,25 +38,25 @@ type session struct {
 	ring       *ring.Relay
 	wakeRelay  int // eventfd that the client rings
 	wakeClient int // pipe that the relay writes into
-	clientEnd  int // and that the client reads; -1 once it has it
+	clientEnd  int // and that the client reads; -1 once the client has the descriptor
 
 	memories    map[uint32]*memory
 	connections map[uint32]*connection
 	listeners   map[uint32]*listener
 	events      map[uint32]*event
 	regions     map[uint32]*exposedRegion
-	lists       *os.File  // the memory of lists (list.go); nil until the client asks for it
+	lists       *os.File  // the memory of lists (list.go); nil until the client requests the memory
 	listParts   int       // under way
-	wantParts   []*sender // that wait for one of the parts to end
+	wantParts   []*sender // that wait for the end of a part
 	// waits are the connections whose next operation waits for a timeline or an event.
 	waits map[*connection]bool
 	// turns are the timelines whose turn an operation under way has taken.
 	turns map[uint32]bool
 
 	parts []part // of the export that will come
-	// refusedParts is why it will be refused.
+	// refusedParts is the reason that the relay will refuse the export.
 	refusedParts error
-	host         uint64 // bytes of host memory that were made for it
+	host         uint64 // bytes of host memory for the client
 	staging      uint64 // and of memory on server GPUs
 	// fullSince is when the relay stopped for want of room for completions; 0 for
 	// never.
@@ -64,11 +64,11 @@ type session struct {
 
 	last     uint32 // number given out
 	blocking int
-	opening  int      // ways back, beside its client's requests (reverse.go)
-	waiting  []func() // to open one
+	opening  int      // reverse connections, beside the client's requests (reverse.go)
+	waiting  []func() // to open a reverse connection
 	counted  bool     // in the relay's use
 	ended    *wire.Error
-	parting  bool // its client waits for the socket's end
+	parting  bool // the client waits for the socket's end
 	bringing int  // requests that bring memory
 }
 
@@ -92,7 +92,7 @@ func (r *Relay) greetClient(conn packet.Conn, silent *pendingHandshakes) {
 	switch {
 	case errors.Is(err, io.EOF):
 		unix.Close(pidfd)
-		return // somebody looked whether the socket answers
+		return // a check whether the socket answers
 	case err == nil && (!ok || hello.Magic != wire.Magic):
 		err = wire.Errorf(wire.StatusMalformed, "the first message is not Peerlane's hello; is this program a Peerlane client?")
 	}
@@ -138,7 +138,7 @@ func (s *session) shareMemory() (err error) {
 		return os.NewSyscallError("eventfd", err)
 	}
 	// A holder of an eventfd can make writes block for every process. The ends of a pipe are apart:
-	// the client cannot reach this one.
+	// the client cannot reach this end.
 	var pipe [2]int
 	if err = unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return os.NewSyscallError("pipe2", err)
@@ -259,7 +259,7 @@ func (s *session) end(why *wire.Error) {
 	s.ended = why
 	s.log.WithField("reason", why.Reason).Debug("a session ends")
 	// No stream of the client's waits in vain. From here on no operation advances
-	// a timeline: it would take it back.
+	// a timeline: an advance would lower the value.
 	for i := range uint32(wire.Timelines) {
 		s.ring.Advance(i, wire.TimelineEnd)
 	}
@@ -284,7 +284,7 @@ func (s *session) end(why *wire.Error) {
 	s.settle()
 }
 
-// settle frees the session after its last operation.
+// settle frees the session after the last operation.
 func (s *session) settle() {
 	if s.parting && len(s.memories) == 0 && s.bringing == 0 {
 		s.port.Close() // operations in flight do not access the client's memory
@@ -591,8 +591,8 @@ func timelinesOf(d wire.Descriptor) bool {
 // operation is an operation of a client, or of a remote client on a local region (serves).
 type operation struct {
 	session        *session
-	connection     *connection   // once it is posted there
-	began          time.Duration // when it could begin, of the loop's clock
+	connection     *connection   // after the post
+	began          time.Duration // time of the possible beginning, of the loop's clock
 	kind           uint32
 	cookie, tag    uint64
 	memory         *memory
@@ -600,25 +600,25 @@ type operation struct {
 	wait, signal   uint32
 	waitValue      uint64
 	signalValue    uint64
-	event          *event           // that it waits for, nil once that has come
+	event          *event           // that the operation waits for; nil after the event
 	spoiled        bool             // the event cannot be waited for
-	inTurn         bool             // it waits for its turn
-	turn           bool             // which it has
-	remote         remote           // of a one-sided one
-	serves         *servedOperation // nil of a client's own
+	inTurn         bool             // the operation waits for the turn
+	turn           bool             // and has the turn
+	remote         remote           // of a one-sided operation
+	serves         *servedOperation // nil for an operation of a client
 	pieces         *pieces          // of a part of a list, in place of memory
-	serial         uint64           // among those posted on its connection
+	serial         uint64           // among the operations of the connection
 
-	send     uint64 // its number on the connection
+	send     uint64 // the number on the connection
 	granted  uint64 // of a send, the bytes that the receiver has room for
 	moved    uint64 // bytes that are where they belong
-	inPlace  uint64 // of these, what NICs read or wrote where the client has it on a GPU
-	underWay int    // what can still touch the memory
+	inPlace  uint64 // of moved, bytes that NICs read or wrote in the client's GPU memory
+	underWay int    // accesses to the memory in flight
 	failed   *wire.Error
-	// delivered: of a send, the receiver has all of it.
+	// delivered: of a send, the receiver has the whole message.
 	delivered bool
-	withdrawn bool // of a send: the receiver is asked to forget it
-	eager     bool // of a send: it went without a grant, into this window
+	withdrawn bool // of a send: the receiver is asked to forget the message
+	eager     bool // of a send: sent without a grant, into this window
 	short     bool // the same, to another relay of this host
 	window    int
 	entry     uint32 // of a list that failed: the first entry that did
@@ -676,7 +676,7 @@ func (op *operation) begin() {
 	}
 }
 
-// endTurn gives the turn back to the stream, also after an error: it would wait for ever. An
+// endTurn gives the turn back to the stream, also after an error: the stream would wait for ever. An
 // operation that ended before its turn leaves the turn to the next.
 func (op *operation) endTurn() {
 	if !op.turn {
@@ -705,7 +705,7 @@ func (op *operation) settle() {
 }
 
 // finish reports the operation's end. The signal timeline advances also after
-// an error, since a stream that waited for it would wait for ever; the
+// an error, since a stream that waited for the value would wait for ever; the
 // completion tells the difference.
 func (op *operation) finish(status wire.Status) {
 	if op.over {

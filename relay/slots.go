@@ -10,7 +10,7 @@ import (
 
 // staging has a lane's slots of a direction, striped over server GPUs.
 //
-// A slot is held for as long as somebody else takes: the other relay to fill it, a NIC to write it.
+// A remote relay that fills a slot, or a NIC that writes the slot, determines the time of a use.
 // So connections have equal shares of the slots and alternate, regardless of their numbers of
 // messages, and the last free slot is for a connection without slots: a connection with a slow peer
 // leaves slots to the rest.
@@ -21,13 +21,13 @@ type staging struct {
 	slots   int
 	free    []*slot
 	sharing int           // connections that hold or want slots
-	turn    []*connection // that want some, the next one first
+	turn    []*connection // that want slots, the next connection first
 }
 
-// share is one connection's part of the slots.
+// share is a connection's part of the slots.
 type share struct {
 	held  int
-	wants []wanted // of its messages in turn
+	wants []wanted // of the connection's messages in turn
 }
 
 func (p *share) none() bool { return p.held == 0 && len(p.wants) == 0 }
@@ -41,7 +41,7 @@ type wanted struct {
 type slot struct {
 	region *region
 	offset uint64
-	holder *connection // nil while it is free
+	holder *connection // nil for a free slot
 }
 
 func (s *slot) place() device.Place { return s.region.memory.At(s.offset) }
@@ -68,8 +68,8 @@ func (s *staging) fill() {
 	s.slots = len(s.free)
 }
 
-// acquire gives a slot to f now or when it is the connection's turn. f reports false
-// when it does not want the slot any more.
+// acquire gives a slot to f now or in the connection's turn. f reports false if the slot is not
+// needed any more.
 func (s *staging) acquire(by *connection, f func(*slot) bool) {
 	p := &by.slots
 	if p.none() {
@@ -97,8 +97,8 @@ func (s *staging) giveBack(free *slot) {
 	}
 }
 
-// may reports whether a connection may have one of the free slots. Of as few slots as
-// a region has at least none is kept back: a copy would not overlap with a write.
+// may reports whether a connection may have a free slot. With the minimal number of slots of a region
+// may keeps no slot back: a copy would not overlap with a write.
 func (s *staging) may(p *share) bool {
 	most := (s.slots + s.sharing - 1) / s.sharing
 	return p.held == 0 || p.held < most && (len(s.free) > 1 || s.slots <= minSlots)
@@ -118,7 +118,7 @@ func (s *staging) next() *connection {
 	return nil
 }
 
-// pick takes a free slot, of the region whose turn it is. A region without free slots gets its
+// pick takes a free slot of the region that has the turn. A region without free slots gets the missed
 // turns later.
 func (s *staging) pick() *slot {
 	at := 0
@@ -135,8 +135,8 @@ func (s *staging) pick() *slot {
 	return slot
 }
 
-// fail has no slot of a region be taken any more, as long as another is left: its server GPU, or
-// the path to it, has failed. The remaining regions get its turns.
+// fail stops the use of a region's slots, unless the region is the last: the server GPU of the region, or
+// the path to the GPU, has failed. The remaining regions get the turns.
 func (s *staging) fail(g *region) {
 	i := slices.Index(s.regions, g)
 	if s.dealer == nil || i < 0 || s.dealer.Failed(i) {

@@ -19,7 +19,7 @@ import (
 )
 
 // errnos are the possible errors of a system call. Calls that cannot fail have no errors: a munmap
-// of all that was mapped at once, epoll_ctl to remove, F_GET_SEALS of a memfd.
+// of a whole mapping, epoll_ctl to remove, F_GET_SEALS of a memfd.
 var errnos = map[string][]unix.Errno{
 	"memfd_create":    {unix.EMFILE, unix.ENFILE, unix.ENOMEM},
 	"ftruncate":       {unix.ENOMEM, unix.ENOSPC},
@@ -35,7 +35,7 @@ var errnos = map[string][]unix.Errno{
 	"epoll_create1":   {unix.EMFILE, unix.ENFILE, unix.ENOMEM},
 	"epoll_ctl":       {unix.ENOSPC, unix.ENOMEM},
 	"sendmsg":         {unix.ENOBUFS, unix.ENOMEM, unix.EINTR},
-	// Beside those of all messages.
+	// Beside the errors of messages.
 	"sendmsg of descriptors": {unix.ETOOMANYREFS},
 	"recvmsg":                {unix.ENOMEM, unix.ECONNRESET, unix.EINTR},
 	"socketpair":             {unix.EMFILE, unix.ENFILE, unix.ENOMEM},
@@ -52,7 +52,7 @@ var errnos = map[string][]unix.Errno{
 	"clone":                  {unix.EAGAIN, unix.ENOMEM},
 }
 
-// word is a call's, without what it is about.
+// word returns the name of the call, without the object.
 func (f *callFault) word() string {
 	word, _, _ := strings.Cut(f.call, " ")
 	return word
@@ -60,18 +60,18 @@ func (f *callFault) word() string {
 
 // isNamed reports whether a text names the fault.
 func (f *callFault) isNamed(text string) bool {
-	if f.errno == unix.ECONNREFUSED { // of a socket that nobody serves
+	if f.errno == unix.ECONNREFUSED { // of a socket without a listener
 		return strings.Contains(text, "has ended") || strings.Contains(text, "connection refused")
 	}
 	return f.errno != 0 && strings.Contains(strings.ToLower(text), f.errno.Error())
 }
 
-// atTheDoor reports whether the call is one with which a socket is taken from the backlog:
-// where it fails nobody can be told but by the log.
+// atTheDoor reports whether the call takes a socket from the backlog. Only the log reports the
+// failure of such a call.
 func (f *callFault) atTheDoor() bool { return f.word() == "accept4" || f.word() == "epoll_ctl" }
 
-// mayEnd reports whether a process may end: where it has just begun and cannot, and where
-// memory cannot be given back but by that. A process without a thread is ended by Go.
+// mayEnd reports whether a process may end: if the process cannot begin, and if only the end of
+// the process frees memory. Go ends a process without a thread.
 func (f *callFault) mayEnd(cold bool) bool {
 	switch f.word() {
 	case "fallocate", "clone":
@@ -82,8 +82,8 @@ func (f *callFault) mayEnd(cold bool) bool {
 	return false
 }
 
-// callFaults are faults of calls that have been seen, each error and a delay, at the first
-// of a name, the last, and where all are wanted some between.
+// callFaults returns faults of recorded calls, every error and a delay, at the first and the last
+// call of a name, and with everything at some calls between.
 func callFaults(calls map[string]int, all bool) (list []*callFault) {
 	for _, name := range slices.Sorted(maps.Keys(calls)) {
 		n := calls[name]
@@ -112,7 +112,7 @@ func callFaults(calls map[string]int, all bool) (list []*callFault) {
 	return list
 }
 
-// beginWatched starts the process of a stage, and answers the kernel for it.
+// beginWatched starts the process of a stage, and answers the kernel's notifications.
 func (s *stage) beginWatched(log string, faults ...*callFault) (*subject, error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -145,7 +145,7 @@ func watchedFrom(control int) error {
 	return beWatched(control)
 }
 
-// sitting is a process that meets one fault after another, and its successors.
+// sitting is a process with a sequence of faults, and the successors of the process.
 type sitting struct {
 	keeper
 	stage *stage
@@ -153,7 +153,7 @@ type sitting struct {
 	cold  bool
 }
 
-// sit starts a process, which meets faults from its first call on.
+// sit starts a process with faults from the first call on.
 func (s *stage) sit(log string, faults ...*callFault) (*sitting, error) {
 	p, err := s.beginWatched(log, faults...)
 	if err != nil {
@@ -178,7 +178,7 @@ func (k *sitting) arm(f *callFault) {
 	k.now.watcher.arm(f)
 }
 
-// pass runs the program until a fault has struck, if it does, and then until it works
+// pass runs the program until a fault has struck, if a fault does, and then until the program works
 // again.
 func (k *sitting) pass(f *callFault) (struck bool, err error) {
 	var told error
@@ -238,12 +238,11 @@ func (k *sitting) look(p *subject, f *callFault, told error) error {
 	return err
 }
 
-// Each system call of a relay that can fail fails once, in each way it can: the program ends, the
-// caller gets the cause, the next program works with the right bytes, and nothing is left behind:
-// descriptors, mappings, goroutines, streams. The calls are those that the kernel has been seen to
-// be asked for.
+// Every fallible system call of a relay fails once with every possible error: the program ends, the
+// caller gets the cause, the next program works with the right bytes, and no descriptor, mapping,
+// goroutine or stream is left. A run without faults records the calls.
 //
-// PEERLANE_FAULTS=all tries all faults; else there is one of each call.
+// PEERLANE_FAULTS=all tries every fault; the default is a fault of every call.
 func TestRelaySystemCallFaultsEndOperationsWithErrors(t *testing.T) {
 	tried := map[string]bool{}
 	all := os.Getenv("PEERLANE_FAULTS") == "all"
@@ -274,7 +273,7 @@ func TestRelaySystemCallFaultsEndOperationsWithErrors(t *testing.T) {
 				t.Fatalf("%v, %v: %s", err, stopped, said)
 			}
 			for name := range each {
-				each[name] /= 2 // of one program
+				each[name] /= 2 // of a single program
 				delete(once, name)
 			}
 			t.Logf("calls at the first program %v, at each %v", once, each)
@@ -330,10 +329,10 @@ func TestRelaySystemCallFaultsEndOperationsWithErrors(t *testing.T) {
 	}
 }
 
-// sample is a fault of each call that none has been tried of, three at the least; not
-// always the same error.
+// sample returns a fault of every call without a tried fault, at least three faults. The errors
+// vary.
 func sample(list []*callFault, tried map[string]bool) (some []*callFault) {
-	random := rand.New(rand.NewPCG(9, 4)) // the same in each run
+	random := rand.New(rand.NewPCG(9, 4)) // the same in every run
 	random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 	for _, f := range list {
 		if f.delay == 0 && !tried[f.word()] {
@@ -349,7 +348,7 @@ func sample(list []*callFault, tried map[string]bool) (some []*callFault) {
 	return some
 }
 
-// goroutines asks a watched process how many goroutines it has.
+// goroutines asks a watched process for the number of goroutines.
 func (p *subject) goroutines() (n int, err error) {
 	if _, err := p.control.Write([]byte{1}); err != nil {
 		return 0, err

@@ -17,17 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel notifies the tests of system calls of a child process, and follows their answers
-// (seccomp_unotify(2)): the call, or an error in its place. The process runs the code that ships,
-// on all of its threads.
+// The kernel notifies the tests of system calls of a child process, and follows the answers
+// (seccomp_unotify(2)): the call, or an error in place of the call. The process runs the code that
+// ships, on every thread.
 
 // argument is where a filter finds the lower half of an argument: both architectures
 // are little-endian.
 func argument(n int) uint32 { return uint32(16 + 8*n) }
 
-// asked is the filter: of these calls the kernel asks. Of the Go runtime's, those of its
-// own memory and of timers, for instance, it does not, nor of those that a loop makes
-// again and again and that cannot fail.
+// asked is the filter: the kernel notifies of the listed calls. The list has no calls of the Go
+// runtime for memory and timers, and no call that a loop repeats and that cannot fail.
 func asked() []bpf.Instruction {
 	ask := bpf.RetConstant{Val: unix.SECCOMP_RET_USER_NOTIF}
 	allow := bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
@@ -40,7 +39,7 @@ func asked() []bpf.Instruction {
 	} {
 		f = append(f, bpf.JumpIf{Cond: bpf.JumpEqual, Val: call, SkipFalse: 1}, ask)
 	}
-	// Those that have one argument of interest.
+	// Calls with an argument of interest.
 	for _, c := range []struct {
 		call uint32
 		arg  int
@@ -48,7 +47,7 @@ func asked() []bpf.Instruction {
 		is   uint32
 	}{
 		{unix.SYS_MMAP, 3, bpf.JumpBitsSet, unix.MAP_SHARED},
-		{unix.SYS_FCNTL, 1, bpf.JumpGreaterOrEqual, unix.F_DUPFD_CLOEXEC}, // and what comes with seals
+		{unix.SYS_FCNTL, 1, bpf.JumpGreaterOrEqual, unix.F_DUPFD_CLOEXEC}, // and the commands of seals
 		{unix.SYS_EPOLL_CTL, 1, bpf.JumpEqual, unix.EPOLL_CTL_ADD},
 		{unix.SYS_GETSOCKOPT, 2, bpf.JumpEqual, soPeerPIDFD},
 		{unix.SYS_WRITE, 0, bpf.JumpEqual, 2},
@@ -63,8 +62,8 @@ func asked() []bpf.Instruction {
 const soPeerPIDFD = 77 // of Linux 6.5, on amd64 and arm64
 
 // beWatched makes the kernel notify the process at the remote end of a socket of this process's
-// calls, in every thread, from now on. After that the other end is told how many goroutines there
-// are, whenever it asks. Where the kernel cannot, it is told why.
+// calls, in every thread, from now on. Afterwards beWatched answers the remote end's requests for the
+// number of goroutines, or sends the reason of a failure.
 func beWatched(control int) error {
 	listener, err := filterCalls()
 	if err != nil {
@@ -146,7 +145,7 @@ type watcher struct {
 	pid      int
 	listener int
 	memory   *os.File
-	from, to uint64 // where its program is; what calls from elsewhere is a library
+	from, to uint64 // of the program's text; further callers are libraries
 	over     sync.WaitGroup
 
 	mu     sync.Mutex
@@ -156,8 +155,8 @@ type watcher struct {
 
 // callFault is an error, or a delay, of a system call.
 type callFault struct {
-	call  string // its name; of those that begin with it
-	after int    // so many of them
+	call  string // the beginning of the name
+	after int    // skipped calls
 	times int    // 0: for ever
 	errno unix.Errno
 	delay time.Duration
@@ -176,8 +175,8 @@ func (f *callFault) String() string {
 // errNotAsked says that this kernel does not ask about system calls.
 var errNotAsked = errors.New("this kernel does not ask about system calls")
 
-// watch answers for a process that has the other end of a socket, and that meets these
-// faults from its first call on.
+// watch answers notifications of the process at the remote end of a socket, with faults from the
+// first call on.
 func watch(pid int, control *os.File, faults ...*callFault) (*watcher, error) {
 	message := make([]byte, 256)
 	n, err := control.Read(message)
@@ -226,7 +225,7 @@ func (w *watcher) answer() {
 			continue // EINTR
 		}
 		if fds[0].Revents&unix.POLLIN == 0 {
-			return // nobody has the filter any more
+			return // no process has the filter any more
 		}
 		var q question
 		if w.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&q)) != nil {
@@ -251,7 +250,7 @@ func (w *watcher) ioctl(request uint, p unsafe.Pointer) error {
 	return nil
 }
 
-// reply lets a call happen, or has it fail. A killed process needs no reply.
+// reply permits a call, or fails the call. A killed process needs no reply.
 func (w *watcher) reply(id uint64, errno unix.Errno) {
 	r := reply{id: id, err: -int32(errno)}
 	if errno == 0 {
@@ -260,7 +259,7 @@ func (w *watcher) reply(id uint64, errno unix.Errno) {
 	_ = w.ioctl(unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
 }
 
-// due counts a call, and returns its fault.
+// due counts a call, and returns the fault of the call.
 func (w *watcher) due(name string) *callFault {
 	if name == "" {
 		return nil
@@ -280,7 +279,7 @@ func (w *watcher) due(name string) *callFault {
 	return nil
 }
 
-// arm has the process meet faults from now on, and no others.
+// arm replaces the faults of the process.
 func (w *watcher) arm(faults ...*callFault) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -296,7 +295,7 @@ func (w *watcher) seen() map[string]int {
 	return calls
 }
 
-// hasStruck reports whether all faults have.
+// hasStruck reports whether every fault has struck.
 func (w *watcher) hasStruck() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -322,8 +321,8 @@ var callsOfFiles = map[int32]string{
 
 var commands = map[uint64]string{unix.F_DUPFD_CLOEXEC: "F_DUPFD_CLOEXEC", unix.F_ADD_SEALS: "F_ADD_SEALS", unix.F_GET_SEALS: "F_GET_SEALS"}
 
-// name is the name of a call, with its memory; empty for those of libraries, the simulator's, whose
-// faults are CUDA's, and for those of the runtime.
+// name returns the name of a call, with the memory; empty for calls of the runtime and of libraries:
+// the simulator has CUDA's faults.
 func (w *watcher) name(q *question) string {
 	switch q.call {
 	case unix.SYS_CLONE, unix.SYS_CLONE3, unix.SYS_OPENAT: // cgo's threads, and the loader
@@ -371,7 +370,7 @@ func (w *watcher) name(q *question) string {
 	return name
 }
 
-// number is one in the process's memory.
+// number reads a number in the process's memory.
 func (w *watcher) number(at uint64) uint64 {
 	var buffer [8]byte
 	_, _ = w.memory.ReadAt(buffer[:], int64(at))

@@ -45,8 +45,8 @@ type verdict struct {
 	unverified string
 }
 
-// unverified returns the reason why NICs of a Set may not access the lane's own GPU's memory. It
-// belongs to the loop, which asks for each operation.
+// unverified returns the reason why NICs of a Set may not access the lane's own GPU's memory. Call
+// unverified on the loop, which asks for each operation.
 func (c *connection) unverified(by *verbs.Set) string {
 	r, nics := c.session.relay, by.NICsVersion()
 	if v := &c.verdict; v.nics != nics || v.configs != r.configs {
@@ -65,7 +65,7 @@ func (l *lane) carriers(all []string, sends bool) []string {
 	return all
 }
 
-// configured returns the configuration; ok is false while the relay ends. It may block.
+// configured returns the configuration; ok is false while the relay ends. configured may block.
 func (r *Relay) configured() (config launch.Config, ok bool) {
 	ok = r.loop.Call(func() { config = r.config })
 	return config, ok

@@ -101,6 +101,22 @@ func Build(dir string, names ...string) error {
 	return nil
 }
 
+// ErrNotAbsolute is the cause of a relative directory.
+var ErrNotAbsolute = errors.New("must be absolute: each test runs in the folder of its package")
+
+// DirectoryError is a directory of an environment variable that Directory refuses.
+type DirectoryError struct {
+	Variable, Directory string
+	Err                 error
+}
+
+func (e *DirectoryError) Error() string {
+	return fmt.Sprintf("%s=%s %v", e.Variable, e.Directory, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *DirectoryError) Unwrap() error { return e.Err }
+
 // Directory returns a directory with the named programs, and a function that removes the directory.
 func Directory(names ...string) (dir string, remove func() error, err error) {
 	for _, variable := range []string{Variable, RunVariable} {
@@ -109,11 +125,11 @@ func Directory(names ...string) (dir string, remove func() error, err error) {
 			continue
 		}
 		if !filepath.IsAbs(dir) {
-			return "", nil, fmt.Errorf("%s=%s must be absolute: each test runs in the folder of its package", variable, dir)
+			return "", nil, &DirectoryError{variable, dir, ErrNotAbsolute}
 		}
 		for _, name := range names {
 			if _, err := exec.LookPath(filepath.Join(dir, name)); err != nil {
-				return "", nil, fmt.Errorf("%s=%s must have %s: %w", variable, dir, strings.Join(names, ", "), err)
+				return "", nil, &DirectoryError{variable, dir, fmt.Errorf("must have %s: %w", strings.Join(names, ", "), err)}
 			}
 		}
 		return dir, func() error { return nil }, nil

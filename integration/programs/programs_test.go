@@ -38,8 +38,9 @@ func TestProgramsThatAreBuiltAlreadyAreTaken(t *testing.T) {
 	given := t.TempDir()
 	t.Setenv(programs.Variable, given)
 	t.Setenv("PATH", "") // so that nothing can be built
-	if _, _, err := programs.Directory(programs.Hook); err == nil ||
-		!strings.Contains(err.Error(), programs.Variable+"="+given) {
+	var refused *programs.DirectoryError
+	if _, _, err := programs.Directory(programs.Hook); !errors.As(err, &refused) ||
+		refused.Variable != programs.Variable || refused.Directory != given {
 		t.Errorf("a program that is not there: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(given, programs.Hook), nil, 0o755); err != nil {
@@ -56,7 +57,7 @@ func TestProgramsThatAreBuiltAlreadyAreTaken(t *testing.T) {
 		t.Errorf("the given directory was removed: %v", err)
 	}
 	t.Setenv(programs.Variable, "bin")
-	if _, _, err := programs.Directory(programs.Hook); err == nil || !strings.Contains(err.Error(), "absolute") {
+	if _, _, err := programs.Directory(programs.Hook); !errors.Is(err, programs.ErrNotAbsolute) {
 		t.Errorf("a directory that depends on the working directory: %v", err)
 	}
 }
@@ -66,8 +67,7 @@ func TestWithoutTheGoCommandTheErrorSaysWhatToDo(t *testing.T) {
 	t.Setenv(programs.RunVariable, "")
 	t.Setenv("PATH", "")
 	_, _, err := programs.Directory(programs.Hook)
-	if err == nil || !strings.Contains(err.Error(), "building "+programs.Hook) ||
-		!strings.Contains(err.Error(), programs.Variable) {
+	if !errors.Is(err, exec.ErrNotFound) {
 		t.Errorf("err = %v", err)
 	}
 }

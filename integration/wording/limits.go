@@ -108,10 +108,6 @@ func check(list map[string]allowed, found map[string]score) (errs []error) {
 			errs = append(errs, fmt.Errorf("%s: %.1f pronouns and quantifiers per 1,000 words, limit %.0f; repeat the noun",
 				name, is, may.pronouns))
 		}
-		if s.long > 0 {
-			errs = append(errs, fmt.Errorf("%s: %d lines of more than %d columns, such as %s; wrap them", name, s.long,
-				maxColumns, s.longAt))
-		}
 		if s.tests > may.tests {
 			errs = append(errs,
 				fmt.Errorf("%s: %d names of tests without the form Test<Subject><Condition><Result>, limit %d; do not begin "+

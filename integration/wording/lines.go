@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"go/scanner"
 	"go/token"
 	"regexp"
@@ -11,6 +12,27 @@ import (
 
 // maxColumns is the length of a line of Go, in characters; a tab counts as one.
 const maxColumns = 120
+
+const linesFile = "integration/wording/lines.txt"
+
+const linesHeader = `# Lines of Go above 120 columns, by folder. The values may only fall:
+# go run ./integration/wording -update
+`
+
+// checkLines compares the numbers of long lines with the limits of linesFile, which update lowers first.
+func checkLines(root string, found map[string]score, update bool) error {
+	long := map[string]int{}
+	for folder, s := range found {
+		if s.long > 0 {
+			long[folder] = s.long
+		}
+	}
+	l := countList{linesFile, linesHeader, func(folder string, count, limit int) error {
+		return fmt.Errorf("%s: %d lines of more than %d columns, limit %d, such as %s; wrap them", folder, count, maxColumns,
+			limit, found[folder].longAt)
+	}, false}
+	return l.check(root, long, update)
+}
 
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 

@@ -1,7 +1,8 @@
 // Wording checks the texts of this project: comments and errors of packages, names of tests,
 // subjects of commits, and comparisons of error texts in tests. docs/contributing.md has the rules.
 // limits.txt lists the packages above the limits, with the largest values that pass; texts.txt has
-// the limits of comparisons. Wording skips relay/, except for comparisons.
+// the limits of comparisons, lines.txt those of long lines. Wording does not check the words of the
+// packages in unwritten.
 package main
 
 import (
@@ -14,7 +15,7 @@ import (
 
 func main() {
 	history := flag.Bool("history", false, "fail without a repository, in place of a notice: for CI")
-	update := flag.Bool("update", false, "lower the values of limits.txt to the measured values")
+	update := flag.Bool("update", false, "lower the values of the lists to the measured values")
 	root := flag.String("root", ".", "the root of the repository")
 	flag.Parse()
 	if err := run(os.Stdout, *root, *history, *update); err != nil {
@@ -40,8 +41,13 @@ func run(out io.Writer, root string, history, update bool) error {
 		}
 	}
 	errs := check(list.values, found)
-	if err := checkTexts(root, update); err != nil {
-		errs = append(errs, err)
+	for _, check := range []func() error{
+		func() error { return checkTexts(root, update) },
+		func() error { return checkLines(root, found, update) },
+	} {
+		if err := check(); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	count, err := checkCommits(root, list)
 	switch {

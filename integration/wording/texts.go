@@ -19,8 +19,8 @@ import (
 const textsFile = "integration/wording/texts.txt"
 
 const textsHeader = `# Checks of the text of an error in tests, by folder: comparisons with err.Error(). A test asserts
-# the type of an error and the fields; a text only where a user reads the text. The values may only
-# fall: go run ./integration/wording -update
+# the type of an error and the fields; a text only for the reason behind the number. The values may
+# only fall: go run ./integration/wording -update
 `
 
 // matchers are functions that compare texts.
@@ -62,9 +62,7 @@ func isErrorText(e ast.Expr) bool {
 // countAllTexts returns the counts of the folders below root, without folders that have none.
 func countAllTexts(root string) (map[string]int, error) {
 	found := map[string]int{}
-	folders := maps.Clone(skipped)
-	delete(folders, "relay") // only its words are not checked
-	err := eachFile(root, folders, func(at string, source []byte) error {
+	err := eachFile(root, skipped, func(at string, source []byte) error {
 		if !strings.HasSuffix(at, "_test.go") {
 			return nil
 		}
@@ -95,7 +93,25 @@ func checkTexts(root string, update bool) error {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(root, textsFile)
+	l := countList{textsFile, textsHeader, func(folder string, count, limit int) error {
+		return fmt.Errorf(
+			"%s: tests compare the text of an error in %d places, limit %d; use errors.Is, or errors.As and fields",
+			folder, count, limit)
+	}, true}
+	return l.check(root, found, update)
+}
+
+// countList is a file with limits of counts by folder; a folder that the file does not name has limit 0.
+type countList struct {
+	file, header string
+	above        func(folder string, count, limit int) error // the error of a count above the limit
+	reasons      bool                                        // the file has a reason for each folder
+}
+
+// check compares the counts with the limits of the file. With update, check first lowers the limits to
+// the counts. A tree without the file has no limits.
+func (l countList) check(root string, found map[string]int, update bool) error {
+	file := filepath.Join(root, l.file)
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) && !update {
 		return nil // the tree of a test
@@ -103,7 +119,7 @@ func checkTexts(root string, update bool) error {
 	if err != nil {
 		return err
 	}
-	limits, err := parseTexts(string(text))
+	limits, reasons, err := l.parse(string(text))
 	if err != nil {
 		return err
 	}
@@ -114,9 +130,10 @@ func checkTexts(root string, update bool) error {
 			}
 		}
 		var b strings.Builder
-		b.WriteString(textsHeader)
+		b.WriteString(l.header)
 		for _, folder := range slices.Sorted(maps.Keys(limits)) {
-			fmt.Fprintf(&b, "%-36s %3d\n", folder, limits[folder])
+			line := fmt.Sprintf("%-36s %3d %s", folder, limits[folder], reasons[folder])
+			b.WriteString(strings.TrimSpace(line) + "\n")
 		}
 		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
 			return err
@@ -125,30 +142,32 @@ func checkTexts(root string, update bool) error {
 	var errs []error
 	for _, folder := range slices.Sorted(maps.Keys(found)) {
 		if found[folder] > limits[folder] {
-			errs = append(errs, fmt.Errorf(
-				"%s: tests compare the text of an error in %d places, limit %d; use errors.Is, or errors.As and fields",
-				folder, found[folder], limits[folder]))
+			errs = append(errs, l.above(folder, found[folder], limits[folder]))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// parseTexts reads the content of textsFile.
-func parseTexts(text string) (map[string]int, error) {
-	limits := map[string]int{}
+// parse reads the content of the file.
+func (l countList) parse(text string) (limits map[string]int, reasons map[string]string, err error) {
+	limits, reasons = map[string]int{}, map[string]string{}
 	for n, line := range strings.Split(text, "\n") {
 		fields := strings.Fields(line)
 		if len(fields) == 0 || fields[0] == "#" {
 			continue
 		}
-		if len(fields) != 2 {
-			return nil, fmt.Errorf("parse %s, line %d: %q is not a folder and a number", textsFile, n+1, line)
+		bad := fmt.Errorf("parse %s, line %d: %q is not a folder and a number", l.file, n+1, line)
+		if l.reasons {
+			bad = fmt.Errorf("parse %s, line %d: %q is not a folder, a number and a reason", l.file, n+1, line)
+		}
+		if len(fields) < 2 || len(fields) > 2 != l.reasons {
+			return nil, nil, bad
 		}
 		count, err := strconv.Atoi(fields[1])
 		if err != nil || count < 1 {
-			return nil, fmt.Errorf("parse %s, line %d: %q is not a folder and a number", textsFile, n+1, line)
+			return nil, nil, bad
 		}
-		limits[fields[0]] = count
+		limits[fields[0]], reasons[fields[0]] = count, strings.Join(fields[2:], " ")
 	}
-	return limits, nil
+	return limits, reasons, nil
 }

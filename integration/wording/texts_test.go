@@ -40,7 +40,7 @@ func TestErrorTextsAboveLimitAreReported(t *testing.T) {
 	write("b/b_test.go", source)
 	write("b/b.go", source)
 	write("relay/r_test.go", source)
-	write(textsFile, "a 2\nb 1\nc 3\n")
+	write(textsFile, "a 2 of a\nb 1 of b\nc 3 of c\n")
 	if err := checkTexts(root, false); err == nil {
 		t.Error("a folder without a limit passes")
 	}
@@ -54,11 +54,17 @@ func TestErrorTextsAboveLimitAreReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	limits, err := parseTexts(string(text))
+	limits, reasons, err := countList{reasons: true}.parse(string(text))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(map[string]int{"a": 1, "b": 1}, limits); diff != "" {
 		t.Errorf("limits after the update (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]string{"a": "of a", "b": "of b"}, reasons); diff != "" {
+		t.Errorf("reasons after the update (-want +got):\n%s", diff)
+	}
+	if _, _, err := (countList{reasons: true}).parse("a 2"); err == nil {
+		t.Error("a folder without a reason passes")
 	}
 }

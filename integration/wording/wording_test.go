@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -112,9 +113,44 @@ func TestLongLinesAreFoundOutsideRawStrings(t *testing.T) {
 			t.Errorf("%.40q: lines %v, want %v", source, got, want)
 		}
 	}
-	errs := check(nil, map[string]score{"a": {long: 2, longAt: "a/b.go:7"}})
-	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "a/b.go:7") {
-		t.Errorf("two long lines are %v", errs)
+}
+
+func TestLongLinesAboveLimitAreReported(t *testing.T) {
+	root := t.TempDir()
+	file := filepath.Join(root, linesFile)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]score{"a": {long: 2, longAt: "a/b.go:7"}, "c": {}}
+	for limits, pass := range map[string]bool{"": false, "a 1": false, "a 2": true, "a 3\nc 1": true} {
+		if err := os.WriteFile(file, []byte(limits), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := checkLines(root, found, false); (err == nil) != pass {
+			t.Errorf("limits %q: %v", limits, err)
+		}
+	}
+	if err := checkLines(root, found, true); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(file); err != nil || !strings.HasSuffix(string(text), fmt.Sprintf("%-36s %3d\n", "a", 2)) {
+		t.Errorf("the limits are %q, %v", text, err)
+	}
+}
+
+func TestUnwrittenPackageHasNoMeasuredWords(t *testing.T) {
+	for folder, words := range map[string]bool{"relay/transport/tcp": false, "relay/transport/local": true} {
+		root := t.TempDir()
+		if err := os.MkdirAll(filepath.Join(root, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		source := []byte("// Package x says what they say.\npackage x\n")
+		if err := os.WriteFile(filepath.Join(root, folder, "x.go"), source, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if found, err := measureAll(root); err != nil || (found[folder].words > 0) != words {
+			t.Errorf("%s: %+v, %v", folder, found[folder], err)
+		}
 	}
 }
 

@@ -93,8 +93,14 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 	defer cancel()
 	conn, err := packet.DialContext(connecting, socket)
 	if errors.Is(err, packet.ErrQueueFull) {
-		return nil, wire.Errorf(wire.StatusBusy, "the relay at %s accepts no connection: its queue was full for %v; peerlane relay list on the host shows its state",
-			socket, time.Since(begin).Round(time.Millisecond)).On(socket)
+		return nil, wire.Errorf(
+			wire.StatusBusy,
+			"the relay at %s accepts no connection: its queue was full for %v; peerlane relay list on the host shows its state",
+			socket,
+			time.Since(begin).Round(time.Millisecond),
+		).On(
+			socket,
+		)
 	}
 	if err != nil {
 		return nil, noRelay(socket, err, gpus)
@@ -112,7 +118,13 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 	if !ok || len(fds) != 4 {
 		packet.CloseAll(fds)
 		conn.Close()
-		return nil, wire.Errorf(wire.StatusMalformed, "the relay at %s answered hello with a %T and %d descriptors", socket, answer, len(fds))
+		return nil, wire.Errorf(
+			wire.StatusMalformed,
+			"the relay at %s answered hello with a %T and %d descriptors",
+			socket,
+			answer,
+			len(fds),
+		)
 	}
 	if welcome.Version < oldest || welcome.Version > newest {
 		packet.CloseAll(fds)
@@ -125,7 +137,10 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 		packet.CloseAll(fds[:3])
 		wake.Close()
 		conn.Close()
-		return nil, fmt.Errorf("the pipe by which the relay wakes this program cannot be waited for: epoll takes no more descriptors (fs.epoll.max_user_watches), or memory is short: %w", err)
+		return nil, fmt.Errorf(
+			"the pipe by which the relay wakes this program cannot be waited for: epoll takes no more descriptors (fs.epoll.max_user_watches), or memory is short: %w",
+			err,
+		)
 	}
 	shared, err := ring.OpenClient(fds[0], fds[1])
 	packet.CloseAll(fds[:2])
@@ -213,7 +228,11 @@ func (s *Session) leave(why error) error {
 		return nil
 	case <-time.After(wait):
 		s.fail(why)
-		return fmt.Errorf("the session was closed, and the relay did not let go of its memory within %v (%w): copies may still be under way", closeTimeout, errors.Join(told, os.ErrDeadlineExceeded))
+		return fmt.Errorf(
+			"the session was closed, and the relay did not let go of its memory within %v (%w): copies may still be under way",
+			closeTimeout,
+			errors.Join(told, os.ErrDeadlineExceeded),
+		)
 	}
 }
 
@@ -274,7 +293,13 @@ func (s *Session) readSocket() {
 		m, sequence, fds, err := s.conn.Receive()
 		if err != nil {
 			packet.CloseAll(fds)
-			s.fail(wire.Errorf(wire.StatusRelayDied, "the relay of this container died%s; connect to it again, its successor is there within seconds", unexpected(err)))
+			s.fail(
+				wire.Errorf(
+					wire.StatusRelayDied,
+					"the relay of this container died%s; connect to it again, its successor is there within seconds",
+					unexpected(err),
+				),
+			)
 			return
 		}
 		switch event := m.(type) {
@@ -521,7 +546,12 @@ func (s *Session) lend(memory uint32, dmabuf func() (int, error)) error {
 // exportParts sends the allocations one by one, and then the export: one range at a time.
 func (s *Session) exportParts(ctx context.Context, request *wire.Export, parts []Part) (*wire.Exported, error) {
 	if len(parts) > wire.MaxParts {
-		return nil, wire.Errorf(wire.StatusLimit, "a range of %d allocations; %d are possible: export it in several ranges", len(parts), wire.MaxParts)
+		return nil, wire.Errorf(
+			wire.StatusLimit,
+			"a range of %d allocations; %d are possible: export it in several ranges",
+			len(parts),
+			wire.MaxParts,
+		)
 	}
 	s.exports.Lock()
 	defer s.exports.Unlock()
@@ -564,7 +594,11 @@ func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) 
 	if a.Access == 0 {
 		a.Access = wire.AccessSend | wire.AccessReceive
 	}
-	m, err := ask[*wire.Exported](ctx, s, &wire.ExportIPC{Offset: a.Offset, Length: a.Length, GPU: a.GPU, Access: a.Access, Handle: handle})
+	m, err := ask[*wire.Exported](
+		ctx,
+		s,
+		&wire.ExportIPC{Offset: a.Offset, Length: a.Length, GPU: a.GPU, Access: a.Access, Handle: handle},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -605,7 +639,12 @@ func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error)
 	defer packet.CloseAll(fds)
 	made, ok := answer.(*wire.HostMemoryMade)
 	if !ok || len(fds) != 1 || made.Bytes < h.Bytes || made.Bytes > math.MaxInt {
-		return nil, wire.Errorf(wire.StatusMalformed, "the relay answered for host memory with a %T and %d descriptors", answer, len(fds))
+		return nil, wire.Errorf(
+			wire.StatusMalformed,
+			"the relay answered for host memory with a %T and %d descriptors",
+			answer,
+			len(fds),
+		)
 	}
 	data, err := unix.Mmap(fds[0], 0, int(made.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {

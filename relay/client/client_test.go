@@ -95,7 +95,8 @@ func TestDialOtherVersionNamesBothVersions(t *testing.T) {
 func TestOlderRelayUnknownRequestsFailLocally(t *testing.T) {
 	older := &Session{version: wire.LaneNICVersion - 1} // sends find no reader
 	want := &versionError{relay: wire.LaneNICVersion - 1, oldest: wire.LaneNICVersion}
-	if _, err := older.LaneNIC(t.Context(), wire.UUID{}); wire.StatusOf(err) != wire.StatusVersion || !testutil.HasError(err, want) {
+	if _, err := older.LaneNIC(t.Context(), wire.UUID{}); wire.StatusOf(err) != wire.StatusVersion ||
+		!testutil.HasError(err, want) {
 		t.Errorf("%v", err)
 	}
 	if older.broken != nil {

@@ -223,10 +223,23 @@ func (c *Connection) explain(status wire.Status) error {
 	switch status {
 	case wire.StatusOK:
 		return nil
-	case wire.StatusBadKey, wire.StatusNoReverseConnection, wire.StatusVersion, wire.StatusTruncated, wire.StatusCanceled, wire.StatusMalformed, wire.StatusUnknownMemory, wire.StatusUnknownEvent,
-		wire.StatusWrongGPU, wire.StatusNotPermitted, wire.StatusOutOfRange:
+	case wire.StatusBadKey,
+		wire.StatusNoReverseConnection,
+		wire.StatusVersion,
+		wire.StatusTruncated,
+		wire.StatusCanceled,
+		wire.StatusMalformed,
+		wire.StatusUnknownMemory,
+		wire.StatusUnknownEvent,
+		wire.StatusWrongGPU,
+		wire.StatusNotPermitted,
+		wire.StatusOutOfRange:
 		// Of this operation alone: the connection stays up.
-		return &wire.Error{Status: status, Reason: fmt.Sprintf("on the connection with %s: %v", c.Peer, status), Object: c.Peer}
+		return &wire.Error{
+			Status: status,
+			Reason: fmt.Sprintf("on the connection with %s: %v", c.Peer, status),
+			Object: c.Peer,
+		}
 	}
 	select {
 	case <-c.down:

@@ -15,11 +15,22 @@ type versionError struct {
 func (e *versionError) Error() string {
 	const remedy = "install the same release of Peerlane in the image and on the host"
 	if e.socket == "" {
-		return fmt.Sprintf("the relay does not tell of the NIC of a lane: it speaks version %d of Peerlane's protocol, and that "+
-			"came with version %d; %s", e.relay, e.oldest, remedy)
+		return fmt.Sprintf(
+			"the relay does not tell of the NIC of a lane: it speaks version %d of Peerlane's protocol, and that "+
+				"came with version %d; %s",
+			e.relay,
+			e.oldest,
+			remedy,
+		)
 	}
-	return fmt.Sprintf("the relay at %s speaks version %d of Peerlane's protocol, this client %d to %d; %s", e.socket, e.relay,
-		e.oldest, e.newest, remedy)
+	return fmt.Sprintf(
+		"the relay at %s speaks version %d of Peerlane's protocol, this client %d to %d; %s",
+		e.socket,
+		e.relay,
+		e.oldest,
+		e.newest,
+		remedy,
+	)
 }
 
 // Causes of refused calls.

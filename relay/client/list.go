@@ -53,7 +53,10 @@ func (c *Connection) ReadList(ctx context.Context, entries []ListEntry, options 
 func (op *Operation) Failed() int { return int(op.failed) }
 
 // ErrListsFull says that the entries of lists that have not ended leave too little room.
-var ErrListsFull = fmt.Errorf("the session's lists are full: they have %d entries, and lists that were posted have to end first", wire.MaxListEntries)
+var ErrListsFull = fmt.Errorf(
+	"the session's lists are full: they have %d entries, and lists that were posted have to end first",
+	wire.MaxListEntries,
+)
 
 // lists is the session's list memory, with the used spans.
 type lists struct {
@@ -78,7 +81,12 @@ func (c *Connection) list(ctx context.Context, kind uint32, entries []ListEntry,
 		k, ok := entries[i].Key.Layout()
 		switch {
 		case !ok:
-			return nil, wire.Errorf(wire.StatusBadKey, "entry %d: these %d bytes are not the key of a region", i, len(entries[i].Key))
+			return nil, wire.Errorf(
+				wire.StatusBadKey,
+				"entry %d: these %d bytes are not the key of a region",
+				i,
+				len(entries[i].Key),
+			)
 		case entries[i].Memory == nil || entries[i].Length == 0:
 			return nil, wire.Errorf(wire.StatusOutOfRange, "entry %d has no memory, or no bytes", i)
 		}
@@ -139,9 +147,12 @@ func (c *Connection) submitList(d wire.Descriptor, at *span) (*Operation, error)
 // openLists asks the relay for list memory, once.
 func (s *Session) openLists(ctx context.Context) error {
 	if s.version < wire.ListVersion {
-		return wire.Errorf(wire.StatusVersion,
+		return wire.Errorf(
+			wire.StatusVersion,
 			"the relay has no list operations: it speaks version %d of Peerlane's protocol, and they came with version %d; install the same release of Peerlane in the image and on the host",
-			s.version, wire.ListVersion)
+			s.version,
+			wire.ListVersion,
+		)
 	}
 	for {
 		s.mu.Lock()
@@ -183,13 +194,25 @@ func (s *Session) askLists(ctx context.Context) (*Memory, error) {
 	const bytes = wire.MaxListEntries * entryBytes
 	made, ok := answer.(*wire.ListMemoryMade)
 	if !ok || len(fds) != 1 || made.Bytes != bytes {
-		return nil, wire.Errorf(wire.StatusMalformed, "the relay answered for list memory with a %T and %d descriptors", answer, len(fds))
+		return nil, wire.Errorf(
+			wire.StatusMalformed,
+			"the relay answered for list memory with a %T and %d descriptors",
+			answer,
+			len(fds),
+		)
 	}
 	data, err := unix.Mmap(fds[0], 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("list memory: %w", os.NewSyscallError("mmap", err))
 	}
-	return s.keep(&Memory{session: s, Bytes: bytes, Data: data, unmap: func() error { return os.NewSyscallError("munmap", unix.Munmap(data)) }})
+	return s.keep(
+		&Memory{
+			session: s,
+			Bytes:   bytes,
+			Data:    data,
+			unmap:   func() error { return os.NewSyscallError("munmap", unix.Munmap(data)) },
+		},
+	)
 }
 
 // take finds room for n entries. The session's lock is held.

@@ -17,11 +17,21 @@ import (
 // the anchor of the lane, an empty directory, exists.
 func noRelay(socket string, cause error, gpus []wire.UUID) error {
 	if entries, err := os.ReadDir(filepath.Dir(socket)); err == nil && len(entries) == 0 {
-		return noRelayAt(socket, fmt.Errorf("%w: the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without", cause),
-			"read the host's log (journalctl -t peerlane-hook, or its syslog)")
+		return noRelayAt(
+			socket,
+			fmt.Errorf(
+				"%w: the container's relay did not start, and the host's configuration (hook.on_failure) starts containers without",
+				cause,
+			),
+			"read the host's log (journalctl -t peerlane-hook, or its syslog)",
+		)
 	}
 	if len(gpus) == 0 {
-		return noRelayAt(socket, cause, "start the container with --device peerlane.dev/lane=N, where N is its GPU's number on the host")
+		return noRelayAt(
+			socket,
+			cause,
+			"start the container with --device peerlane.dev/lane=N, where N is its GPU's number on the host",
+		)
 	}
 	var devices []string
 	for _, gpu := range gpus {

@@ -20,12 +20,18 @@ type Region struct {
 // which needs memory exported for sending, wire.RemoteWrite, which needs memory exported for
 // receiving, or both.
 func (l *Listener) Expose(ctx context.Context, m *Memory, offset, n uint64, access uint32) (*Region, error) {
-	return l.session.expose(ctx, &wire.Expose{Memory: m.number, Offset: offset, Length: n, Access: access, Listener: l.number})
+	return l.session.expose(
+		ctx,
+		&wire.Expose{Memory: m.number, Offset: offset, Length: n, Access: access, Listener: l.number},
+	)
 }
 
 // Expose is Listener.Expose for the remote side of a single accepted connection.
 func (c *Connection) Expose(ctx context.Context, m *Memory, offset, n uint64, access uint32) (*Region, error) {
-	return c.session.expose(ctx, &wire.Expose{Memory: m.number, Offset: offset, Length: n, Access: access, Connection: c.number})
+	return c.session.expose(
+		ctx,
+		&wire.Expose{Memory: m.number, Offset: offset, Length: n, Access: access, Connection: c.number},
+	)
 }
 
 func (s *Session) expose(ctx context.Context, m *wire.Expose) (*Region, error) {
@@ -59,7 +65,13 @@ func (r *Region) Revoke(ctx context.Context) error {
 //
 // After failed queue pairs the relays repeat a write from the first byte: a program at the remote side
 // that polls the memory can read bytes of a write a second time, also after a change of the bytes.
-func (c *Connection) Write(m *Memory, offset, n uint64, to wire.RemoteKey, at uint64, options ...Option) (*Operation, error) {
+func (c *Connection) Write(
+	m *Memory,
+	offset, n uint64,
+	to wire.RemoteKey,
+	at uint64,
+	options ...Option,
+) (*Operation, error) {
 	return c.oneSided(wire.OpWrite, m, offset, n, to, at, options)
 }
 
@@ -68,16 +80,35 @@ func (c *Connection) Write(m *Memory, offset, n uint64, to wire.RemoteKey, at ui
 // counts among the connections of both sides. If the relays cannot open the reverse connection,
 // reads end with wire.StatusNoReverseConnection, the connection stays up, and the relays' logs have
 // the cause; reads fail the same way for a second, and a later read tries again.
-func (c *Connection) Read(m *Memory, offset, n uint64, from wire.RemoteKey, at uint64, options ...Option) (*Operation, error) {
+func (c *Connection) Read(
+	m *Memory,
+	offset, n uint64,
+	from wire.RemoteKey,
+	at uint64,
+	options ...Option,
+) (*Operation, error) {
 	return c.oneSided(wire.OpRead, m, offset, n, from, at, options)
 }
 
-func (c *Connection) oneSided(kind uint32, m *Memory, offset, n uint64, key wire.RemoteKey, at uint64, options []Option) (*Operation, error) {
+func (c *Connection) oneSided(
+	kind uint32,
+	m *Memory,
+	offset, n uint64,
+	key wire.RemoteKey,
+	at uint64,
+	options []Option,
+) (*Operation, error) {
 	k, ok := key.Layout()
 	if !ok {
 		return nil, wire.Errorf(wire.StatusBadKey, "these %d bytes are not the key of a region", len(key))
 	}
-	return c.post(kind, m, offset, n, append([]Option{func(d *wire.Descriptor) { d.Key, d.RemoteOffset = k.Key, at }}, options...))
+	return c.post(
+		kind,
+		m,
+		offset,
+		n,
+		append([]Option{func(d *wire.Descriptor) { d.Key, d.RemoteOffset = k.Key, at }}, options...),
+	)
 }
 
 // Flush posts an operation that ends after the connection's earlier operations: sent and written

@@ -46,7 +46,12 @@ func (s *Session) Staging(ctx context.Context, d *cuda.Driver, a Staging) (*Memo
 	defer packet.CloseAll(fds)
 	made, ok := answer.(*wire.StagingMade)
 	if !ok || len(fds) != 1 || made.Bytes < a.Bytes {
-		return nil, wire.Errorf(wire.StatusMalformed, "the relay answered for staging memory with a %T and %d descriptors", answer, len(fds))
+		return nil, wire.Errorf(
+			wire.StatusMalformed,
+			"the relay answered for staging memory with a %T and %d descriptors",
+			answer,
+			len(fds),
+		)
 	}
 	ptr, unmap, err := mapStaging(d, fds[0], made.Bytes, device)
 	if err != nil {
@@ -77,15 +82,27 @@ func deviceOf(d *cuda.Driver, gpu wire.UUID) (cuda.Device, error) {
 			return device, nil
 		}
 	}
-	return 0, wire.Errorf(wire.StatusWrongGPU, "CUDA does not show %s to this process, whose streams are to copy", gpu.GPU())
+	return 0, wire.Errorf(
+		wire.StatusWrongGPU,
+		"CUDA does not show %s to this process, whose streams are to copy",
+		gpu.GPU(),
+	)
 }
 
 // mapStaging imports memory and gives a single device access. The import does not use the server
 // device, which CUDA_VISIBLE_DEVICES may hide.
-func mapStaging(d *cuda.Driver, fd int, bytes uint64, device cuda.Device) (ptr cuda.Ptr, release func() error, err error) {
+func mapStaging(
+	d *cuda.Driver,
+	fd int,
+	bytes uint64,
+	device cuda.Device,
+) (ptr cuda.Ptr, release func() error, err error) {
 	handle, err := d.MemImportFD(fd)
 	if errors.Is(err, cuda.ErrInvalidDevice) {
-		err = fmt.Errorf("%w: that GPU's device node is not in this container; start it with --device peerlane.dev/gpu=N, where N is the client GPU's number on the host", err)
+		err = fmt.Errorf(
+			"%w: that GPU's device node is not in this container; start it with --device peerlane.dev/gpu=N, where N is the client GPU's number on the host",
+			err,
+		)
 	}
 	if err != nil {
 		return 0, nil, fmt.Errorf("importing it: %w", err)
@@ -106,7 +123,10 @@ func mapStaging(d *cuda.Driver, fd int, bytes uint64, device cuda.Device) (ptr c
 	}
 	release = func() error { return errors.Join(d.MemUnmap(ptr, bytes), d.MemAddressFree(ptr, bytes)) }
 	if err = d.MemSetAccess(ptr, bytes, cuda.Access{Device: device, Write: true}); err != nil {
-		return 0, nil, errors.Join(fmt.Errorf("access for this process's GPU (is there a peer-to-peer path between the two?): %w", err), release())
+		return 0, nil, errors.Join(
+			fmt.Errorf("access for this process's GPU (is there a peer-to-peer path between the two?): %w", err),
+			release(),
+		)
 	}
 	return ptr, release, nil
 }

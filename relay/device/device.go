@@ -35,7 +35,15 @@ type Device struct {
 func Open(d *cuda.Driver, busID string) (*Device, error) {
 	ordinal, err := d.DeviceByPCIBusID(busID)
 	if err != nil {
-		return nil, &fault.Error{Code: fault.NoCUDA, Operation: "open GPU", Object: busID, Cause: fmt.Errorf("the driver does not show it to this process (its device node and CUDA_VISIBLE_DEVICES decide): %w", err)}
+		return nil, &fault.Error{
+			Code:      fault.NoCUDA,
+			Operation: "open GPU",
+			Object:    busID,
+			Cause: fmt.Errorf(
+				"the driver does not show it to this process (its device node and CUDA_VISIBLE_DEVICES decide): %w",
+				err,
+			),
+		}
 	}
 	uuid, err := d.DeviceUUID(ordinal)
 	if err != nil {
@@ -261,7 +269,10 @@ func (m *Memory) mapParts(access []cuda.Access) error {
 		at += cuda.Ptr(p.bytes)
 	}
 	if err := m.driver.MemSetAccess(ptr, m.Bytes, access...); err != nil {
-		return errors.Join(fmt.Errorf("access to %d bytes (is there a peer-to-peer path between the GPUs?): %w", m.Bytes, err), m.Close())
+		return errors.Join(
+			fmt.Errorf("access to %d bytes (is there a peer-to-peer path between the GPUs?): %w", m.Bytes, err),
+			m.Close(),
+		)
 	}
 	return nil
 }

@@ -38,7 +38,13 @@ func moveBesideKernels() error {
 	const most = 4 << 20
 	var memory []*device.Memory // two of GPU 0, one of GPU 1, two of the host
 	for _, on := range []int{0, 0, 1} {
-		m, err := device.Create(d, gpus[on].Ordinal, most, cuda.Access{Device: gpus[0].Ordinal, Write: true}, cuda.Access{Device: gpus[1].Ordinal, Write: true})
+		m, err := device.Create(
+			d,
+			gpus[on].Ordinal,
+			most,
+			cuda.Access{Device: gpus[0].Ordinal, Write: true},
+			cuda.Access{Device: gpus[1].Ordinal, Write: true},
+		)
 		if err != nil {
 			return err
 		}
@@ -297,7 +303,14 @@ func runAlone(t *testing.T, mode string, variables ...string) (string, error) {
 
 func runIn(t *testing.T, dir, mode string, variables ...string) (string, error) {
 	t.Helper()
-	devices := []sim.Device{{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:10:00.0"}}
+	devices := []sim.Device{
+		{
+			Memory: 1 << 30,
+			Name:   "NVIDIA H100 80GB HBM3",
+			UUID:   "GPU-00000000-0000-0000-0000-000000000001",
+			BusID:  "0000:10:00.0",
+		},
+	}
 	if err := sim.Write(dir, devices); err != nil {
 		t.Fatal(err)
 	}
@@ -360,7 +373,14 @@ func TestQueueBusyStreamBesideAnotherProcessDoesNotTryAgain(t *testing.T) {
 // memory. Then one tries again.
 func TestQueueCopyWithinWaitedForASliceNextGoByHostMemory(t *testing.T) {
 	dir := t.TempDir()
-	devices := []sim.Device{{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:10:00.0"}}
+	devices := []sim.Device{
+		{
+			Memory: 1 << 30,
+			Name:   "NVIDIA H100 80GB HBM3",
+			UUID:   "GPU-00000000-0000-0000-0000-000000000001",
+			BusID:  "0000:10:00.0",
+		},
+	}
 	if err := sim.Write(dir, devices); err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,7 @@ package device
 
 import "testing"
 
-func TestAFifoGrowsAndKeepsItsOrder(t *testing.T) {
+func TestFifoGrowthKeepsOrder(t *testing.T) {
 	var f fifo[int]
 	next, expected := 0, 0
 	for round := range 200 {

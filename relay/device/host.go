@@ -86,8 +86,10 @@ func fallocate(fd int, how uint32, at, n uint64) error {
 
 // Causes of refused host memory.
 var (
-	ErrNotHostMemory = errors.New("the descriptor is not host memory (a memfd that is sealed against a change of its size)")
-	ErrHugePages     = errors.New("the host memory is of huge pages")
+	ErrNotHostMemory = errors.New(
+		"the descriptor is not host memory (a memfd that is sealed against a change of its size)",
+	)
+	ErrHugePages = errors.New("the host memory is of huge pages")
 )
 
 // HostSizeError is the cause of host memory that was announced with another size.

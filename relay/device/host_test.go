@@ -70,7 +70,7 @@ func TestHostMemoryIsThereAndGoes(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoHostMemory(t *testing.T) {
+func TestImportHostRefusesOtherDescriptors(t *testing.T) {
 	const (
 		size        = 1 << 20
 		noHugePages = -2
@@ -271,7 +271,8 @@ func hugeBytes(t *testing.T, at *byte) (sum uint64) {
 			continue
 		}
 		name, rest, _ := strings.Cut(line, ":")
-		if n, _ := fmt.Sscanf(rest, "%d kB", &size); within && n == 1 && (name == "ShmemPmdMapped" || name == "Shared_Hugetlb" || name == "Private_Hugetlb") {
+		if n, _ := fmt.Sscanf(rest, "%d kB", &size); within && n == 1 &&
+			(name == "ShmemPmdMapped" || name == "Shared_Hugetlb" || name == "Private_Hugetlb") {
 			sum += size << 10
 		}
 	}

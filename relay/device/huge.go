@@ -43,7 +43,14 @@ func (m *Memory) align() error {
 		return os.NewSyscallError("mmap", err)
 	}
 	before := -uintptr(space) % hugePage
-	at, err := unix.MmapPtr(m.fd, 0, unsafe.Add(space, before), length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	at, err := unix.MmapPtr(
+		m.fd,
+		0,
+		unsafe.Add(space, before),
+		length,
+		unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_FIXED,
+	)
 	if err != nil {
 		return errors.Join(os.NewSyscallError("mmap", err), unix.MunmapPtr(space, length+hugePage))
 	}
@@ -78,7 +85,12 @@ func (m *Memory) collapse() string {
 	case err == nil:
 		return fmt.Sprintf("small pages: less than %s", humanize.IBytes(hugePage))
 	case gathered > 0:
-		return fmt.Sprintf("transparent huge pages (MADV_HUGEPAGE) for %s of %s: %v", humanize.IBytes(gathered), humanize.IBytes(m.Bytes), err)
+		return fmt.Sprintf(
+			"transparent huge pages (MADV_HUGEPAGE) for %s of %s: %v",
+			humanize.IBytes(gathered),
+			humanize.IBytes(m.Bytes),
+			err,
+		)
 	}
 	return fmt.Sprintf("small pages: %v", err)
 }

@@ -22,9 +22,18 @@ const queueVariable = "PEERLANE_TEST_QUEUE"
 
 func TestMain(m *testing.M) {
 	if mode := os.Getenv(queueVariable); mode != "" {
-		works := map[string]func() error{"busy": moveBesideKernels, "within": copyWithin, "fails": failLater, "always busy": alwaysBusy,
-			"writes": writeAll, "lost words": lostWords, "measure": measureWrites, "stores": storeAll, "store limits": storeLimits,
-			"measure at leisure": func() error { device.AllowMeasuring(time.Minute); return measureWrites() }}
+		works := map[string]func() error{
+			"busy":               moveBesideKernels,
+			"within":             copyWithin,
+			"fails":              failLater,
+			"always busy":        alwaysBusy,
+			"writes":             writeAll,
+			"lost words":         lostWords,
+			"measure":            measureWrites,
+			"stores":             storeAll,
+			"store limits":       storeLimits,
+			"measure at leisure": func() error { device.AllowMeasuring(time.Minute); return measureWrites() },
+		}
 		for _, which := range []string{"large", "queued", "late"} {
 			works[which] = func() error { return neverBounce(which) }
 		}
@@ -122,7 +131,9 @@ func copySix() error {
 	}
 	for to := queued; to < 3*queued; to++ {
 		want := byte(to%queued + 1)
-		fmt.Print(map[bool]string{true: "=", false: "."}[bytes.Count(content[to*bytesOf:(to+1)*bytesOf], []byte{want}) == bytesOf])
+		fmt.Print(
+			map[bool]string{true: "=", false: "."}[bytes.Count(content[to*bytesOf:(to+1)*bytesOf], []byte{want}) == bytesOf],
+		)
 	}
 	return q.Close()
 }

@@ -128,7 +128,14 @@ func (q *Queue) write(to cuda.Ptr, from unsafe.Pointer, n uint64) (marked bool, 
 	if err := q.prime(to); err != nil {
 		return false, err
 	}
-	err = q.device.Driver.StreamWriteWords(q.stream, to, from, int(n/wordBytes), cuda.Ptr(uintptr(unsafe.Pointer(q.marker()))), q.issued+1)
+	err = q.device.Driver.StreamWriteWords(
+		q.stream,
+		to,
+		from,
+		int(n/wordBytes),
+		cuda.Ptr(uintptr(unsafe.Pointer(q.marker()))),
+		q.issued+1,
+	)
 	if errors.Is(err, cuda.ErrNotSupported) {
 		q.noWords = true
 		return q.write(to, from, n)

@@ -138,7 +138,8 @@ func TestQueueWritesShortCopiesWithoutASlice(t *testing.T) {
 
 // A marker is not written by a stream that has failed: the end is known nevertheless.
 func TestQueueStreamFailsBeforeItsMarkerWriteEnds(t *testing.T) {
-	if out, err := runAlone(t, "lost words", "PEERLANE_SIM_FAULT=cuStreamBatchMemOp:error=700"); err != nil || out != "true" {
+	if out, err := runAlone(t, "lost words", "PEERLANE_SIM_FAULT=cuStreamBatchMemOp:error=700"); err != nil ||
+		out != "true" {
 		t.Errorf("%v: %q", err, out)
 	}
 }

@@ -85,7 +85,13 @@ type RailFigures struct {
 // Since are the figures of the time after `before`, which are of the same relay. Operations in
 // flight and waits are current values.
 func (f Figures) Since(before Figures) Figures {
-	d := Figures{Operations: f.Operations - before.Operations, Bytes: f.Bytes - before.Bytes, Failed: f.Failed - before.Failed, InPlace: f.InPlace - before.InPlace, InFlight: f.InFlight}
+	d := Figures{
+		Operations: f.Operations - before.Operations,
+		Bytes:      f.Bytes - before.Bytes,
+		Failed:     f.Failed - before.Failed,
+		InPlace:    f.InPlace - before.InPlace,
+		InFlight:   f.InFlight,
+	}
 	for _, s := range f.Stalls {
 		for _, b := range before.Stalls {
 			if b.Cause == s.Cause {

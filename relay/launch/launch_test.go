@@ -66,7 +66,14 @@ func TestScopeAutoWithoutNetworkIsLocal(t *testing.T) {
 		{Config{Scope: ScopeAuto, Network: network}, false},
 	} {
 		if got := c.config.Local(); got != c.local {
-			t.Errorf("scope %q, route %q, network %v: local %v, want %v", c.config.Scope, c.config.Route, c.config.Network != nil, got, c.local)
+			t.Errorf(
+				"scope %q, route %q, network %v: local %v, want %v",
+				c.config.Scope,
+				c.config.Route,
+				c.config.Network != nil,
+				got,
+				c.local,
+			)
 		}
 	}
 }

@@ -123,7 +123,8 @@ func (s Secrets) Check() error {
 			return fmt.Errorf("%s has %d bytes; at most %d are possible", one.what, n, MaxSecret)
 		}
 	}
-	if has := [3]bool{!s.Certificate.IsZero(), !s.CertificateKey.IsZero(), !s.Authority.IsZero()}; has != [3]bool{} && has != [3]bool{true, true, true} {
+	if has := [3]bool{!s.Certificate.IsZero(), !s.CertificateKey.IsZero(), !s.Authority.IsZero()}; has != [3]bool{} &&
+		has != [3]bool{true, true, true} {
 		return errors.New("of certificate, its key and the authority all are needed, or none")
 	}
 	return nil

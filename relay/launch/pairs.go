@@ -128,8 +128,10 @@ const (
 
 // Compiled at their first use: every command has this package, and few check pairs.
 var (
-	busIDForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`) })
-	uuidForm  = sync.OnceValue(func() *regexp.Regexp {
+	busIDForm = sync.OnceValue(
+		func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`) },
+	)
+	uuidForm = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^((GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$`)
 	})
 )

@@ -27,7 +27,17 @@ func line(value any) string {
 }
 
 func good(n PairName) Pair {
-	return Pair{PairName: n, Verdict: VerdictGood, Bytes: 25 << 20, Push: PairRate{395, 390, 55}, Pull: PairRate{396, 389, 54}, Chunk: 8 << 20, Depth: 4, Streams: 2, At: 1}
+	return Pair{
+		PairName: n,
+		Verdict:  VerdictGood,
+		Bytes:    25 << 20,
+		Push:     PairRate{395, 390, 55},
+		Pull:     PairRate{396, 389, 54},
+		Chunk:    8 << 20,
+		Depth:    4,
+		Streams:  2,
+		At:       1,
+	}
 }
 
 // The reader refuses invalid output of a compromised tester, or of a different release.

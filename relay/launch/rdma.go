@@ -90,7 +90,8 @@ func (r RDMAResult) check(asked RDMAJob) error {
 	if i < 0 || r.GPU != nil && !slices.Contains(asked.NICs[i].GPUs, *r.GPU) {
 		return fmt.Errorf("NIC %.60q, GPU %v: %w", r.NIC, r.GPU, errNotAsked)
 	}
-	if (r.GPU == nil) != (r.Memory == MemoryHost) || !slices.Contains([]string{MemoryHost, MemoryDMABuf, MemoryPeermem}, r.Memory) {
+	if (r.GPU == nil) != (r.Memory == MemoryHost) ||
+		!slices.Contains([]string{MemoryHost, MemoryDMABuf, MemoryPeermem}, r.Memory) {
 		return &ValueError{"memory", r.Memory, ""}
 	}
 	for _, rate := range []float64{r.Write, r.Read} {

@@ -11,7 +11,9 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-var rdmaAsked = RDMAJob{NICs: []RDMANIC{{Name: "mlx5_0", GPUs: []GPU{{BusID: "0000:17:00.0", Index: 3}}}, {Name: "mlx5_1"}}}
+var rdmaAsked = RDMAJob{
+	NICs: []RDMANIC{{Name: "mlx5_0", GPUs: []GPU{{BusID: "0000:17:00.0", Index: 3}}}, {Name: "mlx5_1"}},
+}
 
 func TestReadRDMAReturnsReport(t *testing.T) {
 	good := `{"nic":"mlx5_0","memory":"host","tried":"read","bytes":4194304,"write":20.5,"read":21}` + "\n" +
@@ -49,7 +51,9 @@ func TestReadRDMAReturnsReport(t *testing.T) {
 
 func FuzzRDMA(f *testing.F) {
 	f.Add(`{"nic":"mlx5_0","memory":"host","tried":"read","bytes":4194304,"write":20.5,"read":21}`)
-	f.Add(`{"nic":"mlx5_0","gpu":{"busid":"0000:17:00.0","index":3},"memory":"nvidia-peermem","tried":"register","failed":"no"}`)
+	f.Add(
+		`{"nic":"mlx5_0","gpu":{"busid":"0000:17:00.0","index":3},"memory":"nvidia-peermem","tried":"register","failed":"no"}`,
+	)
 	f.Add(`{"write":1e999}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		_ = ReadRDMA(strings.NewReader(text), rdmaAsked, func(r RDMAResult) { // which may be an error

@@ -30,7 +30,10 @@ func TestSecretsAreMarshalledAndNotPrinted(t *testing.T) {
 		t.Fatal(err)
 	}
 	var again Secrets
-	if err := json.Unmarshal(text, &again); err != nil || !bytes.Equal(again.ClusterKey.Bytes(), s.ClusterKey.Bytes()) || !bytes.Equal(again.CertificateKey.Bytes(), s.CertificateKey.Bytes()) || !again.Authority.IsZero() || bytes.Contains(text, []byte("authority")) {
+	if err := json.Unmarshal(text, &again); err != nil || !bytes.Equal(again.ClusterKey.Bytes(), s.ClusterKey.Bytes()) ||
+		!bytes.Equal(again.CertificateKey.Bytes(), s.CertificateKey.Bytes()) ||
+		!again.Authority.IsZero() ||
+		bytes.Contains(text, []byte("authority")) {
 		t.Errorf("%v after another reading: %v, %v", s, again, err)
 	}
 }

@@ -58,7 +58,8 @@ func (t Triple) Check() error {
 	if err := (Pair{PairName: t.PairName, Verdict: VerdictGood, Bytes: t.Bytes, Milliseconds: t.Milliseconds, At: t.At}).Check(); err != nil {
 		return err
 	}
-	if t.NIC == "" || len(t.NIC) > maxNICName || strings.ContainsFunc(t.NIC, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) {
+	if t.NIC == "" || len(t.NIC) > maxNICName ||
+		strings.ContainsFunc(t.NIC, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) {
 		return &ValueError{"NIC", t.NIC, ""}
 	}
 	if !slices.Contains([]string{VerdictGood, VerdictWrong, VerdictUntested}, t.Verdict) {

@@ -53,7 +53,8 @@ func TestReadRDMATakesAskedTriplesAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		n := 0
-		if err := ReadRDMA(strings.NewReader(string(text)), job, func(RDMAResult) { n++ }); (err == nil) != c.good || (n == 1) != c.good {
+		if err := ReadRDMA(strings.NewReader(string(text)), job, func(RDMAResult) { n++ }); (err == nil) != c.good ||
+			(n == 1) != c.good {
 			t.Errorf("%s: %v, %d results", text, err, n)
 		}
 	}
@@ -81,7 +82,13 @@ func TestRecordKeepsTriples(t *testing.T) {
 func TestStagingTriplesFollowLanes(t *testing.T) {
 	gpu := func(i int) GPU { return GPU{BusID: fmt.Sprintf("0000:%02x:00.0", i), Index: i} }
 	lanes := []Lane{
-		{GPU: gpu(1), Relay: true, Servers: []GPU{gpu(2)}, NICs: []string{"a"}, Spares: []Spare{{GPU: gpu(3), NICs: []string{"d"}}}},
+		{
+			GPU:     gpu(1),
+			Relay:   true,
+			Servers: []GPU{gpu(2)},
+			NICs:    []string{"a"},
+			Spares:  []Spare{{GPU: gpu(3), NICs: []string{"d"}}},
+		},
 		{GPU: gpu(2), Direct: true, NICs: []string{"b"}},
 		{GPU: gpu(4), NICs: []string{"c"}}, // neither stages nor is near
 		{GPU: gpu(5), Relay: true, Direct: true, Servers: []GPU{gpu(2)}, NICs: []string{"e"}},
@@ -91,7 +98,10 @@ func TestStagingTriplesFollowLanes(t *testing.T) {
 		got = append(got, fmt.Sprint(n.GPU.Index, n.Server.Index, n.NIC))
 	}
 	// Planned ones, other lanes' NICs, spares with the lane's NICs, and the other lanes'. No lane has d: the relay does not open it.
-	if want := "1 2a 2 2b 5 2e 5 5e 1 2b 1 2c 1 2e 2 2a 2 2c 2 2e 5 2a 5 5a 5 2b 5 5b 5 2c 5 5c 1 3a 1 3b 1 3c 1 3e"; strings.Join(got, " ") != want {
+	if want := "1 2a 2 2b 5 2e 5 5e 1 2b 1 2c 1 2e 2 2a 2 2c 2 2e 5 2a 5 5a 5 2b 5 5b 5 2c 5 5c 1 3a 1 3b 1 3c 1 3e"; strings.Join(
+		got,
+		" ",
+	) != want {
 		t.Errorf("got %q, want %q", strings.Join(got, " "), want)
 	}
 }

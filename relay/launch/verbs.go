@@ -108,5 +108,11 @@ type NICResources struct {
 }
 
 func (r NICResources) String() string {
-	return fmt.Sprintf("queue pairs: %d, completion queues: %d, memory regions: %d (%s)", r.QueuePairs, r.CompletionQueues, r.Regions, humanize.IBytes(r.Bytes))
+	return fmt.Sprintf(
+		"queue pairs: %d, completion queues: %d, memory regions: %d (%s)",
+		r.QueuePairs,
+		r.CompletionQueues,
+		r.Regions,
+		humanize.IBytes(r.Bytes),
+	)
 }

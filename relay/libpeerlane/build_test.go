@@ -35,7 +35,7 @@ func TestLibraryNeedsLibcOnly(t *testing.T) {
 			t.Errorf("it needs %s", n)
 		}
 	}
-	// Before glibc 2.34 they are not in libc.
+	// Before glibc 2.34 the functions are not in libc.
 	for _, n := range []string{"libpthread.so.0", "libdl.so.2"} {
 		if !slices.Contains(needed, n) {
 			t.Errorf("it does not name %s", n)
@@ -59,7 +59,8 @@ func TestLibraryNeedsLibcOnly(t *testing.T) {
 		if err != nil || minor > newestGlibc {
 			t.Errorf("it needs %s of %s, and may of GLIBC_2.%d", s.Name, s.Version, newestGlibc)
 		}
-		if strings.HasPrefix(s.Name, "cu") || slices.Contains([]string{"exit", "_exit", "abort", "sigaction", "signal", "printf", "puts", "fputs"}, s.Name) {
+		if strings.HasPrefix(s.Name, "cu") ||
+			slices.Contains([]string{"exit", "_exit", "abort", "sigaction", "signal", "printf", "puts", "fputs"}, s.Name) {
 			t.Errorf("it calls %s", s.Name)
 		}
 	}
@@ -151,7 +152,7 @@ func TestLibraryBuiltTwiceIsIdentical(t *testing.T) {
 	}
 }
 
-// As a package would have it: pkg-config finds the library, and its flags build a program.
+// As a package would have it: pkg-config finds the library and the flags to build a program.
 func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	pkgConfig, err := exec.LookPath("pkg-config")
 	programs.MustHave(t, err)
@@ -174,7 +175,9 @@ func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 		t.Fatalf("pkg-config: %v: %s", err, flags)
 	}
 	binary := filepath.Join(root, "transfer")
-	args := append([]string{"-Wall", "-Wextra", "-Wpedantic", "-Werror", "-std=gnu11", "-o", binary, "examples/transfer.c"}, strings.Fields(string(flags))...)
+	args := append(
+		[]string{"-Wall", "-Wextra", "-Wpedantic", "-Werror", "-std=gnu11", "-o", binary, "examples/transfer.c"},
+		strings.Fields(string(flags))...)
 	if out, err := exec.Command("cc", append(args, "-ldl")...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -185,12 +188,13 @@ func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	// The program runs if the loader finds the library, and fails with a message without a relay.
 	c := exec.Command(binary, filepath.Join(root, "none/s"), devices[0].UUID, "receive", "1", "1", "1")
 	c.Env = append(os.Environ(), "LD_LIBRARY_PATH="+p.Library)
-	if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), "--device peerlane.dev/lane="+devices[0].UUID) {
+	if out, err := c.CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "--device peerlane.dev/lane="+devices[0].UUID) {
 		t.Errorf("without a relay: %v: %s", err, out)
 	}
 }
 
-// The header compiles in C++, too, and needs no header before it.
+// The header compiles in C++, too, and needs no header before.
 func TestHeaderAloneCompilesInCAndCPlusPlus(t *testing.T) {
 	dir := library(t)
 	for _, c := range [][]string{{"cc", "-std=c99", "-x", "c"}, {"c++", "-std=c++11", "-x", "c++"}} {
@@ -198,7 +202,9 @@ func TestHeaderAloneCompilesInCAndCPlusPlus(t *testing.T) {
 			t.Logf("no %s here", c[0])
 			continue
 		}
-		cmd := exec.Command(c[0], append(c[1:], "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", dir, "-fsyntax-only", "-")...)
+		cmd := exec.Command(
+			c[0],
+			append(c[1:], "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", dir, "-fsyntax-only", "-")...)
 		cmd.Stdin = strings.NewReader("#include \"peerlane.h\"\nint status = PEERLANE_STATUS_FORKED;\n")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%s: %v: %s", c[0], err, out)

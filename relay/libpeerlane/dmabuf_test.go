@@ -11,12 +11,12 @@ import (
 )
 
 // A relay that requests a DMA-BUF of exported memory gets a DMA-BUF of the whole allocation, or the
-// reason for its absence; a relay without the request gets neither.
+// reason for the absence; a relay without the request gets neither.
 func TestExportedMemoryProvidesDMABuf(t *testing.T) {
 	for _, wants := range []uint32{wire.WantsDMABuf, 0} {
 		type heard struct {
 			memory uint32
-			bytes  int64 // of the descriptor, 0 for none
+			bytes  int64 // of the descriptor; 0 without a descriptor
 			why    string
 		}
 		var lent []heard
@@ -60,12 +60,18 @@ func TestExportedMemoryProvidesDMABuf(t *testing.T) {
 			}
 			continue
 		}
-		whys := []string{"", "without gpuDirectRDMACapable", "cuMemGetHandleForAddressRange: CUDA_ERROR_INVALID_VALUE", "by its descriptor"} // the simulator's DMA-BUFs are of one allocation
+		whys := []string{
+			"",
+			"without gpuDirectRDMACapable",
+			"cuMemGetHandleForAddressRange: CUDA_ERROR_INVALID_VALUE",
+			"by its descriptor",
+		} // a DMA-BUF of the simulator is of a single allocation
 		if len(lent) != len(whys) {
 			t.Fatalf("it lends %+v", lent)
 		}
 		for i, is := range lent {
-			if is.memory != uint32(i)+1 || (is.bytes >= 2<<20) != (i == 0) || !strings.Contains(is.why, whys[i]) || (is.why == "") != (i == 0) {
+			if is.memory != uint32(i)+1 || (is.bytes >= 2<<20) != (i == 0) || !strings.Contains(is.why, whys[i]) ||
+				(is.why == "") != (i == 0) {
 				t.Errorf("of memory %d it lends %+v, where %q was to be said", i+1, is, whys[i])
 			}
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Errors of the library's calls; of what it looks at nothing can make a look at seals fail.
+// Errors of the library's calls. F_GET_SEALS of the relay's memory cannot fail.
 var errnosOfCalls = map[string][]unix.Errno{
 	"socket":     {unix.EMFILE, unix.ENFILE, unix.ENOBUFS},
 	"connect":    {unix.EAGAIN, unix.ECONNREFUSED, unix.ENOMEM},
@@ -25,7 +25,7 @@ var errnosOfCalls = map[string][]unix.Errno{
 }
 
 // Every call of the library that can fail fails once per possible error: the program is told the
-// cause, in time, its next session works, and nothing is left behind.
+// cause, in time, the next session works, and nothing is left behind.
 //
 // PEERLANE_FAULTS=all tries every call of a name; the default is a call per name, with a single
 // error.
@@ -95,7 +95,16 @@ func fault(t *testing.T, path, socket, call string, after int, errno unix.Errno)
 		t.Errorf("%s: the next session fails: %s", name, told[2])
 	}
 	if next.files > before.files || next.maps > before.maps || with.files > before.files || with.maps > before.maps {
-		t.Errorf("%s: it leaks: descriptors %d, %d, %d and mappings %d, %d, %d", name, before.files, with.files, next.files, before.maps, with.maps, next.maps)
+		t.Errorf(
+			"%s: it leaks: descriptors %d, %d, %d and mappings %d, %d, %d",
+			name,
+			before.files,
+			with.files,
+			next.files,
+			before.maps,
+			with.maps,
+			next.maps,
+		)
 	}
 	return with.struck != 0
 }

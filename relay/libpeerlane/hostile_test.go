@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// fake is a listener in place of a relay: one client, at once.
+// fake is a listener in place of a relay, for a single client.
 type fake struct {
 	*testing.T
 	packet.Conn
@@ -132,7 +132,8 @@ func (p *process) calls(want ...call) {
 		line := p.line()
 		name, rest, _ := strings.Cut(line, " ")
 		number, sentence, _ := strings.Cut(rest, " ")
-		if status, _ := strconv.Atoi(number); name != c.name || wire.Status(status) != c.status || !strings.Contains(sentence, c.words) {
+		if status, _ := strconv.Atoi(number); name != c.name || wire.Status(status) != c.status ||
+			!strings.Contains(sentence, c.words) {
 			p.Errorf("the program says %q, not %s %d %q", line, c.name, c.status, c.words)
 		}
 	}
@@ -288,7 +289,7 @@ func TestInvalidAnswersEndSession(t *testing.T) {
 				return wire.Encode(&wire.Listening{Listener: 1}, n)
 			}
 			c := &wire.Connected{Connection: 5, Route: 77}
-			copy(c.Peer[:], bytes.Repeat([]byte{0xff}, len(c.Peer))) // without its end, as the NIC's name
+			copy(c.Peer[:], bytes.Repeat([]byte{0xff}, len(c.Peer))) // without a zero byte at the end, as the NIC's name
 			return wire.Encode(c, n)
 		}), append(append(append(allOf(names[:4]), call{"host", wire.StatusMalformed, "4096 bytes and no descriptor"}), allOf(names[5:7])...), call{"connect", wire.StatusMalformed, "to a second connection"})},
 		"those of an older relay": {func(f *fake) {
@@ -374,7 +375,7 @@ func TestInvalidHostMemoryAnswersAreRefused(t *testing.T) {
 		seals int
 		want  call
 		older bool // the relay speaks the version before wire.PopulateVersion
-		full  bool // it refuses the memory once the client has allocated the pages
+		full  bool // the relay refuses the memory once the client has allocated the pages
 	}{
 		"good":                    {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW, want: call{"host", wire.StatusOK, ""}},
 		"of an older relay":       {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW, want: call{"host", wire.StatusOK, ""}, older: true},
@@ -485,7 +486,7 @@ func TestBrokenCompletionRingEndsSession(t *testing.T) {
 		}, allBroken},
 	} {
 		t.Run(name, func(t *testing.T) {
-			spoiled := make(chan struct{}, 1) // one of each build of the program
+			spoiled := make(chan struct{}, 1) // a value per build of the program
 			hostile(t, c.mode, func(f *fake) {
 				f.welcome(nil)
 				defer f.free()
@@ -510,7 +511,7 @@ func TestBrokenCompletionRingEndsSession(t *testing.T) {
 			}, func(p *process) {
 				p.calls(call{"dial", wire.StatusOK, ""})
 				p.demand("posted")
-				<-spoiled // all of it: of half of the completions it would take one
+				<-spoiled // the whole ring: the program would accept a completion of a half
 				p.say("go on")
 				p.calls(c.want...)
 				p.demand("closed")
@@ -519,7 +520,11 @@ func TestBrokenCompletionRingEndsSession(t *testing.T) {
 	}
 }
 
-var allBroken = []call{{"wait", wire.StatusBadRing, "the relay's ring is broken"}, {"poll", wire.StatusBadRing, "broken"}, {"send", wire.StatusBadRing, "broken"}}
+var allBroken = []call{
+	{"wait", wire.StatusBadRing, "the relay's ring is broken"},
+	{"poll", wire.StatusBadRing, "broken"},
+	{"send", wire.StatusBadRing, "broken"},
+}
 
 func broken(c wire.Completion) struct {
 	mode  string

@@ -147,8 +147,23 @@ func (h *host) config(name, route string, server int, gpus ...int) launch.Config
 		c.Slots, c.SlotBytes = h.slots, 64<<10
 	}
 	for _, i := range gpus {
-		c.Lanes = append(c.Lanes, launch.Lane{GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(clients + server)}, NICs: []string{fmt.Sprintf("nic%d", server)},
-			NIC: &launch.NIC{Name: fmt.Sprintf("nic%d", server), GUID: 0xfeedf00d12345678, Mbps: 400000, Port: 2}, Copy: slices.Contains(h.copying, name)})
+		c.Lanes = append(
+			c.Lanes,
+			launch.Lane{
+				GPU:     gpu(i),
+				Role:    "far",
+				Relay:   true,
+				Servers: []launch.GPU{gpu(clients + server)},
+				NICs:    []string{fmt.Sprintf("nic%d", server)},
+				NIC: &launch.NIC{
+					Name: fmt.Sprintf("nic%d", server),
+					GUID: 0xfeedf00d12345678,
+					Mbps: 400000,
+					Port: 2,
+				},
+				Copy: slices.Contains(h.copying, name),
+			},
+		)
 	}
 	return c
 }
@@ -215,7 +230,15 @@ var built struct {
 
 // buildKey is that of everything that the tests compile.
 var buildKey = sync.OnceValues(func() (string, error) {
-	return programs.Key("*.go", "source/*", "tests/*", "examples/*", "../wire/*.h", "../../cuda/sim/*.go", "../../cuda/sim/libcuda/*")
+	return programs.Key(
+		"*.go",
+		"source/*",
+		"tests/*",
+		"examples/*",
+		"../wire/*.h",
+		"../../cuda/sim/*.go",
+		"../../cuda/sim/libcuda/*",
+	)
 })
 
 // library is a directory with the library and the headers.
@@ -275,7 +298,15 @@ func cc(dir string, args ...string) error {
 
 // watched are the C flags of a sanitizer.
 func watched(k kind) []string {
-	return []string{"-fsanitize=" + string(k), "-fno-sanitize-recover=all", "-DPEERLANE_UNBOUND", "-std=gnu11", "-O1", "-g", "-pthread"}
+	return []string{
+		"-fsanitize=" + string(k),
+		"-fno-sanitize-recover=all",
+		"-DPEERLANE_UNBOUND",
+		"-std=gnu11",
+		"-O1",
+		"-g",
+		"-pthread",
+	}
 }
 
 // program compiles a C program: against the library or, with sanitizers, together
@@ -287,7 +318,18 @@ func program(t *testing.T, folder, name string, k kind) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"-Wall", "-Wextra", "-Werror", "-I", headers, "-I", filepath.Join(here, "examples"), "-o", name, filepath.Join(here, folder, name+".c")}
+	args := []string{
+		"-Wall",
+		"-Wextra",
+		"-Werror",
+		"-I",
+		headers,
+		"-I",
+		filepath.Join(here, "examples"),
+		"-o",
+		name,
+		filepath.Join(here, folder, name+".c"),
+	}
 	if k == plain {
 		args = append([]string{"-std=gnu11", "-O1", "-g", "-pthread"}, args...)
 		args = append(args, "-L", headers, "-lpeerlane", "-Wl,-rpath,"+headers)

@@ -14,7 +14,7 @@ import (
 )
 
 func TestCOneSidedOperationsMoveAllBytes(t *testing.T) {
-	for _, k := range []kind{plain, address} { // it has one thread
+	for _, k := range []kind{plain, address} { // the program has a single thread
 		if why := lacks(t, k); why != "" {
 			t.Logf("without -fsanitize=%s: %s", k, why)
 			continue

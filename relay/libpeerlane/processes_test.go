@@ -318,7 +318,14 @@ func (w *stageOfProcesses) post(t *rapid.T, sends bool) {
 }
 
 func size(t *rapid.T) uint64 {
-	return rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Uint64Range(0, playerLargest), rapid.SampledFrom([]uint64{playerSlot - 1, playerSlot, playerSlot + 1})).Draw(t, "bytes")
+	return rapid.OneOf(
+		rapid.Uint64Range(0, 300),
+		rapid.Uint64Range(0, playerLargest),
+		rapid.SampledFrom([]uint64{playerSlot - 1, playerSlot, playerSlot + 1}),
+	).Draw(
+		t,
+		"bytes",
+	)
 }
 
 func (c *way) end(sends bool) *player {

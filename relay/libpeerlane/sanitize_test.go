@@ -48,7 +48,14 @@ func TestRandomThreadsUnderSanitizersFinish(t *testing.T) {
 func simulatorFor(t *testing.T, k kind) string {
 	t.Helper()
 	dir := once(t, "simulator-"+string(k), func(dir string) error {
-		return sim.Build(filepath.Join(dir, sim.LibraryName), "-fsanitize="+string(k), "-fno-sanitize-recover=all", "-O1", "-U_FORTIFY_SOURCE", "-Wl,-z,undefs")
+		return sim.Build(
+			filepath.Join(dir, sim.LibraryName),
+			"-fsanitize="+string(k),
+			"-fno-sanitize-recover=all",
+			"-O1",
+			"-U_FORTIFY_SOURCE",
+			"-Wl,-z,undefs",
+		)
 	})
 	return filepath.Join(dir, sim.LibraryName)
 }

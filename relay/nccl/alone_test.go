@@ -194,9 +194,31 @@ func TestDevicesReportLanesAndRegisterMemory(t *testing.T) {
 		h.ipc = ipc
 		l := h.lane(0)
 		out := alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "PEERLANE_NCCL_SPEED=400000"}, l.uuid)
-		demand(t, out, "name Peerlane\n", "info: NET/Peerlane: peerlane_0 is the lane of "+l.uuid+" (peerlane.dev/lane=0, NIC nic0), host ", "; bottleneck: NIC nic0, 25.0 GB/s\n",
-			"properties: 0 peerlane_0 pointers 3 speed 400000 receives 8 of 1 0\n", "nic: guid 0xe040a10003c288a0 port 2\n", "properties of the next: 4\n", "listen: 0 a listener\n",
-			"\nVMM: 0\n", "are not registered, and go through NCCL's buffers", "cudaMalloc's beside it: 2\n", "the same again: 0 once\n", "a send out of it: 0\n", "to receive: 0 anew\n", "before: 0, other memory there: 0 anew\n", "sent from there: the other memory\n", "at once: 8 groups, 126 sends\n", "another kind: 4\n", "beyond it: 4 no request\n", "a group of nine: 4\n", "registering 1125899906842624 bytes of host memory: ", "\na send after it: 0\n")
+		demand(
+			t,
+			out,
+			"name Peerlane\n",
+			"info: NET/Peerlane: peerlane_0 is the lane of "+l.uuid+" (peerlane.dev/lane=0, NIC nic0), host ",
+			"; bottleneck: NIC nic0, 25.0 GB/s\n",
+			"properties: 0 peerlane_0 pointers 3 speed 400000 receives 8 of 1 0\n",
+			"nic: guid 0xe040a10003c288a0 port 2\n",
+			"properties of the next: 4\n",
+			"listen: 0 a listener\n",
+			"\nVMM: 0\n",
+			"are not registered, and go through NCCL's buffers",
+			"cudaMalloc's beside it: 2\n",
+			"the same again: 0 once\n",
+			"a send out of it: 0\n",
+			"to receive: 0 anew\n",
+			"before: 0, other memory there: 0 anew\n",
+			"sent from there: the other memory\n",
+			"at once: 8 groups, 126 sends\n",
+			"another kind: 4\n",
+			"beyond it: 4 no request\n",
+			"a group of nine: 4\n",
+			"registering 1125899906842624 bytes of host memory: ",
+			"\na send after it: 0\n",
+		)
 		if ipc {
 			demand(t, out, "by legacy CUDA IPC (", "cudaMalloc's alone: 0\n")
 		} else {
@@ -206,8 +228,17 @@ func TestDevicesReportLanesAndRegisterMemory(t *testing.T) {
 			continue
 		}
 		// What is announced for NCCL's buffers that cannot be exported.
-		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "NCCL_CUMEM_ENABLE=0"}), "warn: NET/Peerlane: NCCL_CUMEM_ENABLE=0: ", " pointers 1 speed 200000")
-		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "NCCL_CUMEM_ENABLE=0", "PEERLANE_NCCL_POINTERS=cuda"}), " pointers 3 ")
+		demand(
+			t,
+			alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "NCCL_CUMEM_ENABLE=0"}),
+			"warn: NET/Peerlane: NCCL_CUMEM_ENABLE=0: ",
+			" pointers 1 speed 200000",
+		)
+		demand(
+			t,
+			alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "NCCL_CUMEM_ENABLE=0", "PEERLANE_NCCL_POINTERS=cuda"}),
+			" pointers 3 ",
+		)
 		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket, "PEERLANE_NCCL_POINTERS=host"}), " pointers 1 ")
 	}
 }
@@ -219,7 +250,14 @@ func TestLocalLanesHaveTheRateOfGPULinks(t *testing.T) {
 		h := newHost(t, launch.RouteDirect)
 		h.scope = scope
 		l := h.lane(0)
-		demand(t, alone(t, []string{"PEERLANE_SOCKET=" + l.socket}), " speed 2966400 ", "; bottleneck: the links between GPUs of this host, 370.8 GB/s\n", "nic: guid 0x100000000000000 port 1\n", l.uuid+" (peerlane.dev/lane=0), host ")
+		demand(
+			t,
+			alone(t, []string{"PEERLANE_SOCKET=" + l.socket}),
+			" speed 2966400 ",
+			"; bottleneck: the links between GPUs of this host, 370.8 GB/s\n",
+			"nic: guid 0x100000000000000 port 1\n",
+			l.uuid+" (peerlane.dev/lane=0), host ",
+		)
 	}
 }
 

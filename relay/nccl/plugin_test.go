@@ -32,7 +32,15 @@ var built struct {
 
 // buildKey is that of everything that the tests compile.
 var buildKey = sync.OnceValues(func() (string, error) {
-	return programs.Key("*.go", "source/*", "tests/*", "../libpeerlane/*.go", "../libpeerlane/source/*", "../libpeerlane/examples/*", "../wire/*.h")
+	return programs.Key(
+		"*.go",
+		"source/*",
+		"tests/*",
+		"../libpeerlane/*.go",
+		"../libpeerlane/source/*",
+		"../libpeerlane/examples/*",
+		"../wire/*.h",
+	)
 })
 
 // build builds files for several tests, unless an earlier run built them from the same sources, and
@@ -102,7 +110,17 @@ func program(t *testing.T, name string, flags ...string) string {
 			return err
 		}
 		args := append(append(compiler[1:], "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"), flags...)
-		args = append(args, "-I", dir, "-I", "../libpeerlane/examples", "-o", filepath.Join(dir, name), "tests/"+name+".c", "-ldl")
+		args = append(
+			args,
+			"-I",
+			dir,
+			"-I",
+			"../libpeerlane/examples",
+			"-o",
+			filepath.Join(dir, name),
+			"tests/"+name+".c",
+			"-ldl",
+		)
 		if out, err := exec.Command(compiler[0], args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -122,8 +140,21 @@ type run struct {
 }
 
 func (r run) command(a, b *lane) *exec.Cmd {
-	c := exec.Command(r.harness, r.plugin, strconv.Itoa(r.version), r.mode, strconv.FormatUint(r.seed, 10), strconv.Itoa(r.links), strconv.Itoa(r.groups),
-		strconv.Itoa(r.bytes), strconv.Itoa(r.depth), a.socket, a.uuid, b.socket, b.uuid)
+	c := exec.Command(
+		r.harness,
+		r.plugin,
+		strconv.Itoa(r.version),
+		r.mode,
+		strconv.FormatUint(r.seed, 10),
+		strconv.Itoa(r.links),
+		strconv.Itoa(r.groups),
+		strconv.Itoa(r.bytes),
+		strconv.Itoa(r.depth),
+		a.socket,
+		a.uuid,
+		b.socket,
+		b.uuid,
+	)
 	c.Env = append(os.Environ(), r.environment...)
 	return c
 }
@@ -151,7 +182,16 @@ func seed(t *testing.T) uint64 {
 }
 
 func TestEachPluginVersionMovesRandomMessages(t *testing.T) {
-	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", seed: seed(t), links: 4, groups: 12, bytes: 64 << 10, depth: 4}
+	r := run{
+		plugin:  plugin(t),
+		harness: program(t, "harness"),
+		mode:    "run",
+		seed:    seed(t),
+		links:   4,
+		groups:  12,
+		bytes:   64 << 10,
+		depth:   4,
+	}
 	h := newHost(t, launch.RouteStaged)
 	a, b := h.lane(0), h.lane(1)
 	for r.version = 8; r.version <= 12; r.version++ {
@@ -165,7 +205,17 @@ func TestEachPluginVersionMovesRandomMessages(t *testing.T) {
 func TestSendsOfHostMemoryEndBeforeTheirReceives(t *testing.T) {
 	for _, route := range []string{launch.RouteDirect, launch.RouteStaged} {
 		h := newHost(t, route)
-		r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "ahead", version: 11, seed: seed(t), links: 2, groups: 1, bytes: 64, depth: 1}
+		r := run{
+			plugin:  plugin(t),
+			harness: program(t, "harness"),
+			mode:    "ahead",
+			version: 11,
+			seed:    seed(t),
+			links:   2,
+			groups:  1,
+			bytes:   64,
+			depth:   1,
+		}
 		r.must(t, h.lane(0), h.lane(1))
 	}
 }
@@ -173,20 +223,50 @@ func TestSendsOfHostMemoryEndBeforeTheirReceives(t *testing.T) {
 // More receives than a ring has places, of which each communicator may have 32.
 func TestEachCommunicatorHas32Requests(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
-	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 12, seed: seed(t), links: 12, groups: 34, bytes: 200, depth: 32}
+	r := run{
+		plugin:  plugin(t),
+		harness: program(t, "harness"),
+		mode:    "run",
+		version: 12,
+		seed:    seed(t),
+		links:   12,
+		groups:  34,
+		bytes:   200,
+		depth:   32,
+	}
 	r.must(t, h.lane(0), h.lane(1))
 }
 
 // More receives at once than a session has places: 64 communicators per direction.
 func TestManyCommunicatorsWithAllTheirReceives(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
-	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 11, seed: seed(t), links: 64, groups: 34, bytes: 64, depth: 32}
+	r := run{
+		plugin:  plugin(t),
+		harness: program(t, "harness"),
+		mode:    "run",
+		version: 11,
+		seed:    seed(t),
+		links:   64,
+		groups:  34,
+		bytes:   64,
+		depth:   32,
+	}
 	r.must(t, h.lane(0), h.lane(1))
 }
 
 func TestMessagesOfMebibytesArrive(t *testing.T) {
 	h := newHost(t, launch.RouteStaged)
-	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 10, seed: seed(t), links: 2, groups: 3, bytes: 5 << 20, depth: 1}
+	r := run{
+		plugin:  plugin(t),
+		harness: program(t, "harness"),
+		mode:    "run",
+		version: 10,
+		seed:    seed(t),
+		links:   2,
+		groups:  3,
+		bytes:   5 << 20,
+		depth:   1,
+	}
 	if os.Getenv("PEERLANE_NCCL_SOAK") != "" {
 		r.bytes, r.groups = 64<<20, 40
 	}
@@ -195,14 +275,34 @@ func TestMessagesOfMebibytesArrive(t *testing.T) {
 
 func TestPluginUnderSanitizersAndForkPasses(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
-	r := run{plugin: sanitizedPlugin(t), harness: program(t, "harness", sanitized...), mode: "fork", version: 11, seed: seed(t), links: 3, groups: 6, bytes: 10000, depth: 3}
+	r := run{
+		plugin:  sanitizedPlugin(t),
+		harness: program(t, "harness", sanitized...),
+		mode:    "fork",
+		version: 11,
+		seed:    seed(t),
+		links:   3,
+		groups:  6,
+		bytes:   10000,
+		depth:   3,
+	}
 	r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps its objects
 	r.must(t, h.lane(0), h.lane(1))
 }
 
 // The harness detects broken rules. The remaining tests show that a correct plugin breaks no rule.
 func TestHarnessDetectsBrokenPlugin(t *testing.T) {
-	r := run{plugin: brokenPlugin(t), harness: program(t, "harness"), version: 11, mode: "run", seed: 7, links: 2, groups: 60, bytes: 20000, depth: 4}
+	r := run{
+		plugin:  brokenPlugin(t),
+		harness: program(t, "harness"),
+		version: 11,
+		mode:    "run",
+		seed:    7,
+		links:   2,
+		groups:  60,
+		bytes:   20000,
+		depth:   4,
+	}
 	h := newHost(t, launch.RouteDirect)
 	a, b := h.lane(0), h.lane(1)
 	for what, c := range map[string]struct {
@@ -236,7 +336,8 @@ func TestHarnessDetectsBrokenPlugin(t *testing.T) {
 				return
 			}
 			var exit *exec.ExitError
-			if !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(string(out), "violation: ") || !strings.Contains(string(out), c.want) {
+			if !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(string(out), "violation: ") ||
+				!strings.Contains(string(out), c.want) {
 				t.Errorf("%v: %s", err, out)
 			}
 		})
@@ -314,15 +415,26 @@ func (r run) stopped(t *testing.T, a, b *lane) (string, error) {
 
 func TestConnectDoesNotWait(t *testing.T) {
 	h := newHost(t, launch.RouteStaged)
-	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 11, seed: seed(t), links: 1, groups: 2, bytes: 1000, depth: 2,
-		environment: []string{"HARNESS_LIMIT=2"}} // less than a relay waits for another one
+	r := run{
+		plugin:      plugin(t),
+		harness:     program(t, "harness"),
+		version:     11,
+		seed:        seed(t),
+		links:       1,
+		groups:      2,
+		bytes:       1000,
+		depth:       2,
+		environment: []string{"HARNESS_LIMIT=2"},
+	} // less than a relay waits for another one
 	a, b := h.lane(0), h.lane(1)
-	if out, err := r.stopped(t, a, b); err != nil || !strings.Contains(out, "rank 0: waits\n") || strings.Count(out, ": done\n") != 2 {
+	if out, err := r.stopped(t, a, b); err != nil || !strings.Contains(out, "rank 0: waits\n") ||
+		strings.Count(out, ": done\n") != 2 {
 		t.Errorf("%v: %s", err, out)
 	}
 	r.plugin, r.environment = brokenPlugin(t), append(r.environment, "BROKEN=connect")
 	var exit *exec.ExitError
-	if out, err := r.stopped(t, a, b); !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(out, "violation: connect blocks\n") {
+	if out, err := r.stopped(t, a, b); !errors.As(err, &exit) || exit.ExitCode() != 3 ||
+		!strings.Contains(out, "violation: connect blocks\n") {
 		t.Errorf("a connect that waits: %v: %s", err, out)
 	}
 }
@@ -330,8 +442,18 @@ func TestConnectDoesNotWait(t *testing.T) {
 // NCCL starts the connects to every peer over every channel before it waits.
 func TestMoreConnectsThanTheRelayTakesAtOnce(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
-	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 10, seed: seed(t), links: 128, groups: 1, bytes: 100, depth: 1}
-	if out, err := r.stopped(t, h.lane(0), h.lane(1)); err != nil || !strings.Contains(out, "rank 0: waits\n") || strings.Count(out, ": done\n") != 2 {
+	r := run{
+		plugin:  plugin(t),
+		harness: program(t, "harness"),
+		version: 10,
+		seed:    seed(t),
+		links:   128,
+		groups:  1,
+		bytes:   100,
+		depth:   1,
+	}
+	if out, err := r.stopped(t, h.lane(0), h.lane(1)); err != nil || !strings.Contains(out, "rank 0: waits\n") ||
+		strings.Count(out, ": done\n") != 2 {
 		t.Errorf("%v: %s", err, out)
 	}
 }
@@ -339,7 +461,17 @@ func TestMoreConnectsThanTheRelayTakesAtOnce(t *testing.T) {
 func TestRelayDeathEndsEachCommunicatorWithReason(t *testing.T) {
 	h := newHost(t, launch.RouteStaged)
 	a, b := h.lane(0), h.lane(1)
-	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 12, mode: "kill", seed: seed(t), links: 3, groups: 1, bytes: 30000, depth: 4}
+	r := run{
+		plugin:  plugin(t),
+		harness: program(t, "harness"),
+		version: 12,
+		mode:    "kill",
+		seed:    seed(t),
+		links:   3,
+		groups:  1,
+		bytes:   30000,
+		depth:   4,
+	}
 	p := start(t, r.command(a, b))
 	for range 2 {
 		line, err := p.out.ReadString('\n')
@@ -366,7 +498,20 @@ func TestRelayDeathEndsEachCommunicatorWithReason(t *testing.T) {
 func TestCommunicatorAfterRelayDeathUsesNewRelay(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	a, b := h.lane(0), h.lane(1)
-	c := run{plugin: plugin(t), harness: program(t, "harness"), version: 10, mode: "anew", seed: seed(t), links: 3, groups: 6, bytes: 3000, depth: 4}.command(a, b)
+	c := run{
+		plugin:  plugin(t),
+		harness: program(t, "harness"),
+		version: 10,
+		mode:    "anew",
+		seed:    seed(t),
+		links:   3,
+		groups:  6,
+		bytes:   3000,
+		depth:   4,
+	}.command(
+		a,
+		b,
+	)
 	in, err := c.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -437,7 +582,16 @@ func TestPluginLibraryExportsTablesAndNeedsLibc(t *testing.T) {
 	}
 	defer f.Close()
 	shown := symbols(t, f)
-	want := []string{"ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12", "ncclNetPlugin_v8", "ncclNetPlugin_v9", "ncclTunerPlugin_v3", "ncclTunerPlugin_v4", "ncclTunerPlugin_v5"}
+	want := []string{
+		"ncclNetPlugin_v10",
+		"ncclNetPlugin_v11",
+		"ncclNetPlugin_v12",
+		"ncclNetPlugin_v8",
+		"ncclNetPlugin_v9",
+		"ncclTunerPlugin_v3",
+		"ncclTunerPlugin_v4",
+		"ncclTunerPlugin_v5",
+	}
 	if !slices.Equal(shown, want) {
 		t.Errorf("it shows %v", shown)
 	}

@@ -26,7 +26,18 @@ func between(t *testing.T, kinds [2]kind, environment ...string) (out string, ok
 			environment = append(environment, []string{"HARNESS_RANK_0=", "HARNESS_RANK_1="}[i]+k.variable)
 		}
 	}
-	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 12, mode: "run", seed: seed(t), links: 2, groups: 2, bytes: 1000, depth: 2, environment: environment}
+	r := run{
+		plugin:      plugin(t),
+		harness:     program(t, "harness"),
+		version:     12,
+		mode:        "run",
+		seed:        seed(t),
+		links:       2,
+		groups:      2,
+		bytes:       1000,
+		depth:       2,
+		environment: environment,
+	}
 	text, err := r.command(lanes[0], lanes[1]).CombinedOutput()
 	return string(text), err == nil && strings.Count(string(text), ": done\n") == 2
 }
@@ -66,7 +77,12 @@ func TestConnectDifferentSettingsOfRanksIsRefused(t *testing.T) {
 			if ok || !strings.Contains(out, c.want[0]) && !strings.Contains(out, c.want[1]) {
 				t.Errorf("none of %q: %s", c.want, out)
 			}
-			demand(t, out, "connect: NET/Peerlane: connecting: GPU-00000000-0000-0000-0000-00000000000", "). Give all containers of a job the same number of lanes, the same relay.scope and cluster key, and the same nccl.conf, or set these variables by hand in all of them\n")
+			demand(
+				t,
+				out,
+				"connect: NET/Peerlane: connecting: GPU-00000000-0000-0000-0000-00000000000",
+				"). Give all containers of a job the same number of lanes, the same relay.scope and cluster key, and the same nccl.conf, or set these variables by hand in all of them\n",
+			)
 		})
 	}
 }

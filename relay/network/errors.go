@@ -15,12 +15,27 @@ type versionsError struct {
 
 func (e *versionsError) Error() string {
 	if e.handshake != 0 {
-		return fmt.Sprintf("%s speaks version %d of the handshake between hosts, and versions %d to %d of the protocol between "+
-			"hosts; this host speaks version %d, and %d to %d; install the same release on both", e.peer, e.handshake,
-			e.theirs[0], e.theirs[1], handshakeVersion, e.ours[0], e.ours[1])
+		return fmt.Sprintf(
+			"%s speaks version %d of the handshake between hosts, and versions %d to %d of the protocol between "+
+				"hosts; this host speaks version %d, and %d to %d; install the same release on both",
+			e.peer,
+			e.handshake,
+			e.theirs[0],
+			e.theirs[1],
+			handshakeVersion,
+			e.ours[0],
+			e.ours[1],
+		)
 	}
-	return fmt.Sprintf("%s speaks versions %d to %d of the protocol between hosts, and this host %d to %d; install releases "+
-		"that are nearer to each other", e.peer, e.theirs[0], e.theirs[1], e.ours[0], e.ours[1])
+	return fmt.Sprintf(
+		"%s speaks versions %d to %d of the protocol between hosts, and this host %d to %d; install releases "+
+			"that are nearer to each other",
+		e.peer,
+		e.theirs[0],
+		e.theirs[1],
+		e.ours[0],
+		e.ours[1],
+	)
 }
 
 // addressError is a failed handshake at an address.

@@ -125,8 +125,13 @@ type Greeting struct {
 }
 
 // ErrSilent: the remote side closed the connection without a proof.
-var ErrSilent error = &fault.Error{Code: fault.KeyNotProven, Operation: "the relay there closed the connection without a word",
-	Cause: errors.New("it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version 1 of the handshake between hosts and this host version 2 (install the same release on both), has no room for now, or is none")}
+var ErrSilent error = &fault.Error{
+	Code:      fault.KeyNotProven,
+	Operation: "the relay there closed the connection without a word",
+	Cause: errors.New(
+		"it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version 1 of the handshake between hosts and this host version 2 (install the same release on both), has no room for now, or is none",
+	),
+}
 
 // ErrStranger: the remote side has not proven a key; errors do not show received bytes.
 var ErrStranger = errors.New("it has not proven the cluster key")
@@ -175,7 +180,12 @@ func (l *Local) initiate(conn net.Conn, keys []Key, g Greeting) (*Session, error
 	sealed := make([]byte, welcomeSize)
 	if n, err := io.ReadFull(conn, sealed); err != nil {
 		if n == 0 && !isTimeout(err) {
-			return nil, wire.Errorf(wire.StatusLimit, "the relay at %v has the cluster key, and closed the connection within the handshake: it has no room for now (%v)", conn.RemoteAddr(), err)
+			return nil, wire.Errorf(
+				wire.StatusLimit,
+				"the relay at %v has the cluster key, and closed the connection within the handshake: it has no room for now (%v)",
+				conn.RemoteAddr(),
+				err,
+			)
 		}
 		return nil, unless(err, "waiting for the welcome")
 	}
@@ -270,7 +280,13 @@ func (l *Local) respond(conn net.Conn, admit func(Greeting) error, proven func()
 func (l *Local) judge(g *Greeting, admit func(Greeting) error, w *welcome) error {
 	if g.Target.Host != l.Host {
 		w.outcome = outcomeTarget
-		return wire.Errorf(wire.StatusBadHandle, "%s asks for a listener of host %v, and this is %v", g.Name, g.Target.Host, l.Host)
+		return wire.Errorf(
+			wire.StatusBadHandle,
+			"%s asks for a listener of host %v, and this is %v",
+			g.Name,
+			g.Target.Host,
+			l.Host,
+		)
 	}
 	var ok bool
 	if w.version, ok = negotiate(l.Oldest, l.Newest, g.oldest, g.newest); !ok {
@@ -307,7 +323,14 @@ func tlsError(name string, theirs bool) error {
 	if !theirs {
 		has, lacks = lacks, has
 	}
-	return wire.Errorf(wire.StatusUnreachable, "%s has certificates (network.tls_certificate in config.toml) and %s has none; give them to both or to neither", has, lacks).On("network.tls_certificate")
+	return wire.Errorf(
+		wire.StatusUnreachable,
+		"%s has certificates (network.tls_certificate in config.toml) and %s has none; give them to both or to neither",
+		has,
+		lacks,
+	).On(
+		"network.tls_certificate",
+	)
 }
 
 // check is the initiator's judgement of an authentic welcome.
@@ -319,24 +342,50 @@ func (w *welcome) check(l *Local, g *Greeting) error {
 	case outcomeTLS:
 		return tlsError(w.name, !g.tls)
 	case outcomeTarget:
-		return wire.Errorf(wire.StatusBadHandle, "%s has no listener with this handle; it was closed, or the handle is not one that a listener gave out", w.name)
+		return wire.Errorf(
+			wire.StatusBadHandle,
+			"%s has no listener with this handle; it was closed, or the handle is not one that a listener gave out",
+			w.name,
+		)
 	case outcomeLimit:
 		return wire.Errorf(wire.StatusLimit, "%s takes no more connections", w.name)
 	default:
-		return wire.Errorf(wire.StatusMalformed, "%s refused for reason %d, which this version does not know", w.name, w.outcome)
+		return wire.Errorf(
+			wire.StatusMalformed,
+			"%s refused for reason %d, which this version does not know",
+			w.name,
+			w.outcome,
+		)
 	}
 	if newest, ok := negotiate(l.Oldest, l.Newest, w.oldest, w.newest); !ok || newest != w.version {
-		return wire.Errorf(wire.StatusMalformed, "%s took version %d, of %d to %d and our %d to %d", w.name, w.version, w.oldest, w.newest, l.Oldest, l.Newest)
+		return wire.Errorf(
+			wire.StatusMalformed,
+			"%s took version %d, of %d to %d and our %d to %d",
+			w.name,
+			w.version,
+			w.oldest,
+			w.newest,
+			l.Oldest,
+			l.Newest,
+		)
 	}
 	if w.host != g.Target.Host {
-		return wire.Errorf(wire.StatusBadHandle, "%s answers for host %v, and the handle is of %v", w.name, w.host, g.Target.Host)
+		return wire.Errorf(
+			wire.StatusBadHandle,
+			"%s answers for host %v, and the handle is of %v",
+			w.name,
+			w.host,
+			g.Target.Host,
+		)
 	}
 	return nil
 }
 
 // deadline sets the handshake's deadline, and returns a function that removes it.
 func (l *Local) deadline(conn net.Conn) (clear func()) {
-	_ = conn.SetDeadline(time.Now().Add(cmp.Or(l.Time, HandshakeTime))) // fails on a closed connection, as the following calls do
+	_ = conn.SetDeadline(
+		time.Now().Add(cmp.Or(l.Time, HandshakeTime)),
+	) // fails on a closed connection, as the following calls do
 	return func() { _ = conn.SetDeadline(time.Time{}) }
 }
 
@@ -441,7 +490,12 @@ func (l *Local) openHello(hello []byte) (*noise.HandshakeState, *Session, error)
 			continue
 		}
 		if version := binary.LittleEndian.Uint32(text); version != handshakeVersion {
-			return nil, nil, wire.Errorf(wire.StatusVersion, "another relay speaks version %d of the handshake between hosts, and this host version %d; install the same release on both", version, handshakeVersion)
+			return nil, nil, wire.Errorf(
+				wire.StatusVersion,
+				"another relay speaks version %d of the handshake between hosts, and this host version %d; install the same release on both",
+				version,
+				handshakeVersion,
+			)
 		}
 		return state, joined, nil
 	}
@@ -481,7 +535,9 @@ func openAnswer(states []*noise.HandshakeState, hello, answer []byte) (*channel,
 	return nil, errChanged
 }
 
-var errChanged = errors.New("the answer to hello is not from a relay that has the cluster key: something else listens there, or someone in between changes what is sent")
+var errChanged = errors.New(
+	"the answer to hello is not from a relay that has the cluster key: something else listens there, or someone in between changes what is sent",
+)
 
 // channel seals the messages after the Noise messages, with the whole preceding conversation as
 // associated data.
@@ -496,7 +552,12 @@ func newChannel(out, in *noise.CipherState, initiator bool, conversation ...[]by
 	if !initiator {
 		first, second = second, first
 	}
-	return &channel{out: out, in: in, secret: sha256.Sum256(slices.Concat(first[:], second[:])), conversation: conversation}
+	return &channel{
+		out:          out,
+		in:           in,
+		secret:       sha256.Sum256(slices.Concat(first[:], second[:])),
+		conversation: conversation,
+	}
 }
 
 func (c *channel) seal(text []byte) []byte {
@@ -562,14 +623,29 @@ func parseHello(text []byte) (*Greeting, error) {
 	ids := text[24:]
 	g := &Greeting{
 		oldest: n[0], newest: n[1], purpose: n[2], Stream: n[3], tls: n[4] == 1,
-		Target: Target{Host: wire.UUID(ids[:16]), Token: wire.UUID(ids[16:32])}, host: wire.UUID(ids[32:48]), Name: wire.Text(ids[48:]),
+		Target: Target{
+			Host:  wire.UUID(ids[:16]),
+			Token: wire.UUID(ids[16:32]),
+		}, host: wire.UUID(ids[32:48]), Name: wire.Text(ids[48:]),
 	}
 	if g.oldest > g.newest || n[4] > 1 || n[5] != 0 || g.purpose != purposeConnect && g.purpose != purposeJoin {
-		return nil, wire.Errorf(wire.StatusMalformed, "a hello of another relay that makes no sense: versions %d to %d, purpose %d", g.oldest, g.newest, g.purpose)
+		return nil, wire.Errorf(
+			wire.StatusMalformed,
+			"a hello of another relay that makes no sense: versions %d to %d, purpose %d",
+			g.oldest,
+			g.newest,
+			g.purpose,
+		)
 	}
 	// A stream of data is never encrypted, also in a session with TLS; and a session is no stream.
 	if g.purpose == purposeJoin && g.tls || g.purpose == purposeConnect && g.Stream != 0 {
-		return nil, wire.Errorf(wire.StatusMalformed, "a hello of another relay that makes no sense: purpose %d, stream %d, TLS %v", g.purpose, g.Stream, g.tls)
+		return nil, wire.Errorf(
+			wire.StatusMalformed,
+			"a hello of another relay that makes no sense: purpose %d, stream %d, TLS %v",
+			g.purpose,
+			g.Stream,
+			g.tls,
+		)
 	}
 	return g, nil
 }

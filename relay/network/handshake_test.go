@@ -66,7 +66,12 @@ func shake(initiate, respond func() (*Session, error), ours, theirs net.Conn) (i
 // meet is shake of a with b over a pipe.
 func meet(a, b *Local) (initiator, listener outcome) {
 	ours, theirs := net.Pipe()
-	return shake(func() (*Session, error) { return a.Initiate(ours, toB) }, func() (*Session, error) { return b.Respond(theirs, admitB) }, ours, theirs)
+	return shake(
+		func() (*Session, error) { return a.Initiate(ours, toB) },
+		func() (*Session, error) { return b.Respond(theirs, admitB) },
+		ours,
+		theirs,
+	)
 }
 
 // tcp is a connection over this host's loopback.
@@ -93,7 +98,9 @@ func agreed(t *testing.T, initiator, listener outcome) (a, b *Session) {
 		t.Fatalf("initiator %v, listener %v", initiator.err, listener.err)
 	}
 	a, b = initiator.session, listener.session
-	if a.secretBytes() != b.secretBytes() || a.secretBytes() == [32]byte{} || a.version != b.version || a.Target != b.Target || a.Stream != b.Stream {
+	if a.secretBytes() != b.secretBytes() || a.secretBytes() == [32]byte{} || a.version != b.version ||
+		a.Target != b.Target ||
+		a.Stream != b.Stream {
 		t.Fatalf("the two sides of a session differ: %v version %d, %v version %d", a, a.version, b, b.version)
 	}
 	return a, b
@@ -125,7 +132,9 @@ func TestHandshakeBetweenTwoHostsSucceeds(t *testing.T) {
 			if asked.host != hostA || asked.Name != "relay A" || asked.Target != toB || asked.Joined != nil {
 				t.Errorf("the listener was asked by %+v", asked)
 			}
-			if sa.Host != hostB || sb.Host != hostA || !strings.HasPrefix(sa.Peer, "relay B at ") || !strings.HasPrefix(sb.Peer, "relay A at ") || sa.version != 3 {
+			if sa.Host != hostB || sb.Host != hostA || !strings.HasPrefix(sa.Peer, "relay B at ") ||
+				!strings.HasPrefix(sb.Peer, "relay A at ") ||
+				sa.version != 3 {
 				t.Errorf("initiator %q version %d, listener %q", sa.Peer, sa.version, sb.Peer)
 			}
 			// The following bytes belong to the user.
@@ -364,7 +373,12 @@ func between(a, b *Local, alter func(n int, message []byte) []byte) (initiator, 
 			}
 		}
 	}()
-	initiator, listener = shake(func() (*Session, error) { return a.Initiate(ours, toB) }, func() (*Session, error) { return b.Respond(theirs, admitB) }, ours, theirs)
+	initiator, listener = shake(
+		func() (*Session, error) { return a.Initiate(ours, toB) },
+		func() (*Session, error) { return b.Respond(theirs, admitB) },
+		ours,
+		theirs,
+	)
 	<-gone
 	return initiator, listener
 }
@@ -661,7 +675,14 @@ func prepared(parts ...[]byte) *recording {
 // Nothing that strangers say is answered; a request of a relay that has the key and that
 // makes no sense is refused, or answered with a welcome that is no session.
 func FuzzListener(f *testing.F) {
-	g := Greeting{host: hostA, Target: Target{Host: hostB, Token: wire.UUID{9}}, Name: "x", purpose: purposeConnect, oldest: 1, newest: 3}
+	g := Greeting{
+		host:    hostA,
+		Target:  Target{Host: hostB, Token: wire.UUID{9}},
+		Name:    "x",
+		purpose: purposeConnect,
+		oldest:  1,
+		newest:  3,
+	}
 	keys := Keys{Current: keyOf([keyBytes]byte{1}, someDay)}
 	f.Add(helloOf(keys.Current), false)
 	f.Add(version1Hello(keys.Current, &g), false)

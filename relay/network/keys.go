@@ -122,7 +122,14 @@ func (k Keys) Text() []byte {
 	b.WriteString(keyFileHead + keyFileVersion + "\n")
 	for i, key := range k.all() {
 		secret := key.secret()
-		fmt.Fprintf(&b, "%s %s %s %s\n", []string{keyCurrent, keyPrevious}[i], key.ID, key.Created.Format(time.RFC3339), base64.StdEncoding.EncodeToString(secret[:]))
+		fmt.Fprintf(
+			&b,
+			"%s %s %s %s\n",
+			[]string{keyCurrent, keyPrevious}[i],
+			key.ID,
+			key.Created.Format(time.RFC3339),
+			base64.StdEncoding.EncodeToString(secret[:]),
+		)
 	}
 	return b.Bytes()
 }

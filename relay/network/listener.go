@@ -46,7 +46,8 @@ type Server struct {
 // Left reports whether the error means that the remote side has closed the connection. A remote
 // side with a proven key has usually won by a different address (Race).
 func Left(err error) bool {
-	return !errors.Is(err, ErrStranger) && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE))
+	return !errors.Is(err, ErrStranger) &&
+		(errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE))
 }
 
 // errCrowded is why a guest had to go.
@@ -262,14 +263,26 @@ func (l *Local) DialBy(ctx context.Context, by string, to Target, addresses []ne
 	return l.dialAny(ctx, by, by != "", to, addresses)
 }
 
-func (l *Local) dialAny(ctx context.Context, by string, others bool, to Target, addresses []netip.AddrPort) (*Session, error) {
+func (l *Local) dialAny(
+	ctx context.Context,
+	by string,
+	others bool,
+	to Target,
+	addresses []netip.AddrPort,
+) (*Session, error) {
 	if len(addresses) == 0 {
 		return nil, errNoAddress
 	}
 	finish := Race[*Session]{
 		Ways: len(addresses), Delay: cmp.Or(l.Delay, AttemptDelay), Answer: AnswerDelay,
 		Try: func(ctx context.Context, way int) (*Session, error) {
-			return l.dialOne(ctx, by, others, addresses[way], func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) })
+			return l.dialOne(
+				ctx,
+				by,
+				others,
+				addresses[way],
+				func(conn net.Conn) (*Session, error) { return l.Initiate(conn, to) },
+			)
 		},
 		Drop: func(s *Session) { s.Conn.Close() },
 	}.Run(ctx)
@@ -290,7 +303,13 @@ func (l *Local) dialStream(ctx context.Context, s *Session, stream uint32, at ne
 }
 
 // DialStreamBy is dialStream by an interface of this host.
-func (l *Local) DialStreamBy(ctx context.Context, by string, s *Session, stream uint32, at netip.AddrPort) (*Session, error) {
+func (l *Local) DialStreamBy(
+	ctx context.Context,
+	by string,
+	s *Session,
+	stream uint32,
+	at netip.AddrPort,
+) (*Session, error) {
 	return l.dialOne(ctx, by, by != "", at, func(conn net.Conn) (*Session, error) { return l.join(conn, s, stream) })
 }
 
@@ -322,7 +341,13 @@ func unreached(at string, cause error) error {
 	return &fault.Error{Code: fault.Unreachable, Operation: "connecting to another host's relay", Object: at, Cause: cause}
 }
 
-func (l *Local) dialOne(ctx context.Context, by string, others bool, address netip.AddrPort, shake func(net.Conn) (*Session, error)) (*Session, error) {
+func (l *Local) dialOne(
+	ctx context.Context,
+	by string,
+	others bool,
+	address netip.AddrPort,
+	shake func(net.Conn) (*Session, error),
+) (*Session, error) {
 	connect := l.Connect
 	if connect == nil {
 		connect = func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error) {

@@ -38,7 +38,11 @@ func serveAt(t *testing.T, b *Local, at string, guests, ofASource int) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &served{at: netip.MustParseAddrPort(listener.Addr().String()), sessions: make(chan *Session, 1024), refused: make(chan error, 4096)}
+	s := &served{
+		at:       netip.MustParseAddrPort(listener.Addr().String()),
+		sessions: make(chan *Session, 1024),
+		refused:  make(chan error, 4096),
+	}
 	s.Server = &Server{
 		Local: b, Admit: admitB, guests: guests, guestsOfASource: ofASource,
 		Accept: func(session *Session) { s.sessions <- session },
@@ -105,7 +109,8 @@ func TestDialReachesServingListener(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer stream.Conn.Close()
-		if joined := await(t, s.sessions); joined.Joined != theirs || joined.Stream != 7 || joined.secretBytes() != stream.secretBytes() {
+		if joined := await(t, s.sessions); joined.Joined != theirs || joined.Stream != 7 ||
+			joined.secretBytes() != stream.secretBytes() {
 			t.Errorf("stream %d of %v", joined.Stream, joined.Joined)
 		}
 	}
@@ -201,7 +206,8 @@ func TestDialRetriesRefusedHandshakes(t *testing.T) {
 	// Dial does not retry after a refusal with a reason.
 	closes.Store(0)
 	asked.Store(0)
-	if _, err = a.Dial(t.Context(), Target{Host: hostB}, at); wire.StatusOf(err) != wire.StatusBadHandle || asked.Load() != 1 {
+	if _, err = a.Dial(t.Context(), Target{Host: hostB}, at); wire.StatusOf(err) != wire.StatusBadHandle ||
+		asked.Load() != 1 {
 		t.Errorf("%v after %d times", err, asked.Load())
 	}
 }

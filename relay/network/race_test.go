@@ -85,7 +85,9 @@ func TestRaceFirstConnectionWins(t *testing.T) {
 					}
 					return
 				}
-				if f.Winner != c.winner || f.Winner >= 0 && f.Won != f.Winner || f.Begun != len(c.begun) || !slices.Equal(begun, c.begun) || !slices.Equal(f.Errors[:f.Begun], c.failed) {
+				if f.Winner != c.winner || f.Winner >= 0 && f.Won != f.Winner || f.Begun != len(c.begun) ||
+					!slices.Equal(begun, c.begun) ||
+					!slices.Equal(f.Errors[:f.Begun], c.failed) {
 					t.Errorf("%+v, begun at %v", f, begun)
 				}
 				if len(made)-len(dropped) != min(1, f.Winner+1) {
@@ -146,13 +148,21 @@ func TestRaceAnsweredAddressGetsMoreTime(t *testing.T) {
 				}
 				var f Finish[int]
 				outer := 0 // ways of it; of two the second fails at once
-				Race[int]{Ways: 2, Delay: AttemptDelay + time.Millisecond, Answer: AnswerDelay + time.Hour, Try: func(ctx context.Context, way int) (int, error) {
-					if outer++; way > 0 {
-						return 0, wrong
-					}
-					f = inner.Run(ctx)
-					return 0, nil
-				}, Drop: func(int) {}}.Run(t.Context())
+				Race[int]{
+					Ways:   2,
+					Delay:  AttemptDelay + time.Millisecond,
+					Answer: AnswerDelay + time.Hour,
+					Try: func(ctx context.Context, way int) (int, error) {
+						if outer++; way > 0 {
+							return 0, wrong
+						}
+						f = inner.Run(ctx)
+						return 0, nil
+					},
+					Drop: func(int) {},
+				}.Run(
+					t.Context(),
+				)
 				if f.Winner != c.winner || !slices.Equal(begun, c.begun) {
 					t.Errorf("%+v, begun at %v", f, begun)
 				}

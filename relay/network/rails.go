@@ -101,7 +101,12 @@ func decodeRails(text []byte) ([]Rail, error) {
 		if number < -1 || number > maxRail || flags > 1 {
 			return nil, wire.Errorf(wire.StatusMalformed, "rail %d, flags %#x", number, flags)
 		}
-		rails[i] = Rail{Number: int(number), Endpoint: at, Interface: wire.Text(b[8+address.EndpointBytes:]), Lane: flags == 1}
+		rails[i] = Rail{
+			Number:    int(number),
+			Endpoint:  at,
+			Interface: wire.Text(b[8+address.EndpointBytes:]),
+			Lane:      flags == 1,
+		}
 	}
 	return rails, nil
 }

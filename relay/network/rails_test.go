@@ -12,7 +12,12 @@ import (
 )
 
 func railAt(number int, at string, lane bool) Rail {
-	return Rail{Number: number, Endpoint: address.Endpoint{Address: netip.MustParseAddr(at), Port: 20000}, Interface: "ens1f0np0", Lane: lane}
+	return Rail{
+		Number:    number,
+		Endpoint:  address.Endpoint{Address: netip.MustParseAddr(at), Port: 20000},
+		Interface: "ens1f0np0",
+		Lane:      lane,
+	}
 }
 
 // sessionPair is a session's two ends.
@@ -21,7 +26,12 @@ func sessionPair(t *testing.T) (a, b *Session) {
 	one, other := relays(newKeys())
 	ours, theirs := net.Pipe()
 	t.Cleanup(func() { ours.Close(); theirs.Close() })
-	i, l := shake(func() (*Session, error) { return one.Initiate(ours, toB) }, func() (*Session, error) { return other.Respond(theirs, admitB) }, ours, theirs)
+	i, l := shake(
+		func() (*Session, error) { return one.Initiate(ours, toB) },
+		func() (*Session, error) { return other.Respond(theirs, admitB) },
+		ours,
+		theirs,
+	)
 	if i.err != nil || l.err != nil {
 		t.Fatal(i.err, l.err)
 	}
@@ -30,7 +40,12 @@ func sessionPair(t *testing.T) (a, b *Session) {
 
 // Rails arrive unchanged at the remote side.
 func TestRailsReachTheOtherSide(t *testing.T) {
-	all := []Rail{railAt(0, "10.0.0.1", true), railAt(7, "2001:db8::1", false), railAt(-1, "fe80::1", false), railAt(1023, "10.0.3.1", true)}
+	all := []Rail{
+		railAt(0, "10.0.0.1", true),
+		railAt(7, "2001:db8::1", false),
+		railAt(-1, "fe80::1", false),
+		railAt(1023, "10.0.3.1", true),
+	}
 	full := make([]Rail, MaxRails)
 	for i := range full {
 		full[i] = railAt(i, "10.0.0.1", true)
@@ -165,7 +180,8 @@ func FuzzRails(f *testing.F) {
 			t.Fatalf("%d rails", len(rails))
 		}
 		for _, r := range rails {
-			if r.Number < -1 || r.Number > maxRail || r.Endpoint.Port == 0 || !address.Usable(r.Endpoint.Address) || len(r.Interface) > 3*interfaceBytes {
+			if r.Number < -1 || r.Number > maxRail || r.Endpoint.Port == 0 || !address.Usable(r.Endpoint.Address) ||
+				len(r.Interface) > 3*interfaceBytes {
 				t.Errorf("%+v", r)
 			}
 		}

@@ -45,7 +45,13 @@ func TestHandshakeRecordedThenKeyStolenRevealsNothing(t *testing.T) {
 		for _, key := range keys.all() {
 			// The hello is readable with the key, and says its version and zeros.
 			for _, slot := range slots(hello) {
-				text, _, _, err := key.noise(false, rand.Reader).ReadMessage(nil, slices.Concat(hello[:ephemeralBytes], slot.sealed))
+				text, _, _, err := key.noise(
+					false,
+					rand.Reader,
+				).ReadMessage(
+					nil,
+					slices.Concat(hello[:ephemeralBytes], slot.sealed),
+				)
 				if err == nil && (text[0] != handshakeVersion || !bytes.Equal(text[1:], make([]byte, helloBytes-1))) {
 					t.Errorf("a hello says %x", text)
 				}
@@ -132,7 +138,11 @@ func TestHandshakeLowOrderKeyIsRefused(t *testing.T) {
 	_, b := relays(Keys{Current: key})
 	// A hello for the ephemeral key 0, sealed with the cluster key.
 	state, err := noise.NewHandshakeState(noise.Config{
-		CipherSuite: noise.NewCipherSuite(lowOrder{noise.DH25519}, noise.CipherChaChaPoly, noise.HashSHA256), Pattern: noise.HandshakeNN, Initiator: true,
+		CipherSuite: noise.NewCipherSuite(
+			lowOrder{noise.DH25519},
+			noise.CipherChaChaPoly,
+			noise.HashSHA256,
+		), Pattern: noise.HandshakeNN, Initiator: true,
 		Prologue: append([]byte("peerlane network 2 "), key.ID[:]...), PresharedKey: key.derive(nil, "noise psk", 32),
 	})
 	if err != nil {
@@ -172,7 +182,10 @@ func TestHandshakeVersion1IsNamed(t *testing.T) {
 	defer ours.Close()
 	told := make(chan *welcome, 1)
 	go func() {
-		hello := version1Hello(keys.Current, &Greeting{host: hostA, Name: "relay A", Target: toB, purpose: purposeConnect, oldest: 1, newest: 2})
+		hello := version1Hello(
+			keys.Current,
+			&Greeting{host: hostA, Name: "relay A", Target: toB, purpose: purposeConnect, oldest: 1, newest: 2},
+		)
 		answer := make([]byte, ephemeralBytes+welcomeSize)
 		_, err := ours.Write(hello)
 		if err == nil {

@@ -30,7 +30,8 @@ func tenants(t *testing.T, cluster Keys, name string) Keys {
 // cluster, also during a rotation of the cluster key.
 func TestTenantKeysDifferByNameAndCluster(t *testing.T) {
 	cluster := rotated(t, Keys{Current: NewKey(someDay)})
-	if a := tenants(t, cluster, "a"); !bytes.Equal(a.Text(), tenants(t, cluster, "a").Text()) || a.Previous == nil || !a.Current.Created.Equal(cluster.Current.Created) {
+	if a := tenants(t, cluster, "a"); !bytes.Equal(a.Text(), tenants(t, cluster, "a").Text()) || a.Previous == nil ||
+		!a.Current.Created.Equal(cluster.Current.Created) {
 		t.Errorf("tenant a has %v, of %v", a, cluster)
 	}
 	before := Keys{Current: *cluster.Previous} // of a host that has not been told of the rotation
@@ -75,7 +76,10 @@ func TestRelaysOfTwoTenantsRefuseEachOther(t *testing.T) {
 			a, b := relays(one)
 			b.Keys = func() Keys { return other }
 			target, generation := Target{Host: b.Host, Token: wire.UUID{1}}, wire.UUID{2}
-			if _, err := one.OpenContact(target, generation, other.SealContact(target, generation, address.Endpoint{})); errors.Is(err, ErrOtherKey) != (from != to) {
+			if _, err := one.OpenContact(target, generation, other.SealContact(target, generation, address.Endpoint{})); errors.Is(
+				err,
+				ErrOtherKey,
+			) != (from != to) {
 				t.Errorf("%s opens a handle of %s: %v", from, to, err)
 			}
 			here, there := net.Pipe()

@@ -25,7 +25,12 @@ type authority struct {
 	pem  []byte
 }
 
-func certificate(t testing.TB, name string, parent *authority, uses ...x509.ExtKeyUsage) (*x509.Certificate, *ecdsa.PrivateKey, []byte) {
+func certificate(
+	t testing.TB,
+	name string,
+	parent *authority,
+	uses ...x509.ExtKeyUsage,
+) (*x509.Certificate, *ecdsa.PrivateKey, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -71,7 +76,11 @@ func (a *authority) files(name string, uses ...x509.ExtKeyUsage) Certificates {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	return Certificates{Certificate: text, Key: pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), Authority: a.pem}
+	return Certificates{
+		Certificate: text,
+		Key:         pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}),
+		Authority:   a.pem,
+	}
 }
 
 func (a *authority) config(name string, uses ...x509.ExtKeyUsage) *tls.Config {
@@ -83,7 +92,7 @@ func (a *authority) config(name string, uses ...x509.ExtKeyUsage) *tls.Config {
 	return c
 }
 
-func TestTLSHandshakeSucceeds(t *testing.T) {
+func TestHandshakeOverTLSSucceeds(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	hostOne, hostTwo := ours.config("host one"), ours.config("host two")
 	for _, c := range []struct {
@@ -103,7 +112,12 @@ func TestTLSHandshakeSucceeds(t *testing.T) {
 			a, b := relays(newKeys())
 			a.TLS, b.TLS = c.a, c.b
 			ours, theirs := tcp(t, "tcp4", "127.0.0.1:0")
-			i, l := shake(func() (*Session, error) { return a.Initiate(ours, toB) }, func() (*Session, error) { return b.Respond(theirs, admitB) }, ours, theirs)
+			i, l := shake(
+				func() (*Session, error) { return a.Initiate(ours, toB) },
+				func() (*Session, error) { return b.Respond(theirs, admitB) },
+				ours,
+				theirs,
+			)
 			if c.says != "" {
 				if l.err == nil || i.err == nil || !strings.Contains(i.err.Error()+l.err.Error(), c.says) {
 					t.Errorf("initiator %v, listener %v; want %q", i.err, l.err, c.says)
@@ -140,7 +154,12 @@ func TestCertificateNamesAreSanitised(t *testing.T) {
 	}
 	b.TLS = others.config(name)
 	near, far := tcp(t, "tcp4", "127.0.0.1:0")
-	i, _ = shake(func() (*Session, error) { return a.Initiate(near, toB) }, func() (*Session, error) { return b.Respond(far, admitB) }, near, far)
+	i, _ = shake(
+		func() (*Session, error) { return a.Initiate(near, toB) },
+		func() (*Session, error) { return b.Respond(far, admitB) },
+		near,
+		far,
+	)
 	var of *subjectError
 	if !errors.As(i.err, &of) || !strings.Contains(of.subject, "?[2Jxxx") || len(of.subject) > nameBytes ||
 		strings.Contains(i.err.Error(), "\x1b") {
@@ -157,7 +176,12 @@ func TestStreamOfTLSSessionAuthenticates(t *testing.T) {
 	sa, sb := agreed(t, i, l)
 	defer b.Expect(sb)()
 	ours, theirs := net.Pipe()
-	i, l = shake(func() (*Session, error) { return a.join(ours, sa, 1) }, func() (*Session, error) { return b.Respond(theirs, func(Greeting) error { return nil }) }, ours, theirs)
+	i, l = shake(
+		func() (*Session, error) { return a.join(ours, sa, 1) },
+		func() (*Session, error) { return b.Respond(theirs, func(Greeting) error { return nil }) },
+		ours,
+		theirs,
+	)
 	if ja, _ := agreed(t, i, l); ja.Conn != ours {
 		t.Errorf("a stream is on a %T", ja.Conn)
 	}
@@ -198,7 +222,12 @@ func TestTLSEndedByProxyIsRefused(t *testing.T) {
 		go func() { _, _ = io.Copy(client, server) }()
 		_, _ = io.Copy(server, client)
 	}()
-	i, l := shake(func() (*Session, error) { return a.Initiate(ours, toB) }, func() (*Session, error) { return b.Respond(theirs, admitB) }, ours, theirs)
+	i, l := shake(
+		func() (*Session, error) { return a.Initiate(ours, toB) },
+		func() (*Session, error) { return b.Respond(theirs, admitB) },
+		ours,
+		theirs,
+	)
 	if err := <-sealed; err != nil {
 		t.Fatalf("nobody came in between: %v", err)
 	}

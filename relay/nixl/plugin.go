@@ -19,13 +19,13 @@ import (
 const Name = "libplugin_PEERLANE.so"
 
 // forwarded are backends of NIXL with a forwarder: NIXL_PLUGIN_DIR names one directory, so that
-// NIXL would not find its own plugins beside this one.
+// NIXL would not find NIXL's plugins beside this plugin.
 var forwarded = []string{"UCX", "LIBFABRIC", "POSIX", "GDS", "GDS_MT", "OBJ"}
 
 // ForwarderName is the file of a backend's forwarder.
 func ForwarderName(backend string) string { return "libplugin_" + backend + ".so" }
 
-// Files are the names of all files that Build makes.
+// Files are the names of the files that Build makes.
 func Files() []string {
 	files := []string{Name}
 	for _, backend := range forwarded {
@@ -43,7 +43,7 @@ var shared = []string{
 }
 
 // cxxFlags compile the plugin's own source. The ABI of std::string is the one that NIXL's builds
-// have, whatever the compiler's default.
+// have, regardless of the compiler's default.
 var cxxFlags = []string{
 	"-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
 	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-D_GLIBCXX_USE_CXX11_ABI=1", "-pthread", "-DPEERLANE_BUILD",
@@ -106,7 +106,7 @@ func Compiler() ([]string, error) {
 }
 
 // Build compiles the plugin and the forwarders into dir, with more flags for both compilers, which
-// tests have. It replaces existing files atomically.
+// tests have. Build replaces existing files atomically.
 func Build(dir string, more ...string) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -155,7 +155,7 @@ func Build(dir string, more ...string) (err error) {
 	if err := run(cxx, shared, more, []string{"-Wl,-soname," + Name, "-o", Name}, objects, libraries); err != nil {
 		return err
 	}
-	// One binary under several names: a forwarder reads its own name.
+	// A single binary under several names: a forwarder reads the name of its file.
 	if err := run(c, libpeerlane.Flags, shared, more, []string{prefix, "-o", "forward.so", "forward.c"}, libraries); err != nil {
 		return err
 	}

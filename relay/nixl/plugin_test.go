@@ -30,7 +30,7 @@ var built struct {
 	once map[string]func() (string, error)
 }
 
-// sources are those of the plugin; programs of tests have their own, too.
+// sources are the sources of the plugin; programs of tests have further sources.
 var sources = []string{"plugin.go", "source/*", "forward/*", "../libpeerlane/library.go", "../libpeerlane/source/*", "../wire/*.h"}
 
 // build builds files for several tests, unless an earlier run built them from the same sources, and
@@ -143,7 +143,7 @@ func (r run) must(t *testing.T, a, b *lane) string {
 	return string(out)
 }
 
-// seed is a new one for each run of the tests; PEERLANE_NIXL_SEED repeats a run.
+// seed is new in every run of the tests; PEERLANE_NIXL_SEED repeats a run.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	if text := os.Getenv("PEERLANE_NIXL_SEED"); text != "" {
@@ -190,7 +190,7 @@ func TestPluginUnderSanitizersPasses(t *testing.T) {
 	for _, mode := range []string{"vllm", "random"} {
 		r := newRun(t, mode)
 		r.plugin, r.harness, r.times = sanitizedPlugin(t), program(t, "harness", sanitized...), 8
-		r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps its objects
+		r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps objects
 		r.must(t, a, b)
 	}
 }

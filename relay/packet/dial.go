@@ -45,7 +45,12 @@ func DialContext(ctx context.Context, path string) (Conn, error) {
 		return Conn{}, ErrQueueFull
 	}
 	if failed != nil {
-		return Conn{}, &net.OpError{Op: "dial", Net: "unixpacket", Addr: &net.UnixAddr{Name: path, Net: "unixpacket"}, Err: failed}
+		return Conn{}, &net.OpError{
+			Op:   "dial",
+			Net:  "unixpacket",
+			Addr: &net.UnixAddr{Name: path, Net: "unixpacket"},
+			Err:  failed,
+		}
 	}
 	return FromFD(fd, path)
 }

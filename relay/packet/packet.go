@@ -448,7 +448,14 @@ func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int)
 			return nil, wire.Errorf(wire.StatusBadDescriptor, "descriptor %d is no socket for messages", fd)
 		}
 	}
-	p := &Port{loop: loop, fd: fd, received: received, ended: ended, source: Relays, closing: closing{most: maxBlockingOfPort}}
+	p := &Port{
+		loop:     loop,
+		fd:       fd,
+		received: received,
+		ended:    ended,
+		source:   Relays,
+		closing:  closing{most: maxBlockingOfPort},
+	}
 	if err := p.watch(); err != nil {
 		return nil, err
 	}

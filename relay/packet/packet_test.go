@@ -105,7 +105,12 @@ func TestPortQueuesMessagesForSlowReader(t *testing.T) {
 	var port *Port
 	hungUp := make(chan error, 1)
 	loop.Call(func() {
-		port, err = NewPort(loop, fdA, func(_ wire.Message, _ uint32, fds []int) { CloseAll(fds) }, func(err error) { hungUp <- err })
+		port, err = NewPort(
+			loop,
+			fdA,
+			func(_ wire.Message, _ uint32, fds []int) { CloseAll(fds) },
+			func(err error) { hungUp <- err },
+		)
 	})
 	if err != nil {
 		t.Fatal(err)

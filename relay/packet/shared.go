@@ -57,11 +57,18 @@ var errShared = wire.Errorf(wire.StatusMalformed, "the memory that is shared wit
 func newShared(memory []byte, maker bool) *shared {
 	view := func(m []byte) half {
 		return half{
-			tail: (*uint64)(unsafe.Pointer(&m[0])), head: (*uint64)(unsafe.Pointer(&m[64])), sleeps: (*uint32)(unsafe.Pointer(&m[128])),
+			tail: (*uint64)(
+				unsafe.Pointer(&m[0]),
+			), head: (*uint64)(unsafe.Pointer(&m[64])), sleeps: (*uint32)(unsafe.Pointer(&m[128])),
 			slots: m[slotsAt:],
 		}
 	}
-	s := &shared{memory: memory, out: view(memory[:halfBytes]), in: view(memory[halfBytes:sharedBytes]), windows: memory[sharedBytes:]}
+	s := &shared{
+		memory:  memory,
+		out:     view(memory[:halfBytes]),
+		in:      view(memory[halfBytes:sharedBytes]),
+		windows: memory[sharedBytes:],
+	}
 	if !maker {
 		s.out, s.in = s.in, s.out
 	}

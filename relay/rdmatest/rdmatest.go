@@ -34,7 +34,13 @@ const RateTime = 100 * time.Millisecond
 
 // Run tests the NICs in sequence. openCUDA opens the driver for GPUs' memory; each rate is measured
 // for a time, and at least once.
-func Run(l *verbs.Library, openCUDA func() (*cuda.Driver, error), job launch.RDMAJob, each time.Duration, tell func(launch.RDMAResult)) {
+func Run(
+	l *verbs.Library,
+	openCUDA func() (*cuda.Driver, error),
+	job launch.RDMAJob,
+	each time.Duration,
+	tell func(launch.RDMAResult),
+) {
 	config := cmp.Or(job.Verbs, &launch.DefaultVerbs)
 	triples(l, openCUDA, job.Triples, config, func(t launch.Triple) { tell(launch.RDMAResult{NIC: t.NIC, Triple: &t}) })
 	for _, nic := range job.NICs {
@@ -250,7 +256,15 @@ func (b *bench) moves(r *launch.RDMAResult, t *target) (err error) {
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
 	out, back := b.bytes[:memory], b.bytes[memory:]
-	send := verbs.Send{Flags: verbs.Signaled, Op: verbs.Write, Address: uint64(address(out)), LKey: b.region.LKey(), Remote: t.address, RKey: t.region.RKey(), Length: memory}
+	send := verbs.Send{
+		Flags:   verbs.Signaled,
+		Op:      verbs.Write,
+		Address: uint64(address(out)),
+		LKey:    b.region.LKey(),
+		Remote:  t.address,
+		RKey:    t.region.RKey(),
+		Length:  memory,
+	}
 	receive := send
 	receive.Op, receive.Address = verbs.Read, uint64(address(back))
 	found := make([]byte, memory)

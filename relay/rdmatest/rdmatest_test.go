@@ -85,7 +85,13 @@ func TestNICTestReportsDeviceState(t *testing.T) {
 			l, err := verbs.OpenLibrary(h.Library())
 			check(t, err)
 			var got []launch.RDMAResult
-			Run(l, openCUDA, launch.RDMAJob{NICs: []launch.RDMANIC{{Name: "mlx5_0", GPUs: []launch.GPU{{BusID: busID}}}}}, 0, func(r launch.RDMAResult) { got = append(got, r) })
+			Run(
+				l,
+				openCUDA,
+				launch.RDMAJob{NICs: []launch.RDMANIC{{Name: "mlx5_0", GPUs: []launch.GPU{{BusID: busID}}}}},
+				0,
+				func(r launch.RDMAResult) { got = append(got, r) },
+			)
 			for i, want := range c.want {
 				if want == "" {
 					if i < len(got) {
@@ -97,7 +103,8 @@ func TestNICTestReportsDeviceState(t *testing.T) {
 					t.Fatalf("%d results", len(got))
 				}
 				r := got[i]
-				if r.Memory != []string{launch.MemoryHost, launch.MemoryDMABuf, launch.MemoryPeermem}[i] || (r.GPU != nil) != (i > 0) {
+				if r.Memory != []string{launch.MemoryHost, launch.MemoryDMABuf, launch.MemoryPeermem}[i] ||
+					(r.GPU != nil) != (i > 0) {
 					t.Errorf("result %d is of %s, %v", i, r.Memory, r.GPU)
 				}
 				is := r.Tried + ": " + r.Failed
@@ -157,8 +164,15 @@ func TestNICTestUsesConfiguredConnection(t *testing.T) {
 		config := launch.DefaultVerbs
 		c.change(&config)
 		var r launch.RDMAResult
-		Run(l, openCUDA, launch.RDMAJob{NICs: []launch.RDMANIC{{Name: "mlx5_0"}}, Verbs: &config}, 0, func(of launch.RDMAResult) { r = of })
-		if !strings.Contains(r.Way, c.way) || c.way == "" && r.Way != "" || (r.Failed == "") != (c.failed == "") || !strings.Contains(r.Failed, c.failed) {
+		Run(
+			l,
+			openCUDA,
+			launch.RDMAJob{NICs: []launch.RDMANIC{{Name: "mlx5_0"}}, Verbs: &config},
+			0,
+			func(of launch.RDMAResult) { r = of },
+		)
+		if !strings.Contains(r.Way, c.way) || c.way == "" && r.Way != "" || (r.Failed == "") != (c.failed == "") ||
+			!strings.Contains(r.Failed, c.failed) {
 			t.Errorf("%+v: %+v", config, r)
 		}
 		calls, err := h.Calls("ibv_modify_qp")

@@ -20,7 +20,13 @@ type Stream struct {
 
 // NewStream allocates memory on two GPUs, registers it by DMA-BUF with a NIC, and connects two queue
 // pairs of the NIC. Each write has so many bytes, and up to inFlight are posted at a time.
-func NewStream(l *verbs.Library, nic string, from, to *device.Device, bytes uint32, inFlight int) (_ *Stream, err error) {
+func NewStream(
+	l *verbs.Library,
+	nic string,
+	from, to *device.Device,
+	bytes uint32,
+	inFlight int,
+) (_ *Stream, err error) {
 	b, err := newBench(l, nic, &launch.DefaultVerbs, 0)
 	if err != nil {
 		return nil, err

@@ -38,7 +38,13 @@ const (
 )
 
 // triples tests triples in sequence and reports every result. openCUDA opens the driver.
-func triples(l *verbs.Library, openCUDA func() (*cuda.Driver, error), names []launch.TripleName, config *launch.Verbs, tell func(launch.Triple)) {
+func triples(
+	l *verbs.Library,
+	openCUDA func() (*cuda.Driver, error),
+	names []launch.TripleName,
+	config *launch.Verbs,
+	tell func(launch.Triple),
+) {
 	for _, n := range names {
 		t := launch.Triple{TripleName: n}
 		begun := time.Now()
@@ -148,7 +154,12 @@ type tripleTest struct {
 	random *rand.Rand
 }
 
-func testTriple(l *verbs.Library, openCUDA func() (*cuda.Driver, error), result *launch.Triple, config *launch.Verbs) (err error) {
+func testTriple(
+	l *verbs.Library,
+	openCUDA func() (*cuda.Driver, error),
+	result *launch.Triple,
+	config *launch.Verbs,
+) (err error) {
 	driver, err := openCUDA()
 	if err != nil {
 		return untested(err.Error())
@@ -331,7 +342,15 @@ func (t *tripleTest) inbound(inside, found []byte, at, n int) error {
 		// One byte, to the host's memory, of any place: a relay flushes all writes of a region by a read of
 		// one of their places.
 		place := uint64(t.random.IntN(slot))
-		read := verbs.Send{Op: verbs.Read, Flags: verbs.Signaled, Length: 1, Address: uint64(address(t.bytes[slot:])), LKey: t.region.LKey(), Remote: base + place, RKey: t.target.Regions[0].RKey()}
+		read := verbs.Send{
+			Op:      verbs.Read,
+			Flags:   verbs.Signaled,
+			Length:  1,
+			Address: uint64(address(t.bytes[slot:])),
+			LKey:    t.region.LKey(),
+			Remote:  base + place,
+			RKey:    t.target.Regions[0].RKey(),
+		}
 		if err := t.do(t.pairs[2], read, false); err != nil {
 			return err
 		}
@@ -347,7 +366,12 @@ func (t *tripleTest) inbound(inside, found []byte, at, n int) error {
 	}); err != nil {
 		return err
 	}
-	return t.compare("GPU "+t.result.GPU.BusID+" read behind writes of "+t.result.NIC, inside[from:from+length], found[from:from+length], n)
+	return t.compare(
+		"GPU "+t.result.GPU.BusID+" read behind writes of "+t.result.NIC,
+		inside[from:from+length],
+		found[from:from+length],
+		n,
+	)
 }
 
 // outbound is the way out of the client's memory: the client's GPU copies into the slot, the
@@ -376,7 +400,17 @@ func (t *tripleTest) outbound(sent, found []byte, at, n int) error {
 func (t *tripleTest) compare(what string, want, found []byte, n int) error {
 	t.result.Bytes += uint64(n)
 	if bad := differ(want, found); bad > 0 {
-		return wrong(fmt.Sprintf("%s: %d of %d bytes are wrong in round %d (memory of GPU %s by %s)", what, bad, len(want), t.result.Rounds+1, t.result.Server.BusID, t.result.Memory))
+		return wrong(
+			fmt.Sprintf(
+				"%s: %d of %d bytes are wrong in round %d (memory of GPU %s by %s)",
+				what,
+				bad,
+				len(want),
+				t.result.Rounds+1,
+				t.result.Server.BusID,
+				t.result.Memory,
+			),
+		)
 	}
 	return nil
 }
@@ -430,7 +464,20 @@ func (t *tripleTest) write(from uint64, lkey uint32, to uint64, rkey uint32, n i
 		t.posted = receives
 	}
 	t.posted--
-	return t.do(t.pairs[0], verbs.Send{Op: verbs.WriteImmediate, Flags: verbs.Signaled, Immediate: 1, Length: uint32(n), Address: from, LKey: lkey, Remote: to, RKey: rkey}, true)
+	return t.do(
+		t.pairs[0],
+		verbs.Send{
+			Op:        verbs.WriteImmediate,
+			Flags:     verbs.Signaled,
+			Immediate: 1,
+			Length:    uint32(n),
+			Address:   from,
+			LKey:      lkey,
+			Remote:    to,
+			RKey:      rkey,
+		},
+		true,
+	)
 }
 
 // do posts a request and waits for the completion, and, if requested, for the receive's completion.

@@ -18,7 +18,13 @@ func triple(t *testing.T, nic softdevice.Device, server string, script ...string
 	return tripleWith(t, launch.DefaultVerbs, nic, server, script...)
 }
 
-func tripleWith(t *testing.T, config launch.Verbs, nic softdevice.Device, server string, script ...string) (launch.Triple, softdevice.Host) {
+func tripleWith(
+	t *testing.T,
+	config launch.Verbs,
+	nic softdevice.Device,
+	server string,
+	script ...string,
+) (launch.Triple, softdevice.Host) {
 	t.Helper()
 	h, err := softdevice.New(t.TempDir(), nic)
 	check(t, err)
@@ -26,7 +32,10 @@ func tripleWith(t *testing.T, config launch.Verbs, nic softdevice.Device, server
 	l, err := verbs.OpenLibrary(h.Library())
 	check(t, err)
 	var got []launch.Triple
-	name := launch.TripleName{PairName: launch.PairName{GPU: launch.GPU{BusID: busID}, Server: launch.GPU{BusID: server, Index: 1}}, NIC: nic.Name}
+	name := launch.TripleName{
+		PairName: launch.PairName{GPU: launch.GPU{BusID: busID}, Server: launch.GPU{BusID: server, Index: 1}},
+		NIC:      nic.Name,
+	}
 	triples(l, openCUDA, []launch.TripleName{name}, &config, func(r launch.Triple) { got = append(got, r) })
 	if len(got) != 1 || got[0].TripleName != name {
 		t.Fatalf("results %+v", got)
@@ -54,7 +63,8 @@ func TestTripleOfGoodDevicePasses(t *testing.T) {
 			nic := softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: true}
 			c.change(&nic)
 			r, h := triple(t, nic, c.server)
-			if r.Verdict != launch.VerdictGood || r.Rounds < minRounds || r.Bytes == 0 || r.Memory != c.memory || r.Flushed != nic.Holds {
+			if r.Verdict != launch.VerdictGood || r.Rounds < minRounds || r.Bytes == 0 || r.Memory != c.memory ||
+				r.Flushed != nic.Holds {
 				t.Errorf("%+v", r)
 			}
 			for made, given := range map[string]string{"ibv_create_qp": "ibv_destroy_qp", "ibv_alloc_pd": "ibv_dealloc_pd", "ibv_open_device": "ibv_close_device"} {
@@ -92,7 +102,12 @@ func TestTripleFollowsConfiguration(t *testing.T) {
 			t.Setenv("PEERLANE_SIM_WRITES_ORDERING", c.ordering)
 			config := launch.DefaultVerbs
 			config.RelaxedOrdering, config.DataDirect = c.relaxed, c.direct
-			r, h := tripleWith(t, config, softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: c.flushed, DataDirect: c.device}, c.server)
+			r, h := tripleWith(
+				t,
+				config,
+				softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: c.flushed, DataDirect: c.device},
+				c.server,
+			)
 			if r.Verdict != launch.VerdictGood || r.Flushed != c.flushed {
 				t.Errorf("%+v, want good, flushed %t", r, c.flushed)
 			}
@@ -120,12 +135,17 @@ func TestTripleFollowsConfiguration(t *testing.T) {
 func TestTripleOfFaultyDeviceIsWrong(t *testing.T) {
 	for _, fault := range softdevice.Faults() {
 		t.Run(fault, func(t *testing.T) {
-			r, _ := triple(t, softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: true, Fault: fault}, serverBusID)
+			r, _ := triple(
+				t,
+				softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: true, Fault: fault},
+				serverBusID,
+			)
 			by := "read behind writes of mlx5_0"
 			if fault == softdevice.FaultStaleRead {
 				by = "read behind a copy of GPU"
 			}
-			if r.Verdict != launch.VerdictWrong || !strings.Contains(r.Reason, by) || !strings.Contains(r.Reason, "are wrong in round") {
+			if r.Verdict != launch.VerdictWrong || !strings.Contains(r.Reason, by) ||
+				!strings.Contains(r.Reason, "are wrong in round") {
 				t.Errorf("%+v", r)
 			}
 		})

@@ -26,7 +26,11 @@ func (g GPU) Make(kind Kind, bytes uint64) (Memory, error) {
 	own := g.Asks
 	if own.Ordinal != g.On {
 		if g.Own == nil {
-			return nil, fmt.Errorf("memory of cuMemAlloc on GPU %d needs a context there, and this process has its own on GPU %s", g.On, g.Asks.BusID)
+			return nil, fmt.Errorf(
+				"memory of cuMemAlloc on GPU %d needs a context there, and this process has its own on GPU %s",
+				g.On,
+				g.Asks.BusID,
+			)
 		}
 		var err error
 		if own, err = g.Own(); err != nil {

@@ -162,7 +162,9 @@ func closeAll(regions []*verbs.Region) error {
 }
 
 // errNotCapable is the driver's no.
-var errNotCapable = errors.New("the CUDA driver lets no NIC have this memory (CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE is 0)")
+var errNotCapable = errors.New(
+	"the CUDA driver lets no NIC have this memory (CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE is 0)",
+)
 
 // Make makes memory of at least so many bytes, registered with every NIC. Without an error its way
 // may be Bounce; an error means that no memory could be made, or memory could not be freed.
@@ -196,7 +198,13 @@ func Make(from Allocator, bytes uint64, nics []NIC, access verbs.Access) (*Regis
 
 // try registers memory with every NIC, or returns no regions; another says that memory of another
 // kind may do.
-func (r *Registered) try(from Allocator, memory Memory, kind Kind, nics []NIC, access verbs.Access) (regions []*verbs.Region, another bool, err error) {
+func (r *Registered) try(
+	from Allocator,
+	memory Memory,
+	kind Kind,
+	nics []NIC,
+	access verbs.Access,
+) (regions []*verbs.Region, another bool, err error) {
 	capable, err := from.Capable(memory)
 	if err == nil && !capable {
 		err = errNotCapable
@@ -251,7 +259,12 @@ func byDMABuf(memory Memory, nic NIC, access verbs.Access) (*verbs.Region, error
 	return region, err
 }
 
-func byDescriptor(memory Memory, export func() (int, error), register func(int, uint64, uint64, uint64, verbs.Access) (*verbs.Region, error), access verbs.Access) (*verbs.Region, error) {
+func byDescriptor(
+	memory Memory,
+	export func() (int, error),
+	register func(int, uint64, uint64, uint64, verbs.Access) (*verbs.Region, error),
+	access verbs.Access,
+) (*verbs.Region, error) {
 	fd, err := export()
 	if err != nil {
 		return nil, err

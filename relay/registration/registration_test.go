@@ -223,11 +223,13 @@ func registeredWhole(t *testing.T, h softdevice.Host, r *registration.Registered
 			continue
 		}
 		address := fmt.Sprintf("%#x", r.Memory.Address())
-		if c.Arguments["iova"] != address || c.Arguments["length"] != fmt.Sprint(r.Memory.Size()) || c.Arguments["access"] != "0x3" {
+		if c.Arguments["iova"] != address || c.Arguments["length"] != fmt.Sprint(r.Memory.Size()) ||
+			c.Arguments["access"] != "0x3" {
 			continue // of memory that was given back
 		}
 		worked++
-		if c.Name == "ibv_reg_dmabuf_mr" && c.Arguments["offset"] != "0" || c.Name == "ibv_reg_mr" && c.Arguments["memory"] != address {
+		if c.Name == "ibv_reg_dmabuf_mr" && c.Arguments["offset"] != "0" ||
+			c.Name == "ibv_reg_mr" && c.Arguments["memory"] != address {
 			t.Errorf("%s of %v", c.Name, c.Arguments)
 		}
 	}
@@ -238,7 +240,12 @@ func registeredWhole(t *testing.T, h softdevice.Host, r *registration.Registered
 
 // free is the memory that this process knows to be free, of the GPU with the context.
 // madeBy makes memory with a current context, which the driver needs for a DMA-BUF.
-func madeBy(from registration.Allocator, bytes uint64, nics []registration.NIC, access verbs.Access) (r *registration.Registered, err error) {
+func madeBy(
+	from registration.Allocator,
+	bytes uint64,
+	nics []registration.NIC,
+	access verbs.Access,
+) (r *registration.Registered, err error) {
 	err = asks.On(func() (err error) {
 		r, err = registration.Make(from, bytes, nics, access)
 		return err
@@ -258,7 +265,10 @@ func free(t *testing.T) (bytes uint64) {
 // Without memory there is nothing to register, and bounce would hide that.
 func TestRegistrationWithoutMemoryFails(t *testing.T) {
 	_, list := nics(t, softdevice.Device{Name: "yes"})
-	if r, err := madeBy(registration.GPU{Asks: asks, On: 0}, 1024*mib, list, access); !errors.Is(err, cuda.ErrOutOfMemory) {
+	if r, err := madeBy(registration.GPU{Asks: asks, On: 0}, 1024*mib, list, access); !errors.Is(
+		err,
+		cuda.ErrOutOfMemory,
+	) {
 		t.Errorf("%v, %v", r, err)
 	}
 }
@@ -331,12 +341,16 @@ func TestRegistrationErrorTriesNextMethod(t *testing.T) {
 		check(t, h.Script(fmt.Sprintf("ibv_reg_dmabuf_mr errno=%d", int(refused))))
 		r, err := madeBy(registration.GPU{Asks: asks, On: 0}, mib, list, access)
 		check(t, err)
-		if r.Way() != registration.Peermem || r.Way().Word() != "peermem" || len(r.Steps) != 2 || !errors.Is(r.Steps[0].Err, refused) {
+		if r.Way() != registration.Peermem || r.Way().Word() != "peermem" || len(r.Steps) != 2 ||
+			!errors.Is(r.Steps[0].Err, refused) {
 			t.Errorf("%v: %v, by %v", refused, r, r.Way())
 		}
 		check(t, r.Close())
 		// And where that is refused too, host memory, unless other memory may do.
-		check(t, h.Script(fmt.Sprintf("ibv_reg_dmabuf_mr errno=%d", int(refused)), fmt.Sprintf("ibv_reg_mr errno=%d", int(refused))))
+		check(
+			t,
+			h.Script(fmt.Sprintf("ibv_reg_dmabuf_mr errno=%d", int(refused)), fmt.Sprintf("ibv_reg_mr errno=%d", int(refused))),
+		)
 		r, err = madeBy(registration.GPU{Asks: asks, On: 0}, mib, list, access)
 		check(t, err)
 		want := 3

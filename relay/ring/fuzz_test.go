@@ -57,7 +57,12 @@ func FuzzRing(f *testing.F) {
 					}
 					taken++
 					if read := c.submitPage.CompletedHead; taken-read > wire.RingEntries {
-						t.Fatalf("%d descriptors are taken, and the client says that it has read %d completions: the ring has room for %d", taken, read, wire.RingEntries)
+						t.Fatalf(
+							"%d descriptors are taken, and the client says that it has read %d completions: the ring has room for %d",
+							taken,
+							read,
+							wire.RingEntries,
+						)
 					}
 					copied := d
 					c.descriptors[(taken-1)%wire.RingEntries] = wire.Descriptor{}

@@ -122,12 +122,23 @@ func (r *Relay) Take() (d wire.Descriptor, ok bool, err error) {
 		return d, false, nil
 	}
 	if tail-r.taken > wire.RingEntries {
-		return d, false, wire.Errorf(wire.StatusBadRing, "the client's tail %d is %d entries ahead of the relay's head %d; the ring has %d",
-			tail, tail-r.taken, r.taken, wire.RingEntries)
+		return d, false, wire.Errorf(
+			wire.StatusBadRing,
+			"the client's tail %d is %d entries ahead of the relay's head %d; the ring has %d",
+			tail,
+			tail-r.taken,
+			r.taken,
+			wire.RingEntries,
+		)
 	}
 	read := atomic.LoadUint64(&r.submitPage.CompletedHead)
 	if r.written-read > wire.RingEntries {
-		return d, false, wire.Errorf(wire.StatusBadRing, "the client says it has read %d completions; %d were written", read, r.written)
+		return d, false, wire.Errorf(
+			wire.StatusBadRing,
+			"the client says it has read %d completions; %d were written",
+			read,
+			r.written,
+		)
 	}
 	if r.reserved-read >= wire.RingEntries {
 		return d, false, nil
@@ -226,7 +237,11 @@ func Populate(memory []byte, writable bool) error {
 			touch(memory, writable)
 			return nil
 		default:
-			return fmt.Errorf("allocating %d bytes of memory shared with the relay: %w; raise the container's memory limit", len(memory), err)
+			return fmt.Errorf(
+				"allocating %d bytes of memory shared with the relay: %w; raise the container's memory limit",
+				len(memory),
+				err,
+			)
 		}
 	}
 }

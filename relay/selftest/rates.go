@@ -133,10 +133,18 @@ func (b *bench) rates(p *launch.Pair) error {
 		{&p.Push.Client, func() (float64, error) { return b.through(rateRounds, whole, false) }},
 		{&p.Pull.Client, func() (float64, error) { return b.through(rateRounds, whole, true) }},
 		{&p.Push.Bounce, func() (float64, error) {
-			return b.simple(b.client, bounceChunk, func(s cuda.Stream) error { return d.MemcpyDtoHAsync(host, b.mine.Ptr, bounceChunk, s) })
+			return b.simple(
+				b.client,
+				bounceChunk,
+				func(s cuda.Stream) error { return d.MemcpyDtoHAsync(host, b.mine.Ptr, bounceChunk, s) },
+			)
 		}},
 		{&p.Pull.Bounce, func() (float64, error) {
-			return b.simple(b.client, bounceChunk, func(s cuda.Stream) error { return d.MemcpyHtoDAsync(b.mine.Ptr, host, bounceChunk, s) })
+			return b.simple(
+				b.client,
+				bounceChunk,
+				func(s cuda.Stream) error { return d.MemcpyHtoDAsync(b.mine.Ptr, host, bounceChunk, s) },
+			)
 		}},
 	}
 	// The rate with a context on the server's GPU. A relay has no such context, so a failure here
@@ -153,7 +161,11 @@ func (b *bench) rates(p *launch.Pair) error {
 				return rate, err
 			}
 		}
-		list = append(list, measured{&p.Push.Server, byServer(b.slots.Ptr, b.mine.Ptr)}, measured{&p.Pull.Server, byServer(b.mine.Ptr, b.slots.Ptr)})
+		list = append(
+			list,
+			measured{&p.Push.Server, byServer(b.slots.Ptr, b.mine.Ptr)},
+			measured{&p.Pull.Server, byServer(b.mine.Ptr, b.slots.Ptr)},
+		)
 	}
 	for _, ends := range [][2]device.Place{{b.slots.At(0), b.mine.At(0)}, {b.mine.At(0), b.slots.At(0)}} { // to warm up
 		if err := b.copy(ends[0], ends[1], memory); err != nil {

@@ -98,10 +98,21 @@ func (b *bench) read(from, to ends) (why, err error) {
 	case err != nil:
 		return nil, err
 	case seen.Words > 0:
-		return nil, wrong("a kernel that runs on %s read %d wrong words of 8 bytes after a copy from %s whose end it was told of, the first at offset %d in round %d",
-			to.on.BusID, seen.Words, from.on.BusID, seen.First, seen.Round)
+		return nil, wrong(
+			"a kernel that runs on %s read %d wrong words of 8 bytes after a copy from %s whose end it was told of, the first at offset %d in round %d",
+			to.on.BusID,
+			seen.Words,
+			from.on.BusID,
+			seen.First,
+			seen.Round,
+		)
 	case seen.GaveUp || seen.Rounds < readRounds:
-		return fmt.Errorf("a kernel on %s was told of %d copies and saw %d in its time", to.on.BusID, readRounds, seen.Rounds), nil
+		return fmt.Errorf(
+			"a kernel on %s was told of %d copies and saw %d in its time",
+			to.on.BusID,
+			readRounds,
+			seen.Rounds,
+		), nil
 	}
 	return nil, nil
 }

@@ -136,7 +136,13 @@ func (c *copies) await(f func()) {
 
 // bounded is a reason that fits in a launch.Pair, on one line.
 func bounded(text string) string {
-	text = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(text, "?"), func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }), " ")
+	text = strings.Join(
+		strings.FieldsFunc(
+			strings.ToValidUTF8(text, "?"),
+			func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) },
+		),
+		" ",
+	)
 	const most = 400
 	if len(text) > most {
 		text = strings.ToValidUTF8(text[:most], "") + "..."
@@ -166,7 +172,13 @@ func (t *tester) open(g launch.GPU) (*device.Device, error) {
 		t.devices[g.BusID] = d
 	}
 	if g.UUID != "" && g.UUID != d.UUID {
-		return nil, &fault.Error{Code: fault.StaleSpecification, Operation: "use GPU", Object: g.BusID, Cause: fmt.Errorf("it is %s now, the plan says %s", d.UUID, g.UUID), Remedy: "run peerlane cdi refresh"}
+		return nil, &fault.Error{
+			Code:      fault.StaleSpecification,
+			Operation: "use GPU",
+			Object:    g.BusID,
+			Cause:     fmt.Errorf("it is %s now, the plan says %s", d.UUID, g.UUID),
+			Remedy:    "run peerlane cdi refresh",
+		}
 	}
 	return d, nil
 }
@@ -193,7 +205,12 @@ func (t *tester) room(d *device.Device) error {
 	return d.On(func() error {
 		free, _, err := t.driver.MemGetInfo()
 		if err == nil && free < minFreeBytes+memory {
-			err = fmt.Errorf("GPU %s has %d MiB free, and a test leaves those be that have less than %d", d.BusID, free>>20, (minFreeBytes+memory)>>20)
+			err = fmt.Errorf(
+				"GPU %s has %d MiB free, and a test leaves those be that have less than %d",
+				d.BusID,
+				free>>20,
+				(minFreeBytes+memory)>>20,
+			)
 		}
 		return err
 	})
@@ -206,7 +223,10 @@ func (t *tester) close(but []launch.PairName) error {
 	}
 	var err error
 	for busID, d := range t.devices {
-		if !slices.ContainsFunc(but, func(n launch.PairName) bool { return n.GPU.BusID == busID || n.Server.BusID == busID }) {
+		if !slices.ContainsFunc(
+			but,
+			func(n launch.PairName) bool { return n.GPU.BusID == busID || n.Server.BusID == busID },
+		) {
 			err = errors.Join(err, d.Close()) // and its kernels go
 			delete(t.devices, busID)
 			delete(t.kernels, d)
@@ -250,7 +270,12 @@ func (t *tester) slow(p *launch.Pair) string {
 		rate launch.PairRate
 	}{{"out of the client's GPU", p.Push}, {"into the client's GPU", p.Pull}} {
 		if r := way.rate; r.Client < t.least(r.Bounce) {
-			return fmt.Sprintf("%s copies make %.1f GB/s, and the bounce through the host's memory %.1f", way.name, r.Client, r.Bounce)
+			return fmt.Sprintf(
+				"%s copies make %.1f GB/s, and the bounce through the host's memory %.1f",
+				way.name,
+				r.Client,
+				r.Bounce,
+			)
 		}
 	}
 	return ""
@@ -487,8 +512,17 @@ func compare(got, expected []byte, before, n uint64, from, to ends) error {
 			}
 		}
 	}
-	return wrong("of %d bytes from %s (at %d) to %s (at %d) %d arrived wrong, and %d beside them have changed, the first at %d",
-		n, from.on.BusID, from.at, to.on.BusID, to.at, count-outside, outside, first-int(before))
+	return wrong(
+		"of %d bytes from %s (at %d) to %s (at %d) %d arrived wrong, and %d beside them have changed, the first at %d",
+		n,
+		from.on.BusID,
+		from.at,
+		to.on.BusID,
+		to.at,
+		count-outside,
+		outside,
+		first-int(before),
+	)
 }
 
 // pattern fills memory with bytes that are never the same twice (splitmix64).
@@ -508,12 +542,18 @@ func pattern(to []byte, seed uint64) {
 
 // fill copies pinned host memory to a GPU, by the GPU's stream.
 func (b *bench) fill(by *device.Device, to cuda.Ptr, n uint64) error {
-	return b.byItself(by, func(s cuda.Stream) error { return b.driver.MemcpyHtoDAsync(to, unsafe.Pointer(&b.view[0]), n, s) })
+	return b.byItself(
+		by,
+		func(s cuda.Stream) error { return b.driver.MemcpyHtoDAsync(to, unsafe.Pointer(&b.view[0]), n, s) },
+	)
 }
 
 // look copies GPU memory into pinned host memory, by the GPU's stream.
 func (b *bench) look(by *device.Device, from cuda.Ptr, n uint64) error {
-	return b.byItself(by, func(s cuda.Stream) error { return b.driver.MemcpyDtoHAsync(unsafe.Pointer(&b.view[0]), from, n, s) })
+	return b.byItself(
+		by,
+		func(s cuda.Stream) error { return b.driver.MemcpyDtoHAsync(unsafe.Pointer(&b.view[0]), from, n, s) },
+	)
 }
 
 // byItself runs calls on a GPU's stream, and waits for the issued work.

@@ -56,7 +56,12 @@ func gpu(i int, uuid string) launch.GPU {
 }
 
 // run tests pairs of simulated GPUs with faults, as `self-test` does.
-func run(t *testing.T, fault string, memory uint64, pairs ...launch.PairName) ([]launch.Pair, map[string]sim.DeviceLog) {
+func run(
+	t *testing.T,
+	fault string,
+	memory uint64,
+	pairs ...launch.PairName,
+) ([]launch.Pair, map[string]sim.DeviceLog) {
 	t.Helper()
 	return do(t, fault, memory, launch.PairJob{Pairs: pairs, SlotBytes: 32 << 20})
 }
@@ -97,7 +102,13 @@ func do(t *testing.T, fault string, memory uint64, job launch.PairJob) ([]launch
 }
 
 // ask has a process of its own do a job.
-func ask(t *testing.T, pairs []launch.PairName, job string, environment []string, simulated bool) (found []launch.Pair) {
+func ask(
+	t *testing.T,
+	pairs []launch.PairName,
+	job string,
+	environment []string,
+	simulated bool,
+) (found []launch.Pair) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(append(os.Environ(), environment...), child+"=1")
@@ -179,7 +190,13 @@ func TestEachPairOfTheMachinePassesSelfTest(t *testing.T) {
 
 const plenty = 1 << 30
 
-var pair01, pair02 = launch.PairName{GPU: gpu(0, ""), Server: gpu(1, "")}, launch.PairName{GPU: gpu(0, ""), Server: gpu(2, "")}
+var pair01, pair02 = launch.PairName{
+	GPU:    gpu(0, ""),
+	Server: gpu(1, ""),
+}, launch.PairName{
+	GPU:    gpu(0, ""),
+	Server: gpu(2, ""),
+}
 
 func TestGoodPairPassesSelfTest(t *testing.T) {
 	found, log := run(t, "", plenty, pair01, pair02)
@@ -187,8 +204,18 @@ func TestGoodPairPassesSelfTest(t *testing.T) {
 		t.Fatalf("found %+v", found)
 	}
 	for _, p := range found {
-		t.Logf("%d bytes, %d ms, %+v, %+v, chunk %d, depth %d, streams %d", p.Bytes, p.Milliseconds, p.Push, p.Pull, p.Chunk, p.Depth, p.Streams)
-		if p.Verdict != launch.VerdictGood || p.Reader != readerPassed || p.Bytes < 16<<20 || p.GPU.UUID == "" || p.Server.UUID == "" {
+		t.Logf(
+			"%d bytes, %d ms, %+v, %+v, chunk %d, depth %d, streams %d",
+			p.Bytes,
+			p.Milliseconds,
+			p.Push,
+			p.Pull,
+			p.Chunk,
+			p.Depth,
+			p.Streams,
+		)
+		if p.Verdict != launch.VerdictGood || p.Reader != readerPassed || p.Bytes < 16<<20 || p.GPU.UUID == "" ||
+			p.Server.UUID == "" {
 			t.Errorf("%+v", p)
 		}
 		for _, r := range []launch.PairRate{p.Push, p.Pull} {
@@ -294,14 +321,16 @@ func TestCalibrationChoosesWithinSlot(t *testing.T) {
 // Where no kernel runs the rest of the test counts.
 func TestGPUWithoutKernelsPassesOtherSteps(t *testing.T) {
 	found, _ := run(t, "cuModuleLoad*:error=209", plenty, pair01)
-	if len(found) != 1 || found[0].Verdict != launch.VerdictGood || !strings.HasPrefix(found[0].Reader, "not tried: kernels of Peerlane: cuModuleLoad") {
+	if len(found) != 1 || found[0].Verdict != launch.VerdictGood ||
+		!strings.HasPrefix(found[0].Reader, "not tried: kernels of Peerlane: cuModuleLoad") {
 		t.Errorf("found %s: %s, %s", found[0].Verdict, found[0].Reason, found[0].Reader)
 	}
 }
 
 func TestNearlyFullGPUIsSkipped(t *testing.T) {
 	found, log := run(t, "", minFreeBytes+memory/2, pair01)
-	if len(found) != 1 || found[0].Verdict != launch.VerdictUntested || !strings.Contains(found[0].Reason, "has 272 MiB free, and a test leaves those be that have less than 288") {
+	if len(found) != 1 || found[0].Verdict != launch.VerdictUntested ||
+		!strings.Contains(found[0].Reason, "has 272 MiB free, and a test leaves those be that have less than 288") {
 		t.Errorf("found %s: %s", found[0].Verdict, found[0].Reason)
 	}
 	for _, d := range log {
@@ -315,7 +344,8 @@ func TestMissingPairFailsWithReason(t *testing.T) {
 	other := launch.PairName{GPU: gpu(0, "GPU-11111111-0000-0000-0000-000000000000"), Server: gpu(1, "")}
 	found, _ := run(t, "", plenty, launch.PairName{GPU: gpu(0, ""), Server: gpu(9, "")}, other)
 	// The answer of a different GPU does not count for the requested GPU.
-	if len(found) != 2 || found[0].Verdict != launch.VerdictUntested || found[1].Verdict != launch.VerdictUntested || !strings.Contains(found[1].Reason, "the plan says") {
+	if len(found) != 2 || found[0].Verdict != launch.VerdictUntested || found[1].Verdict != launch.VerdictUntested ||
+		!strings.Contains(found[1].Reason, "the plan says") {
 		t.Errorf("found %+v", found)
 	}
 }
@@ -350,7 +380,11 @@ func TestChooseTakesSmallestChunkNearBest(t *testing.T) {
 }
 
 func TestReasonsAreBounded(t *testing.T) {
-	p := launch.Pair{PairName: pair01, Verdict: launch.VerdictUntested, Reason: bounded(strings.Repeat("ä\n\x00\xff", 1000))}
+	p := launch.Pair{
+		PairName: pair01,
+		Verdict:  launch.VerdictUntested,
+		Reason:   bounded(strings.Repeat("ä\n\x00\xff", 1000)),
+	}
 	if err := p.Check(); err != nil {
 		t.Errorf("%q: %v", p.Reason, err)
 	}

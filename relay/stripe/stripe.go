@@ -1,5 +1,5 @@
-// Package stripe deals work out to members by weight, in order: a weighted round robin. It
-// knows nothing of devices.
+// Package stripe assigns work to members by weight, in order: a weighted round robin. The package
+// is independent of devices.
 package stripe
 
 // Scheduler deals out turns. Over any number of turns a member gets a share by weight, to within a
@@ -15,7 +15,7 @@ type member struct {
 	credit int
 }
 
-// New makes a scheduler of members by their weights. One of weight 0 has no turn.
+// New makes a scheduler of members by weight. A member of weight 0 has no turn.
 func New(weights []int) *Scheduler {
 	s := &Scheduler{}
 	for _, w := range weights {
@@ -46,7 +46,8 @@ func (s *Scheduler) Next(ready func(int) bool) int {
 	sum, best := s.sum(), -1
 	for i := range s.members {
 		m := &s.members[i]
-		if m.working() && (ready == nil || ready(i)) && (best < 0 || m.credit+m.weight > s.members[best].credit+s.members[best].weight) {
+		if m.working() && (ready == nil || ready(i)) &&
+			(best < 0 || m.credit+m.weight > s.members[best].credit+s.members[best].weight) {
 			best = i
 		}
 	}

@@ -216,7 +216,14 @@ func measure(t *testing.T, include, rdma string, flags ...string) measured {
 	if err := os.WriteFile(source, []byte(text.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	arguments := append(append(append([]string{}, compiler[1:]...), flags...), "-std=gnu11", "-Wno-missing-braces", "-o", program, source)
+	arguments := append(
+		append(append([]string{}, compiler[1:]...), flags...),
+		"-std=gnu11",
+		"-Wno-missing-braces",
+		"-o",
+		program,
+		source,
+	)
 	if out, err := exec.Command(compiler[0], arguments...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

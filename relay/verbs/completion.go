@@ -112,7 +112,13 @@ type completionError struct {
 }
 
 func (e *completionError) Error() string {
-	text := fmt.Sprintf("queue pair %d: %s (completion status %d, vendor's code %#x)", e.Pair, e.Status, uint32(e.Status), e.Vendor)
+	text := fmt.Sprintf(
+		"queue pair %d: %s (completion status %d, vendor's code %#x)",
+		e.Pair,
+		e.Status,
+		uint32(e.Status),
+		e.Vendor,
+	)
 	if int(e.Status) < len(statuses) && statuses[e.Status].means != "" {
 		text += ": " + statuses[e.Status].means
 	}

@@ -90,7 +90,9 @@ const (
 )
 
 // errNoGID is the error of a port without a GID to use.
-var errNoGID = errors.New("no GID that can be used: the port's network interface has no address, or belongs to another network namespace")
+var errNoGID = errors.New(
+	"no GID that can be used: the port's network interface has no address, or belongs to another network namespace",
+)
 
 // emptyGIDError is the error of a requested index without a GID.
 type emptyGIDError struct {

@@ -23,8 +23,10 @@ import (
 const LibraryVariable = "PEERLANE_VERBS_LIBRARY"
 
 // ErrSoftwareDevice is the cause of a refused software device.
-var ErrSoftwareDevice = errors.New("it is the software device of `peerlane demo` and `peerlane bench`, and other relays " +
-	"do not use it")
+var ErrSoftwareDevice = errors.New(
+	"it is the software device of `peerlane demo` and `peerlane bench`, and other relays " +
+		"do not use it",
+)
 
 // SoftwareVariable names the environment variable without which Open refuses the software device
 // (package softdevice); its value is SoftwareAllowed. `peerlane demo`, `peerlane bench` and tests

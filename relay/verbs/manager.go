@@ -216,7 +216,11 @@ func (i *ID) ResolveAddress(from, to netip.AddrPort, limit time.Duration) error 
 
 // ResolveRoute begins to look for the way; RouteResolved or RouteError follows.
 func (i *ID) ResolveRoute(limit time.Duration) error {
-	return failed(int32(C.peerlane_cm_resolve_route(i.e.m.calls, i.c, C.int(limit.Milliseconds()))), "rdma_resolve_route", "")
+	return failed(
+		int32(C.peerlane_cm_resolve_route(i.e.m.calls, i.c, C.int(limit.Milliseconds()))),
+		"rdma_resolve_route",
+		"",
+	)
 }
 
 // Context is the device of the connection, after the address is resolved or the request has

@@ -70,9 +70,22 @@ func (d *Domain) Register(memory uintptr, n, iova uint64, access Access) (*Regio
 // [*Error]: EOPNOTSUPP also where libibverbs is older than the call.
 func (d *Domain) RegisterDMABuf(fd int, offset, n, iova uint64, access Access) (*Region, error) {
 	m := &Region{c: d.c}
-	r := C.peerlane_reg_dmabuf_mr(d.c.l.calls, d.pd, C.uint64_t(offset), C.size_t(n), C.uint64_t(iova), C.int(fd), C.uint(access), &m.mr)
+	r := C.peerlane_reg_dmabuf_mr(
+		d.c.l.calls,
+		d.pd,
+		C.uint64_t(offset),
+		C.size_t(n),
+		C.uint64_t(iova),
+		C.int(fd),
+		C.uint(access),
+		&m.mr,
+	)
 	if r != 0 {
-		return nil, failed(int32(r), "ibv_reg_dmabuf_mr", fmt.Sprintf("%s, %d bytes from %d of descriptor %d", d.c.name, n, offset, fd))
+		return nil, failed(
+			int32(r),
+			"ibv_reg_dmabuf_mr",
+			fmt.Sprintf("%s, %d bytes from %d of descriptor %d", d.c.name, n, offset, fd),
+		)
 	}
 	return m, nil
 }
@@ -81,9 +94,22 @@ func (d *Domain) RegisterDMABuf(fd int, offset, n, iova uint64, access Access) (
 // mapping over PCIe (mlx5dv_reg_dmabuf_mr with MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT).
 func (d *Domain) RegisterDataDirect(fd int, offset, n, iova uint64, access Access) (*Region, error) {
 	m := &Region{c: d.c}
-	r := C.peerlane_reg_data_direct(d.c.l.calls, d.pd, C.uint64_t(offset), C.size_t(n), C.uint64_t(iova), C.int(fd), C.uint(access), &m.mr)
+	r := C.peerlane_reg_data_direct(
+		d.c.l.calls,
+		d.pd,
+		C.uint64_t(offset),
+		C.size_t(n),
+		C.uint64_t(iova),
+		C.int(fd),
+		C.uint(access),
+		&m.mr,
+	)
 	if r != 0 {
-		return nil, failed(int32(r), "mlx5dv_reg_dmabuf_mr", fmt.Sprintf("%s, %d bytes from %d of descriptor %d", d.c.name, n, offset, fd))
+		return nil, failed(
+			int32(r),
+			"mlx5dv_reg_dmabuf_mr",
+			fmt.Sprintf("%s, %d bytes from %d of descriptor %d", d.c.name, n, offset, fd),
+		)
 	}
 	return m, nil
 }

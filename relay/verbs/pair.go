@@ -56,7 +56,11 @@ func (d *Domain) NewPair(config PairConfig) (*Pair, error) {
 	p := &Pair{c: d.c}
 	a := config.attributes()
 	if r := C.peerlane_create_qp(d.c.l.calls, d.pd, &a, &p.qp); r != 0 {
-		return nil, failed(int32(r), "ibv_create_qp", fmt.Sprintf("%s, %d sends, %d receives", d.c.name, config.SendDepth, config.RecvDepth))
+		return nil, failed(
+			int32(r),
+			"ibv_create_qp",
+			fmt.Sprintf("%s, %d sends, %d receives", d.c.name, config.SendDepth, config.RecvDepth),
+		)
 	}
 	p.inline = int(a.cap.max_inline_data)
 	return p, nil
@@ -183,7 +187,11 @@ func (p *Pair) ECE() (ECE, error) {
 // SetECE requests options of the remote side. The device applies the options at ReadyToReceive
 // (ibv_set_ece).
 func (p *Pair) SetECE(to ECE) error {
-	e := C.struct_ibv_ece{vendor_id: C.uint32_t(to.Vendor), options: C.uint32_t(to.Options), comp_mask: C.uint32_t(to.Mask)}
+	e := C.struct_ibv_ece{
+		vendor_id: C.uint32_t(to.Vendor),
+		options:   C.uint32_t(to.Options),
+		comp_mask: C.uint32_t(to.Mask),
+	}
 	return failed(int32(C.peerlane_set_ece(p.c.l.calls, p.qp, &e)), "ibv_set_ece", p.on())
 }
 
@@ -262,7 +270,12 @@ type Send struct {
 // request (ibv_post_send). ENOMEM: the queue is full.
 func (p *Pair) PostSend(sends []Send) (int, error) {
 	var posted C.int
-	r := C.peerlane_post_send(p.qp, (*C.peerlane_send)(unsafe.Pointer(unsafe.SliceData(sends))), C.int(len(sends)), &posted)
+	r := C.peerlane_post_send(
+		p.qp,
+		(*C.peerlane_send)(unsafe.Pointer(unsafe.SliceData(sends))),
+		C.int(len(sends)),
+		&posted,
+	)
 	if r != 0 {
 		return int(posted), failed(int32(r), "ibv_post_send", p.on())
 	}
@@ -281,7 +294,12 @@ type Recv struct {
 // request (ibv_post_recv). ENOMEM: the queue is full.
 func (p *Pair) PostRecv(receives []Recv) (int, error) {
 	var posted C.int
-	r := C.peerlane_post_recv(p.qp, (*C.peerlane_recv)(unsafe.Pointer(unsafe.SliceData(receives))), C.int(len(receives)), &posted)
+	r := C.peerlane_post_recv(
+		p.qp,
+		(*C.peerlane_recv)(unsafe.Pointer(unsafe.SliceData(receives))),
+		C.int(len(receives)),
+		&posted,
+	)
 	if r != 0 {
 		return int(posted), failed(int32(r), "ibv_post_recv", p.on())
 	}

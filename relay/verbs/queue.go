@@ -39,7 +39,11 @@ func (q *Queue) Entries() int { return int(q.cq.cqe) }
 // Resize changes the room to at least so many completions (ibv_resize_cq). Providers without it
 // return EOPNOTSUPP or ENOSYS.
 func (q *Queue) Resize(entries int) error {
-	return failed(int32(C.peerlane_resize_cq(q.c.l.calls, q.cq, C.int(entries))), "ibv_resize_cq", fmt.Sprintf("%s, %d entries", q.c.name, entries))
+	return failed(
+		int32(C.peerlane_resize_cq(q.c.l.calls, q.cq, C.int(entries))),
+		"ibv_resize_cq",
+		fmt.Sprintf("%s, %d entries", q.c.name, entries),
+	)
 }
 
 // Is reports whether an event is about the queue.

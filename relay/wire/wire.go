@@ -216,7 +216,12 @@ func Decode(datagram []byte) (Message, uint32, error) {
 	kind := binary.LittleEndian.Uint32(datagram)
 	m := newMessage(kind)
 	if m == nil {
-		return nil, 0, Errorf(StatusMalformed, "a message of type %d, which this version (%d) does not know", kind, NewestVersion)
+		return nil, 0, Errorf(
+			StatusMalformed,
+			"a message of type %d, which this version (%d) does not know",
+			kind,
+			NewestVersion,
+		)
 	}
 	if want := m.bytes(); len(want) != len(datagram) {
 		return nil, 0, Errorf(StatusMalformed, "a %T of %d bytes: it must have %d", m, len(datagram), len(want))
@@ -309,9 +314,15 @@ func (m *Failure) Err() error { return Reason(Status(m.Status), m.Reason[:]) }
 func Negotiate(side string, oldest, newest uint32) (uint32, error) {
 	version := min(newest, NewestVersion)
 	if oldest > newest || version < max(oldest, OldestVersion) {
-		return 0, Errorf(StatusVersion,
+		return 0, Errorf(
+			StatusVersion,
 			"the %s speaks versions %d to %d of Peerlane's protocol, this relay %d to %d; install the same release of Peerlane in the image and on the host",
-			side, oldest, newest, OldestVersion, NewestVersion)
+			side,
+			oldest,
+			newest,
+			OldestVersion,
+			NewestVersion,
+		)
 	}
 	return version, nil
 }

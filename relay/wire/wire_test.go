@@ -209,7 +209,8 @@ func TestFailureCarriesTheObjectBehindTheText(t *testing.T) {
 		}
 	}
 	of := &Error{Status: StatusLimit, Object: "relay.limits.clients"}
-	if err := Errorf(StatusLimit, "a limit").On("relay.limits.memories"); errors.Is(err, of) || !errors.Is(err, &Error{Status: StatusLimit}) {
+	if err := Errorf(StatusLimit, "a limit").On("relay.limits.memories"); errors.Is(err, of) ||
+		!errors.Is(err, &Error{Status: StatusLimit}) {
 		t.Errorf("%v is of %q", err, of.Object)
 	}
 }

@@ -279,6 +279,10 @@ func begin(ctx context.Context, o Options) (r *run, end func() error, err error)
 	return r, remove, nil
 }
 
+// ErrOneGPU is the cause of a bench of route staged alone on a host with one GPU.
+var ErrOneGPU = errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --routes direct, " +
+	"or --gpus simulated")
+
 // chooseRoutes omits route staged on a host with one GPU.
 func (r *run) chooseRoutes() error {
 	if !r.host.OneGPU() {
@@ -286,8 +290,7 @@ func (r *run) chooseRoutes() error {
 	}
 	r.Routes = slices.DeleteFunc(slices.Clone(r.Routes), func(route string) bool { return route == staged })
 	if len(r.Routes) == 0 {
-		return errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --routes direct, or " +
-			"--gpus simulated")
+		return ErrOneGPU
 	}
 	return nil
 }

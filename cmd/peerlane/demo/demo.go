@@ -314,16 +314,22 @@ func (d *demo) clear(before testbed.Snapshot, cause error, interrupted bool) err
 	return errors.Join(cause, collected, removed, err)
 }
 
+// Causes of options that a host with one GPU refuses.
+var (
+	ErrOneGPUForStaging = errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --route " +
+		"direct, or --gpus simulated")
+	ErrOneGPUForCopies = errors.New("--copy client needs a second GPU to copy to; this host has 1 GPU: use --copy " +
+		"relay, or --gpus simulated")
+)
+
 // chooseRoute resolves route auto, and refuses options that need a second GPU.
 func (d *demo) chooseRoute() error {
 	one := d.host.OneGPU()
 	switch {
 	case one && d.Route == launch.RouteStaged:
-		return errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --route direct, or " +
-			"--gpus simulated")
+		return ErrOneGPUForStaging
 	case one && d.Copy == CopyClient:
-		return errors.New("--copy client needs a second GPU to copy to; this host has 1 GPU: use --copy relay, or --gpus " +
-			"simulated")
+		return ErrOneGPUForCopies
 	case d.Route != "" && d.Route != launch.RouteAuto:
 	case one:
 		d.Route = launch.RouteDirect

@@ -269,6 +269,9 @@ func (p *nicProcesses) stop() error {
 	return err
 }
 
+// ErrNoGPU is the cause of a measurement on real GPUs on a host without a GPU.
+var ErrNoGPU = errors.New("this host has no NVIDIA GPU; use --gpus simulated for the CUDA simulator")
+
 // real makes h this machine, if the machine has a GPU and a driver.
 func (h *Host) real() error {
 	topology, err := reader.Sysfs(topo.Options{NVML: nvml.New()})
@@ -276,7 +279,7 @@ func (h *Host) real() error {
 		return err
 	}
 	if len(topology.GPUs) == 0 {
-		return errors.New("this host has no NVIDIA GPU; use --gpus simulated for the CUDA simulator")
+		return ErrNoGPU
 	}
 	library, err := driverLibrary()
 	if err != nil {

@@ -22,11 +22,21 @@ func Names() []string {
 	return names
 }
 
+// unknownTableError is the error of a name without a table.
+type unknownTableError struct {
+	name  string
+	known []string
+}
+
+func (e *unknownTableError) Error() string {
+	return fmt.Sprintf("unknown PCIe table %q; use one of %s", e.name, strings.Join(e.known, ", "))
+}
+
 // Named returns the text of a table of the package.
 func Named(name string) (string, error) {
 	text, err := trees.ReadFile("trees/" + name + ".txt")
 	if err != nil {
-		return "", fmt.Errorf("unknown PCIe table %q; use one of %s", name, strings.Join(Names(), ", "))
+		return "", &unknownTableError{name, Names()}
 	}
 	return string(text), nil
 }

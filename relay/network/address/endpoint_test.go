@@ -42,8 +42,14 @@ func TestInvalidEndpointsAreRefused(t *testing.T) {
 
 func TestLinkLocalAddressesAreTriedAtOwnInterfaces(t *testing.T) {
 	chosen := []Chosen{
-		{Interface: "eth0", Address: netip.MustParseAddr("10.0.0.1")}, {Interface: "eth1", Address: netip.MustParseAddr("fe80::1%eth1")},
-		{Interface: "eth1", Address: netip.MustParseAddr("fe80::2%eth1")}, {Interface: "eth2", Address: netip.MustParseAddr("fe80::3%eth2")},
+		{
+			Interface: "eth0",
+			Address:   netip.MustParseAddr("10.0.0.1"),
+		}, {Interface: "eth1", Address: netip.MustParseAddr("fe80::1%eth1")},
+		{
+			Interface: "eth1",
+			Address:   netip.MustParseAddr("fe80::2%eth1"),
+		}, {Interface: "eth2", Address: netip.MustParseAddr("fe80::3%eth2")},
 	}
 	for _, c := range []struct {
 		e    Endpoint
@@ -77,7 +83,8 @@ func FuzzEndpoint(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if e.Encode() != [EndpointBytes]byte(text) || e.Port == 0 || !e.Address.IsValid() || e.Address.IsUnspecified() || e.Address.IsMulticast() {
+		if e.Encode() != [EndpointBytes]byte(text) || e.Port == 0 || !e.Address.IsValid() || e.Address.IsUnspecified() ||
+			e.Address.IsMulticast() {
 			t.Errorf("% x is %v", text, e)
 		}
 	})

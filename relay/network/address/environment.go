@@ -42,8 +42,11 @@ var ncclKeys = map[string]Ignored{
 	"NCCL_SOCKET_FAMILY":   {key: "network.family", note: ownSockets},
 	"NCCL_SOCKET_NTHREADS": {key: "network.streams", note: ownSockets},
 	"NCCL_IB_HCA":          {key: "plan.exclude.nics, or plan.lane.nics,", note: ofVerbs},
-	"NCCL_IB_DISABLE":      {key: "relay.transport", note: "which transport relays use follows from the host's NICs, unless it says otherwise"},
-	"NCCL_IB_MERGE_NICS":   {key: "plan.lane.nics", note: ofVerbs},
+	"NCCL_IB_DISABLE": {
+		key:  "relay.transport",
+		note: "which transport relays use follows from the host's NICs, unless it says otherwise",
+	},
+	"NCCL_IB_MERGE_NICS": {key: "plan.lane.nics", note: ofVerbs},
 
 	"NCCL_IB_TC":                 {key: "verbs.tc", note: isVerbs},
 	"NCCL_IB_SL":                 {key: "verbs.sl", note: isVerbs},

@@ -21,7 +21,8 @@ func TestVariablesWithoutEffectAreReported(t *testing.T) {
 		t.Fatalf("%v", got)
 	}
 	for n, w := range want {
-		if s := got[n].String(); got[n].Name != w.name || !strings.HasPrefix(s, w.name+" has no effect") || !strings.Contains(s, w.says) {
+		if s := got[n].String(); got[n].Name != w.name || !strings.HasPrefix(s, w.name+" has no effect") ||
+			!strings.Contains(s, w.says) {
 			t.Errorf("%q, want %s: %s", s, w.name, w.says)
 		}
 	}

@@ -46,8 +46,12 @@ func ParseInterfaces(text string) (Interfaces, error) {
 	}
 	for n, item := range items {
 		no, whole, name := modifiers(item)
-		if n == 0 && (no || whole) || name == "" || len(name) > maxName || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("^=/:", r) }) {
-			return Interfaces{}, fmt.Errorf(`%q is no interface's name or the beginning of one; a list looks like "eth,ib", "=ens1f0" or "^docker"`, item)
+		if n == 0 && (no || whole) || name == "" || len(name) > maxName ||
+			strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("^=/:", r) }) {
+			return Interfaces{}, fmt.Errorf(
+				`%q is no interface's name or the beginning of one; a list looks like "eth,ib", "=ens1f0" or "^docker"`,
+				item,
+			)
 		}
 		p := pattern{name, exact || whole}
 		if excludes || no {
@@ -191,7 +195,11 @@ func (l Interfaces) Choose(all []Interface, f Family) ([]Chosen, error) {
 		order[i.Name] = n
 	}
 	slices.SortStableFunc(found, func(a, b ranked) int {
-		return cmp.Or(cmp.Compare(a.place, b.place), cmp.Compare(order[a.Interface], order[b.Interface]), cmp.Compare(a.kind, b.kind))
+		return cmp.Or(
+			cmp.Compare(a.place, b.place),
+			cmp.Compare(order[a.Interface], order[b.Interface]),
+			cmp.Compare(a.kind, b.kind),
+		)
 	})
 	chosen := make([]Chosen, len(found))
 	for n, r := range found {

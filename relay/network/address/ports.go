@@ -72,7 +72,12 @@ func Listen(ctx context.Context, at netip.Addr, ports Ports) (*net.TCPListener, 
 		}
 	}
 	if refused != nil {
-		return nil, fmt.Errorf("listening for relays of other hosts: no port of network.ports %v at %v is free: %w", ports, at, refused)
+		return nil, fmt.Errorf(
+			"listening for relays of other hosts: no port of network.ports %v at %v is free: %w",
+			ports,
+			at,
+			refused,
+		)
 	}
 	return nil, &fault.Error{Code: fault.NoPort, Operation: "listening for relays of other hosts",
 		Cause: &takenError{ports, at}, Remedy: "give a larger range in config.toml (ss -ltn shows who has them)"}

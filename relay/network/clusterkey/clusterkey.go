@@ -57,7 +57,9 @@ func Tenant(text []byte, name string) ([]byte, error) {
 			secret, err = base64.StdEncoding.Strict().DecodeString(fields[3])
 		}
 		if err != nil || len(secret) != Bytes || hex.EncodeToString(ID(secret)) != fields[1] {
-			return nil, errors.New("derive a tenant's key: the cluster key's file was changed or copied in part; copy the file again")
+			return nil, errors.New(
+				"derive a tenant's key: the cluster key's file was changed or copied in part; copy the file again",
+			)
 		}
 		own := Derive(secret, nil, "tenant "+name, Bytes)
 		fmt.Fprintf(&derived, "%s %x %s %s\n", fields[0], ID(own), fields[2], base64.StdEncoding.EncodeToString(own))
@@ -67,8 +69,13 @@ func Tenant(text []byte, name string) ([]byte, error) {
 
 // CheckTenant refuses a name that a message cannot print.
 func CheckTenant(name string) error {
-	if name == "" || len(name) > MaxTenant || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return fmt.Errorf("%.60q is no tenant's name: 1 to %d printable ASCII characters without blanks are possible", name, MaxTenant)
+	if name == "" || len(name) > MaxTenant ||
+		strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return fmt.Errorf(
+			"%.60q is no tenant's name: 1 to %d printable ASCII characters without blanks are possible",
+			name,
+			MaxTenant,
+		)
 	}
 	return nil
 }

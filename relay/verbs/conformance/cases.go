@@ -32,12 +32,15 @@ func device(t *testing.T, f Fixture) {
 	c := open(t, f)
 	a, err := c.Attributes()
 	check(t, err)
-	if a.NodeGUID != d.NodeGUID || a.Ports != 1 || a.Pairs == 0 || a.PairRequests == 0 || a.Segments == 0 || a.QueueEntries == 0 || a.RegionBytes == 0 {
+	if a.NodeGUID != d.NodeGUID || a.Ports != 1 || a.Pairs == 0 || a.PairRequests == 0 || a.Segments == 0 ||
+		a.QueueEntries == 0 ||
+		a.RegionBytes == 0 {
 		t.Errorf("%+v", a)
 	}
 	p, err := c.Port(1)
 	check(t, err)
-	if p.State != verbs.PortActive || p.LinkLayer != verbs.Ethernet || p.MTU.Bytes() < 256 || p.MTU > p.MaxMTU || p.GIDs == 0 {
+	if p.State != verbs.PortActive || p.LinkLayer != verbs.Ethernet || p.MTU.Bytes() < 256 || p.MTU > p.MaxMTU ||
+		p.GIDs == 0 {
 		t.Errorf("%+v", p)
 	}
 	if _, err := c.Port(9); !errors.Is(err, syscall.EINVAL) {
@@ -139,7 +142,16 @@ func transfers(t *testing.T, f Fixture) {
 	pattern(a.bytes[:half], 1)
 
 	const n = 3*page + 5 // several packets
-	write := verbs.Send{ID: 1, Op: verbs.Write, Flags: verbs.Signaled, Address: a.at(0), LKey: a.region.LKey(), Remote: b.at(half), RKey: b.region.RKey(), Length: n}
+	write := verbs.Send{
+		ID:      1,
+		Op:      verbs.Write,
+		Flags:   verbs.Signaled,
+		Address: a.at(0),
+		LKey:    a.region.LKey(),
+		Remote:  b.at(half),
+		RKey:    b.region.RKey(),
+		Length:  n,
+	}
 	a.post(write)
 	a.want(verbs.Completion{ID: 1, Op: verbs.WriteDone})
 	same := func(what string, got, want []byte) {
@@ -152,7 +164,9 @@ func transfers(t *testing.T, f Fixture) {
 		// A write of iWARP ends when it is sent; a later request on the same pair shows the
 		// arrival.
 		b.receive(verbs.Recv{ID: 9, Address: b.at(0), Length: page, LKey: b.region.LKey()})
-		a.post(verbs.Send{ID: 2, Op: verbs.SendMessage, Flags: verbs.Signaled, Address: a.at(0), LKey: a.region.LKey(), Length: 16})
+		a.post(
+			verbs.Send{ID: 2, Op: verbs.SendMessage, Flags: verbs.Signaled, Address: a.at(0), LKey: a.region.LKey(), Length: 16},
+		)
 		a.want(verbs.Completion{ID: 2, Op: verbs.SendDone})
 		b.want(verbs.Completion{ID: 9, Op: verbs.Received, Bytes: 16})
 		same("send", b.bytes[:16], a.bytes[:16])
@@ -162,13 +176,31 @@ func transfers(t *testing.T, f Fixture) {
 		t.Error("the write is longer than it is")
 	}
 
-	read := verbs.Send{ID: 3, Op: verbs.Read, Flags: verbs.Signaled, Address: a.at(half), LKey: a.region.LKey(), Remote: b.at(half), RKey: b.region.RKey(), Length: n}
+	read := verbs.Send{
+		ID:      3,
+		Op:      verbs.Read,
+		Flags:   verbs.Signaled,
+		Address: a.at(half),
+		LKey:    a.region.LKey(),
+		Remote:  b.at(half),
+		RKey:    b.region.RKey(),
+		Length:  n,
+	}
 	a.post(read)
 	a.want(verbs.Completion{ID: 3, Op: verbs.ReadDone})
 	same("read", a.bytes[half:half+n], a.bytes[:n])
 
-	immediate := verbs.Send{ID: 4, Op: verbs.WriteImmediate, Flags: verbs.Signaled, Address: a.at(page), LKey: a.region.LKey(),
-		Remote: b.at(half + 32*page), RKey: b.region.RKey(), Length: n, Immediate: 0x01020304}
+	immediate := verbs.Send{
+		ID:        4,
+		Op:        verbs.WriteImmediate,
+		Flags:     verbs.Signaled,
+		Address:   a.at(page),
+		LKey:      a.region.LKey(),
+		Remote:    b.at(half + 32*page),
+		RKey:      b.region.RKey(),
+		Length:    n,
+		Immediate: 0x01020304,
+	}
 	if f.managed() {
 		if n, err := a.pair.PostSend([]verbs.Send{immediate}); n != 0 || !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("a write with an immediate over iWARP: %d, %v", n, err)
@@ -176,7 +208,11 @@ func transfers(t *testing.T, f Fixture) {
 		return
 	}
 	// Earlier unsignalled requests end with it; of no bytes is the last.
-	b.receive(verbs.Recv{ID: 10}, verbs.Recv{ID: 11}, verbs.Recv{ID: 12, Address: b.at(0), Length: page, LKey: b.region.LKey()})
+	b.receive(
+		verbs.Recv{ID: 10},
+		verbs.Recv{ID: 11},
+		verbs.Recv{ID: 12, Address: b.at(0), Length: page, LKey: b.region.LKey()},
+	)
 	unsignalled, empty := immediate, immediate
 	unsignalled.Flags, unsignalled.Immediate, unsignalled.ID = 0, 7, 5
 	empty.Length, empty.Immediate, empty.Address, empty.LKey = 0, 0xfffffffe, 0, 0
@@ -188,7 +224,16 @@ func transfers(t *testing.T, f Fixture) {
 
 	// Inline bytes need no region, and are the caller's at once.
 	text := []byte("inline bytes")
-	a.post(verbs.Send{ID: 6, Op: verbs.SendMessageImmediate, Flags: verbs.Signaled | verbs.Inline, Address: uint64(address(text)), Length: uint32(len(text)), Immediate: 1})
+	a.post(
+		verbs.Send{
+			ID:        6,
+			Op:        verbs.SendMessageImmediate,
+			Flags:     verbs.Signaled | verbs.Inline,
+			Address:   uint64(address(text)),
+			Length:    uint32(len(text)),
+			Immediate: 1,
+		},
+	)
 	clear(text)
 	a.want(verbs.Completion{ID: 6, Op: verbs.SendDone})
 	b.want(verbs.Completion{ID: 12, Op: verbs.Received, Bytes: 12, Immediate: 1, HasImmediate: true})
@@ -210,7 +255,17 @@ func transfers(t *testing.T, f Fixture) {
 func allocations(t *testing.T, f Fixture) {
 	a, b := connected(t, f, usual)
 	into := make([]verbs.Completion, 4)
-	sends := []verbs.Send{{Op: verbs.Write, Flags: verbs.Signaled, Address: a.at(0), LKey: a.region.LKey(), Remote: b.at(half), RKey: b.region.RKey(), Length: 64}}
+	sends := []verbs.Send{
+		{
+			Op:      verbs.Write,
+			Flags:   verbs.Signaled,
+			Address: a.at(0),
+			LKey:    a.region.LKey(),
+			Remote:  b.at(half),
+			RKey:    b.region.RKey(),
+			Length:  64,
+		},
+	}
 	receives := []verbs.Recv{{Address: b.at(0), Length: page, LKey: b.region.LKey()}}
 	var failed error
 	n := testing.AllocsPerRun(4, func() {
@@ -230,7 +285,18 @@ func allocations(t *testing.T, f Fixture) {
 
 func localProtection(t *testing.T, f Fixture) {
 	a, b := connected(t, f, usual)
-	a.post(verbs.Send{ID: 1, Op: verbs.Write, Flags: verbs.Signaled, Address: a.at(2 * half), LKey: a.region.LKey(), Remote: b.at(half), RKey: b.region.RKey(), Length: page})
+	a.post(
+		verbs.Send{
+			ID:      1,
+			Op:      verbs.Write,
+			Flags:   verbs.Signaled,
+			Address: a.at(2 * half),
+			LKey:    a.region.LKey(),
+			Remote:  b.at(half),
+			RKey:    b.region.RKey(),
+			Length:  page,
+		},
+	)
 	a.fails(1, f.localProtection)
 	a.failed(f)
 }
@@ -276,7 +342,16 @@ func remoteAccess(t *testing.T, f Fixture) {
 		} {
 			t.Run(fmt.Sprintf("%d %s", op, name), func(t *testing.T) {
 				a, b := connected(t, f, usual)
-				s := verbs.Send{ID: 1, Op: op, Flags: verbs.Signaled, Address: a.at(0), LKey: a.region.LKey(), Remote: b.at(0), RKey: b.region.RKey(), Length: page}
+				s := verbs.Send{
+					ID:      1,
+					Op:      op,
+					Flags:   verbs.Signaled,
+					Address: a.at(0),
+					LKey:    a.region.LKey(),
+					Remote:  b.at(0),
+					RKey:    b.region.RKey(),
+					Length:  page,
+				}
 				change(&s, b)
 				a.post(s)
 				a.fails(1, verbs.RemoteAccessError, "remote access error", "has not registered that memory")
@@ -292,14 +367,28 @@ func retryExceeded(t *testing.T, f Fixture) {
 	}
 	a, b := connected(t, f, quick)
 	check(t, b.pair.Fail())
-	a.post(verbs.Send{ID: 1, Op: verbs.Write, Flags: verbs.Signaled, Address: a.at(0), LKey: a.region.LKey(), Remote: b.at(0), RKey: b.region.RKey(), Length: page})
+	a.post(
+		verbs.Send{
+			ID:      1,
+			Op:      verbs.Write,
+			Flags:   verbs.Signaled,
+			Address: a.at(0),
+			LKey:    a.region.LKey(),
+			Remote:  b.at(0),
+			RKey:    b.region.RKey(),
+			Length:  page,
+		},
+	)
 	a.fails(1, verbs.RetryExceeded, "retry counter exceeded", "does not answer")
 	a.failed(f)
 }
 
 func flushed(t *testing.T, f Fixture) {
 	a, _ := connected(t, f, usual)
-	a.receive(verbs.Recv{ID: 1, Address: a.at(0), Length: page, LKey: a.region.LKey()}, verbs.Recv{ID: 2, Address: a.at(0), Length: page, LKey: a.region.LKey()})
+	a.receive(
+		verbs.Recv{ID: 1, Address: a.at(0), Length: page, LKey: a.region.LKey()},
+		verbs.Recv{ID: 2, Address: a.at(0), Length: page, LKey: a.region.LKey()},
+	)
 	check(t, a.pair.Fail())
 	for id := range uint64(2) {
 		a.fails(id+1, verbs.Flushed, "work request flushed")

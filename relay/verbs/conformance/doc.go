@@ -1,6 +1,6 @@
 // Package conformance tests the guarantees of package verbs on the software device, and on the
 // kernel's RDMA devices of network cards in a guest (rxe, siw): so that the software device is not
-// kinder than they are.
+// kinder than the kernel's devices.
 package conformance
 
 import (
@@ -14,15 +14,15 @@ import (
 type Fixture struct {
 	Library *verbs.Library
 	Device  string
-	// Address is the device's, where pairs are connected by the connection manager;
-	// elsewhere they are connected out of band.
+	// Address is the device's, if the connection manager connects pairs;
+	// otherwise the test connects pairs out of band.
 	Address netip.Addr
 	// dmabuf is the expected result of the probe.
 	dmabuf verbs.Support
 	// localProtection is the status of a request with unregistered local memory:
 	// LocalProtectionError, if the device is exact.
 	localProtection verbs.Status
-	// Port pulls the port's cable, or plugs it in; nil where it cannot.
+	// Port pulls the port's cable, or plugs the cable in; nil if not supported.
 	Port func(t testing.TB, plugged bool)
 }
 
@@ -73,7 +73,7 @@ type testCase struct {
 	test func(*testing.T, Fixture)
 }
 
-// Run runs all of them.
+// Run runs every case.
 func Run(t *testing.T, f Fixture) {
 	for _, c := range cases() {
 		t.Run(c.name, func(t *testing.T) { c.test(t, f) })

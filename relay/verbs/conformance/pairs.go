@@ -61,7 +61,7 @@ const (
 	half = 64 * page
 )
 
-// end is one side of a connection, with registered memory.
+// end is a side of a connection, with registered memory.
 type end struct {
 	t      testing.TB
 	c      *verbs.Context
@@ -154,7 +154,10 @@ func connected(t testing.TB, f Fixture, of limits) (a, b *end) {
 		}))
 	}
 	for _, e := range []*end{a, b} {
-		check(t, e.pair.ReadyToSend(verbs.Sending{PSN: 7, Timeout: of.timeout, Retries: of.retries, ReceiverRetries: 7, Reads: 1}))
+		check(
+			t,
+			e.pair.ReadyToSend(verbs.Sending{PSN: 7, Timeout: of.timeout, Retries: of.retries, ReceiverRetries: 7, Reads: 1}),
+		)
 	}
 	return a, b
 }
@@ -202,7 +205,10 @@ func asked(t testing.TB, f Fixture, events *verbs.Events, private []byte) (a, b 
 	check(t, asks.ResolveRoute(patience))
 	next(t, events, verbs.RouteResolved)
 	a = paired(t, asks)
-	check(t, asks.Connect(verbs.Connection{Private: private, Retries: 7, ReceiverRetries: 7, AnswerReads: 1, InitiateReads: 1}))
+	check(
+		t,
+		asks.Connect(verbs.Connection{Private: private, Retries: 7, ReceiverRetries: 7, AnswerReads: 1, InitiateReads: 1}),
+	)
 	request := next(t, events, verbs.ConnectRequest)
 	if request.Listener != listener || !bytes.HasPrefix(request.Private, private) {
 		t.Fatalf("a request to %p with %q; want %p, %q", request.Listener, request.Private, listener, private)
@@ -229,7 +235,10 @@ func managed(t testing.TB, f Fixture) (a, b *end) {
 	t.Helper()
 	events := manager(t, f)
 	a, b, asks, answers := asked(t, f, events, []byte("hello"))
-	check(t, answers.Accept(verbs.Connection{Private: []byte("and you"), ReceiverRetries: 7, AnswerReads: 1, InitiateReads: 1}))
+	check(
+		t,
+		answers.Accept(verbs.Connection{Private: []byte("and you"), ReceiverRetries: 7, AnswerReads: 1, InitiateReads: 1}),
+	)
 	for range 2 {
 		e := next(t, events, verbs.Established)
 		if e.ID == asks && !bytes.HasPrefix(e.Private, []byte("and you")) {

@@ -131,7 +131,13 @@ func Build(path string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	args := append(append([]string{}, compiler[1:]...), flags...)
-	args = append(args, "-ffile-prefix-map="+dir+"=softdevice", `-DSOFTDEVICE_SOURCE="`+fingerprint()+`"`, "-o", libraryName)
+	args = append(
+		args,
+		"-ffile-prefix-map="+dir+"=softdevice",
+		`-DSOFTDEVICE_SOURCE="`+fingerprint()+`"`,
+		"-o",
+		libraryName,
+	)
 	texts := files()
 	for _, name := range slices.Sorted(maps.Keys(texts)) { // the same order gives the same library
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(texts[name]), 0o644); err != nil {
@@ -207,10 +213,32 @@ func (d Device) line() string {
 		}
 		return b
 	}
-	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s fault=%s rate=%d seed=%d\n", d.Name, d.GUID,
-		choose(d.IWARP, "iWARP", "IB"), choose(d.InfiniBand, "InfiniBand", "Ethernet"), choose(d.Down, "DOWN", "ACTIVE"),
-		d.LID, d.Address, choose(d.Moved, "4", "2"), choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem), choose(d.Holds, "yes", "no"),
-		cmp.Or(d.Prefix, 0xfe80<<48), choose(d.GRH, "yes", "no"), d.ECE, choose(d.NoResize, "no", "yes"), cmp.Or(d.Entries, 65536), choose(d.DataDirect, "yes", "no"), cmp.Or(d.Fault, "none"), d.Rate, d.Seed)
+	return fmt.Sprintf(
+		"%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s fault=%s rate=%d seed=%d\n",
+		d.Name,
+		d.GUID,
+		choose(d.IWARP, "iWARP", "IB"),
+		choose(d.InfiniBand, "InfiniBand", "Ethernet"),
+		choose(d.Down, "DOWN", "ACTIVE"),
+		d.LID,
+		d.Address,
+		choose(d.Moved, "4", "2"),
+		choose(d.NoDMABuf, "no", "yes"),
+		choose(d.Peermem == "", "no", d.Peermem),
+		choose(d.Holds, "yes", "no"),
+		cmp.Or(
+			d.Prefix,
+			0xfe80<<48,
+		),
+		choose(d.GRH, "yes", "no"),
+		d.ECE,
+		choose(d.NoResize, "no", "yes"),
+		cmp.Or(d.Entries, 65536),
+		choose(d.DataDirect, "yes", "no"),
+		cmp.Or(d.Fault, "none"),
+		d.Rate,
+		d.Seed,
+	)
 }
 
 // Host is a host with such devices.
@@ -234,7 +262,12 @@ func New(dir string, devices ...Device) (Host, error) {
 		return Host{}, err
 	}
 	// The loader takes two links to a file for a single library.
-	return h, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(h.Library(), text, 0o755), os.WriteFile(filepath.Join(dir, logName), nil, 0o644), h.Set(devices...))
+	return h, errors.Join(
+		os.MkdirAll(dir, 0o755),
+		os.WriteFile(h.Library(), text, 0o755),
+		os.WriteFile(filepath.Join(dir, logName), nil, 0o644),
+		h.Set(devices...),
+	)
 }
 
 // logName is the file of the record. Without the record the library neither records calls nor reads
@@ -268,7 +301,15 @@ func (h Host) Apart(dir string) (environment []string, err error) {
 		return nil, err
 	}
 	path := filepath.Join(dir, libraryName)
-	return []string{verbs.LibraryVariable + "=" + path, directoryVariable + "=" + h.Dir, allowed}, os.WriteFile(path, text, 0o755)
+	return []string{
+			verbs.LibraryVariable + "=" + path,
+			directoryVariable + "=" + h.Dir,
+			allowed,
+		}, os.WriteFile(
+			path,
+			text,
+			0o755,
+		)
 }
 
 // directoryVariable names a host's directory where the library is elsewhere.

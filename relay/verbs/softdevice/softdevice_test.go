@@ -65,7 +65,13 @@ func TestRegistrationAsksForWhatItIsGiven(t *testing.T) {
 	var st unix.Stat_t
 	check(t, unix.Fstat(fd, &st))
 
-	r, err := d.RegisterDMABuf(fd, 2*page, 3*page, 0x7f0000002000, verbs.LocalWrite|verbs.RemoteWrite|verbs.RelaxedOrdering)
+	r, err := d.RegisterDMABuf(
+		fd,
+		2*page,
+		3*page,
+		0x7f0000002000,
+		verbs.LocalWrite|verbs.RemoteWrite|verbs.RelaxedOrdering,
+	)
 	check(t, err)
 	wantArguments(t, last(t, h, "ibv_reg_dmabuf_mr"), map[string]string{
 		"device": "mlx5_0", "fd": fmt.Sprint(fd), "inode": fmt.Sprint(st.Ino), "offset": "0x2000", "length": "12288",
@@ -89,7 +95,10 @@ func TestRegistrationAsksForWhatItIsGiven(t *testing.T) {
 		r, err := d.Register(at, 2*page, c.iova, c.access)
 		check(t, err)
 		wantArguments(t, last(t, h, c.call), map[string]string{
-			"memory": fmt.Sprintf("%#x", at), "length": "8192", "iova": fmt.Sprintf("%#x", c.iova), "access": fmt.Sprintf("%#x", uint32(c.access)), "=": "0",
+			"memory": fmt.Sprintf(
+				"%#x",
+				at,
+			), "length": "8192", "iova": fmt.Sprintf("%#x", c.iova), "access": fmt.Sprintf("%#x", uint32(c.access)), "=": "0",
 		})
 		check(t, r.Close())
 	}
@@ -262,15 +271,35 @@ func newSide(l *verbs.Library, name string) (s *side, err error) {
 }
 
 func (s *side) close() error {
-	return errors.Join(s.pair.Close(), s.region.Close(), s.queue.Close(), s.domain.Close(), s.context.Close(), unix.Munmap(s.memory))
+	return errors.Join(
+		s.pair.Close(),
+		s.region.Close(),
+		s.queue.Close(),
+		s.domain.Close(),
+		s.context.Close(),
+		unix.Munmap(s.memory),
+	)
 }
 
 func (s *side) at() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(s.memory))) }
 
 func (s *side) connect(to uint32) error {
 	return errors.Join(
-		s.pair.ReadyToReceive(verbs.Route{Pair: to, MTU: verbs.MTU1024, Global: true, GID: s.gid.GID, SourceIndex: uint8(s.gid.Index), HopLimit: 64, Port: 1, Reads: 1, ReceiverTimer: 12}),
-		s.pair.ReadyToSend(verbs.Sending{Timeout: 14, Retries: 7, ReceiverRetries: 7, Reads: 1}))
+		s.pair.ReadyToReceive(
+			verbs.Route{
+				Pair:          to,
+				MTU:           verbs.MTU1024,
+				Global:        true,
+				GID:           s.gid.GID,
+				SourceIndex:   uint8(s.gid.Index),
+				HopLimit:      64,
+				Port:          1,
+				Reads:         1,
+				ReceiverTimer: 12,
+			},
+		),
+		s.pair.ReadyToSend(verbs.Sending{Timeout: 14, Retries: 7, ReceiverRetries: 7, Reads: 1}),
+	)
 }
 
 // completion polls until one comes, as only a test may.
@@ -322,7 +351,19 @@ func child() error {
 	if err != nil || c.Err() != nil || !c.HasImmediate {
 		return fmt.Errorf("%+v, %w", c, err)
 	}
-	_, err = s.pair.PostSend([]verbs.Send{{Op: verbs.WriteImmediate, Address: uint64(s.at()), LKey: s.region.LKey(), Length: c.Bytes, Remote: at, RKey: key, Immediate: c.Immediate + 1}})
+	_, err = s.pair.PostSend(
+		[]verbs.Send{
+			{
+				Op:        verbs.WriteImmediate,
+				Address:   uint64(s.at()),
+				LKey:      s.region.LKey(),
+				Length:    c.Bytes,
+				Remote:    at,
+				RKey:      key,
+				Immediate: c.Immediate + 1,
+			},
+		},
+	)
 	if err != nil {
 		return err
 	}
@@ -330,7 +371,11 @@ func child() error {
 }
 
 func TestTwoProcessesExchangeWrites(t *testing.T) {
-	h, l := host(t, softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"}, softdevice.Device{Name: "mlx5_1", GUID: 2, Address: "192.0.2.2"})
+	h, l := host(
+		t,
+		softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"},
+		softdevice.Device{Name: "mlx5_1", GUID: 2, Address: "192.0.2.2"},
+	)
 	exe, err := os.Executable()
 	check(t, err)
 	c := exec.CommandContext(t.Context(), exe)
@@ -364,7 +409,17 @@ func TestTwoProcessesExchangeWrites(t *testing.T) {
 	_, err = fmt.Fprintln(in, s.pair.Number(), uint64(s.at())+200, s.region.RKey())
 	check(t, err)
 	copy(s.memory, "there and back")
-	write := verbs.Send{ID: 3, Op: verbs.WriteImmediate, Flags: verbs.Signaled, Address: uint64(s.at()), LKey: s.region.LKey(), Length: 14, Remote: at + 100, RKey: key, Immediate: 41}
+	write := verbs.Send{
+		ID:        3,
+		Op:        verbs.WriteImmediate,
+		Flags:     verbs.Signaled,
+		Address:   uint64(s.at()),
+		LKey:      s.region.LKey(),
+		Length:    14,
+		Remote:    at + 100,
+		RKey:      key,
+		Immediate: 41,
+	}
 	// The reply is of the beginning of the other's memory.
 	both := write
 	both.Op, both.Flags, both.Remote = verbs.Write, 0, at
@@ -502,7 +557,14 @@ func TestSeedReordersRelaxedWritesUntilReceiveCompletes(t *testing.T) {
 				}
 				write(verbs.WriteImmediate, 128)
 				if one, err := b.completion(); err != nil || one.Err() != nil || b.memory[0] != round+1 || b.memory[64] != round+1 {
-					t.Fatalf("round %d: a receive completed (%v, %v), and the memory has %d and %d", round, one.Err(), err, b.memory[0], b.memory[64])
+					t.Fatalf(
+						"round %d: a receive completed (%v, %v), and the memory has %d and %d",
+						round,
+						one.Err(),
+						err,
+						b.memory[0],
+						b.memory[64],
+					)
 				}
 			}
 			if passed != c.want {

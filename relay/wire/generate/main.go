@@ -243,7 +243,11 @@ func (p *protocol) goSource() ([]byte, error) {
 			fmt.Fprintf(&b, "%s %s\n", camel(f.name), f.goType())
 		}
 		b.WriteString("}\n\n")
-		fmt.Fprintf(&b, "func (m *%s) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }\n\n", l.name)
+		fmt.Fprintf(
+			&b,
+			"func (m *%s) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }\n\n",
+			l.name,
+		)
 		if l.message != 0 {
 			fmt.Fprintf(&b, "func (m *%s) messageType() uint32 { return type%s }\n\n", l.name, l.name)
 		}
@@ -319,7 +323,11 @@ func (p *protocol) cValues() []byte {
 
 func (p *protocol) cHeader() []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "/* %s */\n#ifndef PEERLANE_WIRE_H\n#define PEERLANE_WIRE_H\n\n#include <stddef.h>\n#include <stdint.h>\n\n#include \"peerlane_values.h\"\n\n", origin)
+	fmt.Fprintf(
+		&b,
+		"/* %s */\n#ifndef PEERLANE_WIRE_H\n#define PEERLANE_WIRE_H\n\n#include <stddef.h>\n#include <stdint.h>\n\n#include \"peerlane_values.h\"\n\n",
+		origin,
+	)
 	p.cConstants(&b, false)
 	b.WriteString("\n/* X(number, text) for each status. */\n#define PEERLANE_STATUSES(X)")
 	for _, s := range p.statuses {

@@ -60,10 +60,12 @@ const (
 
 // order is a message of a process. Addresses are the region's own, as in work requests.
 type order struct {
-	kind, access   uint32
-	id             uint64
-	from, to       uint32 // keys; a registration has its lkey in from
-	source, target uint64 // addresses; a registration has the region's address in source and its place in the allocation in target
+	kind, access uint32
+	id           uint64
+	from, to     uint32 // keys; a registration has the lkey in from
+	// source and target are addresses. A registration has the region's address in source and the offset in the
+	// allocation in target.
+	source, target uint64
 	bytes, size    uint64 // of the region or copy, and of the allocation
 	domain         uint64 // the protection domain of a registration or queue pair
 }
@@ -75,11 +77,13 @@ func parse(b []byte) (o order, ok bool) {
 	e := binary.LittleEndian
 	return order{
 		kind: e.Uint32(b), access: e.Uint32(b[4:]), id: e.Uint64(b[8:]), from: e.Uint32(b[16:]), to: e.Uint32(b[20:]),
-		source: e.Uint64(b[24:]), target: e.Uint64(b[32:]), bytes: e.Uint64(b[40:]), size: e.Uint64(b[48:]), domain: e.Uint64(b[56:]),
+		source: e.Uint64(
+			b[24:],
+		), target: e.Uint64(b[32:]), bytes: e.Uint64(b[40:]), size: e.Uint64(b[48:]), domain: e.Uint64(b[56:]),
 	}, true
 }
 
-// Engine serves the processes of a host. Its fields belong to the loop.
+// Engine serves the processes of a host. The fields belong to the loop.
 type Engine struct {
 	loop      *poll.Loop
 	driver    *cuda.Driver
@@ -114,7 +118,7 @@ type client struct {
 	fd     int
 	moves  int // unfinished
 	gone   bool
-	rings  *rings // nil for a process that shares none
+	rings  *rings // nil for a process without shared memory
 }
 
 // region is memory that a process has registered.
@@ -123,11 +127,11 @@ type region struct {
 	owner   *client
 	key     uint32
 	access  uint32
-	address uint64 // the address of its first byte in work requests
+	address uint64 // the address of the first byte in work requests
 	at      uint64 // the place of that byte in the allocation
 	bytes   uint64
 	domain  uint64
-	moves   int // unfinished copies that use it
+	moves   int // unfinished copies of the region
 	retired bool
 	// forgotten is called when no copy uses the retired region any more.
 	forgotten func()
@@ -139,8 +143,16 @@ func New() (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{loop: l, gpus: map[cuda.Device]*gpu{}, regions: map[uint32]*region{}, clients: map[*client]bool{}, processor: &device.Queue{},
-		pairs: map[uint32]*pair{}, movers: map[*device.Queue]*mover{}, ports: map[uint32]*port{}}
+	e := &Engine{
+		loop:      l,
+		gpus:      map[cuda.Device]*gpu{},
+		regions:   map[uint32]*region{},
+		clients:   map[*client]bool{},
+		processor: &device.Queue{},
+		pairs:     map[uint32]*pair{},
+		movers:    map[*device.Queue]*mover{},
+		ports:     map[uint32]*port{},
+	}
 	l.Add(nic{e})
 	l.Add(e.processor)
 	if runtime.NumCPU() >= manyProcessors {
@@ -283,7 +295,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// do does an order and answers it; a copy is answered at its end.
+// do executes an order and answers; the answer of a copy follows the copy.
 func (c *client) do(o order, fds []int) {
 	c.engine.awake.extend()
 	var err error
@@ -315,7 +327,7 @@ func (c *client) do(o order, fds []int) {
 	c.answer(o.id, err)
 }
 
-// answer sends the result of an order. A process that does not read loses its connection.
+// answer sends the result of an order. A process that does not read loses the connection.
 func (c *client) answer(id uint64, err error) {
 	if c.gone {
 		return
@@ -351,10 +363,19 @@ func (c *client) share(fds []int, bytes uint64) error {
 
 func (c *client) register(o order, fds []int) (err error) {
 	e := c.engine
-	if len(fds) != 1 || o.from&1 != 0 || e.regions[o.from] != nil || o.target > o.size || o.bytes > o.size-o.target || o.bytes == 0 {
+	if len(fds) != 1 || o.from&1 != 0 || e.regions[o.from] != nil || o.target > o.size || o.bytes > o.size-o.target ||
+		o.bytes == 0 {
 		return unix.EINVAL
 	}
-	r := &region{owner: c, key: o.from, access: o.access, address: o.source, at: o.target, bytes: o.bytes, domain: o.domain}
+	r := &region{
+		owner:   c,
+		key:     o.from,
+		access:  o.access,
+		address: o.source,
+		at:      o.target,
+		bytes:   o.bytes,
+		domain:  o.domain,
+	}
 	if o.kind == orderRegisterHost {
 		r.Memory, err = device.ImportHost(fds[0], o.size)
 	} else {
@@ -450,7 +471,7 @@ func (e *Engine) add(busID string) error {
 	return nil
 }
 
-// failed ends the engine after a sticky CUDA error. It returns its argument.
+// failed ends the engine after a sticky CUDA error, and returns err.
 func (e *Engine) failed(err error) error {
 	if cuda.Sticky(err) && e.lost == nil {
 		e.lost = fmt.Errorf("the engine of software devices ends after a CUDA error: %w", err)
@@ -553,7 +574,7 @@ func (e *Engine) issuer(target, source *device.Memory) (*device.Queue, error) {
 	return g.queue, nil
 }
 
-// end closes the connection of a process. Regions end after their last copy.
+// end closes the connection of a process. Regions end after the last copy.
 func (c *client) end() {
 	if c.gone {
 		return

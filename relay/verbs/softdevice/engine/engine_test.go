@@ -46,7 +46,17 @@ func run(m *testing.M) (code int, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(simulator)) }()
 	var devices []sim.Device
 	for i := range gpus {
-		devices = append(devices, sim.Device{Index: i, Minor: i, UUID: fmt.Sprintf("GPU-5eed0000-0000-4000-8000-00000000000%d", i), BusID: fmt.Sprintf("0000:1%d:00.0", i+7), Memory: 256 * mib, Name: "Simulated GPU"})
+		devices = append(
+			devices,
+			sim.Device{
+				Index:  i,
+				Minor:  i,
+				UUID:   fmt.Sprintf("GPU-5eed0000-0000-4000-8000-00000000000%d", i),
+				BusID:  fmt.Sprintf("0000:1%d:00.0", i+7),
+				Memory: 256 * mib,
+				Name:   "Simulated GPU",
+			},
+		)
 	}
 	if err := sim.Use(simulator, devices); err != nil {
 		return 0, err
@@ -120,7 +130,12 @@ func newEnd(t *testing.T, l *verbs.Library, name string, gpu *device.Device) *en
 		e.region, err = e.domain.RegisterDMABuf(fd, 0, e.memory.Bytes, uint64(e.memory.Address()), access)
 		return err
 	}))
-	e.hostKnown, err = e.domain.Register(uintptr(unsafe.Pointer(unsafe.SliceData(e.host))), uint64(len(e.host)), e.hostAt(), access)
+	e.hostKnown, err = e.domain.Register(
+		uintptr(unsafe.Pointer(unsafe.SliceData(e.host))),
+		uint64(len(e.host)),
+		e.hostAt(),
+		access,
+	)
 	check(t, err)
 	e.pair, err = e.domain.NewPair(verbs.PairConfig{Send: e.queue, Recv: e.queue, SendDepth: 8, RecvDepth: 8})
 	check(t, err)
@@ -130,7 +145,18 @@ func newEnd(t *testing.T, l *verbs.Library, name string, gpu *device.Device) *en
 	e.gid, err = verbs.ChooseGID(gids, verbs.Choice{Index: verbs.AnyIndex})
 	check(t, err)
 	t.Cleanup(func() {
-		check(t, errors.Join(e.pair.Close(), e.region.Close(), e.hostKnown.Close(), e.queue.Close(), e.domain.Close(), e.context.Close(), e.memory.Close()))
+		check(
+			t,
+			errors.Join(
+				e.pair.Close(),
+				e.region.Close(),
+				e.hostKnown.Close(),
+				e.queue.Close(),
+				e.domain.Close(),
+				e.context.Close(),
+				e.memory.Close(),
+			),
+		)
 	})
 	return e
 }
@@ -139,7 +165,22 @@ func (e *end) hostAt() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.Slic
 
 func (e *end) connect(to *end) {
 	e.t.Helper()
-	check(e.t, e.pair.ReadyToReceive(verbs.Route{Pair: to.pair.Number(), MTU: verbs.MTU1024, Global: true, GID: to.gid.GID, SourceIndex: uint8(e.gid.Index), HopLimit: 64, Port: 1, Reads: 1, ReceiverTimer: 12}))
+	check(
+		e.t,
+		e.pair.ReadyToReceive(
+			verbs.Route{
+				Pair:          to.pair.Number(),
+				MTU:           verbs.MTU1024,
+				Global:        true,
+				GID:           to.gid.GID,
+				SourceIndex:   uint8(e.gid.Index),
+				HopLimit:      64,
+				Port:          1,
+				Reads:         1,
+				ReceiverTimer: 12,
+			},
+		),
+	)
 	check(e.t, e.pair.ReadyToSend(verbs.Sending{Timeout: 14, Retries: 7, ReceiverRetries: 7, Reads: 1}))
 }
 
@@ -171,7 +212,10 @@ func (e *end) content(n int) []byte {
 	e.t.Helper()
 	b := make([]byte, n)
 	check(e.t, e.gpu.On(func() error {
-		return errors.Join(driver.MemcpyDtoHAsync(unsafe.Pointer(unsafe.SliceData(b)), e.memory.Ptr, uint64(n), 0), driver.StreamSynchronize(0))
+		return errors.Join(
+			driver.MemcpyDtoHAsync(unsafe.Pointer(unsafe.SliceData(b)), e.memory.Ptr, uint64(n), 0),
+			driver.StreamSynchronize(0),
+		)
 	}))
 	return b
 }
@@ -179,7 +223,10 @@ func (e *end) content(n int) []byte {
 func (e *end) fill(b []byte) {
 	e.t.Helper()
 	check(e.t, e.gpu.On(func() error {
-		return errors.Join(driver.MemcpyHtoDAsync(e.memory.Ptr, unsafe.Pointer(unsafe.SliceData(b)), uint64(len(b)), 0), driver.StreamSynchronize(0))
+		return errors.Join(
+			driver.MemcpyHtoDAsync(e.memory.Ptr, unsafe.Pointer(unsafe.SliceData(b)), uint64(len(b)), 0),
+			driver.StreamSynchronize(0),
+		)
 	}))
 }
 
@@ -211,7 +258,11 @@ func twoEnds(t *testing.T) (a, b *end, h softdevice.Host) {
 // servedEnds returns two connected ends, of devices with a rate, and the engine.
 func servedEnds(t *testing.T, rate uint64) (a, b *end, h softdevice.Host, served *engine.Engine) {
 	t.Helper()
-	h, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Rate: rate}, softdevice.Device{Name: "mlx5_1", GUID: 2, Address: "192.0.2.2", Rate: rate})
+	h, err := softdevice.New(
+		t.TempDir(),
+		softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Rate: rate},
+		softdevice.Device{Name: "mlx5_1", GUID: 2, Address: "192.0.2.2", Rate: rate},
+	)
 	check(t, err)
 	served = serve(t, h.Dir)
 	l, err := verbs.OpenLibrary(h.Library())
@@ -229,7 +280,16 @@ func TestWriteBetweenGPUsIsOneCopyOfTheEngine(t *testing.T) {
 	_, err := b.pair.PostRecv([]verbs.Recv{{ID: 9}})
 	check(t, err)
 	before := copied(t)
-	write := verbs.Send{ID: 1, Op: verbs.WriteImmediate, Immediate: 77, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: uint32(len(want)), Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+	write := verbs.Send{
+		ID:        1,
+		Op:        verbs.WriteImmediate,
+		Immediate: 77,
+		Address:   uint64(a.memory.Address()),
+		LKey:      a.region.LKey(),
+		Length:    uint32(len(want)),
+		Remote:    uint64(b.memory.Address()),
+		RKey:      b.region.RKey(),
+	}
 	if c := a.does(write); c.Err() != nil || c.ID != 1 {
 		t.Fatalf("%+v (%v)", c, c.Err())
 	}
@@ -255,7 +315,18 @@ func TestEngineMergesPartsThatFollowEachOther(t *testing.T) {
 	a.fill(want)
 	var list []verbs.Send
 	for i := range uint64(parts) {
-		list = append(list, verbs.Send{ID: i, Op: verbs.Write, Address: uint64(a.memory.Address()) + i*each, LKey: a.region.LKey(), Length: each, Remote: uint64(b.memory.Address()) + i*each, RKey: b.region.RKey()})
+		list = append(
+			list,
+			verbs.Send{
+				ID:      i,
+				Op:      verbs.Write,
+				Address: uint64(a.memory.Address()) + i*each,
+				LKey:    a.region.LKey(),
+				Length:  each,
+				Remote:  uint64(b.memory.Address()) + i*each,
+				RKey:    b.region.RKey(),
+			},
+		)
 	}
 	list[parts-1].Flags = verbs.Signaled
 	merged := uint64(parts)
@@ -286,7 +357,15 @@ func TestEngineMergesPartsThatFollowEachOther(t *testing.T) {
 func TestArmedQueueTellsOfCompletionBehindUnsignaledWrite(t *testing.T) {
 	a, b, _, served := servedEnds(t, 0)
 	check(t, a.queue.Arm())
-	write := verbs.Send{ID: 1, Op: verbs.Write, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: 4096, Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+	write := verbs.Send{
+		ID:      1,
+		Op:      verbs.Write,
+		Address: uint64(a.memory.Address()),
+		LKey:    a.region.LKey(),
+		Length:  4096,
+		Remote:  uint64(b.memory.Address()),
+		RKey:    b.region.RKey(),
+	}
 	for i := range uint64(4) {
 		_, err := a.pair.PostSend([]verbs.Send{write})
 		check(t, err)
@@ -318,7 +397,17 @@ func TestImmediatesOfEngineAndProcessKeepTheirOrder(t *testing.T) {
 		_, err := b.pair.PostRecv(receives)
 		check(t, err)
 		for i := range uint32(8) {
-			s := verbs.Send{ID: uint64(i), Op: verbs.WriteImmediate, Flags: verbs.Signaled, Immediate: round<<8 | i, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: 4096, Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+			s := verbs.Send{
+				ID:        uint64(i),
+				Op:        verbs.WriteImmediate,
+				Flags:     verbs.Signaled,
+				Immediate: round<<8 | i,
+				Address:   uint64(a.memory.Address()),
+				LKey:      a.region.LKey(),
+				Length:    4096,
+				Remote:    uint64(b.memory.Address()),
+				RKey:      b.region.RKey(),
+			}
 			if (round+i)%3 == 0 {
 				s.Address, s.LKey, s.Remote, s.RKey = a.hostAt(), a.hostKnown.LKey(), b.hostAt(), b.hostKnown.RKey()
 			}
@@ -347,7 +436,20 @@ func TestReceiverThatFailsHasEachImmediateThatSucceeded(t *testing.T) {
 		_, err := b.pair.PostRecv(make([]verbs.Recv, n))
 		check(t, err)
 		for i := range uint64(n) {
-			_, err := a.pair.PostSend([]verbs.Send{{ID: i, Op: verbs.WriteImmediate, Flags: verbs.Signaled, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: 64 << 10, Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}})
+			_, err := a.pair.PostSend(
+				[]verbs.Send{
+					{
+						ID:      i,
+						Op:      verbs.WriteImmediate,
+						Flags:   verbs.Signaled,
+						Address: uint64(a.memory.Address()),
+						LKey:    a.region.LKey(),
+						Length:  64 << 10,
+						Remote:  uint64(b.memory.Address()),
+						RKey:    b.region.RKey(),
+					},
+				},
+			)
 			check(t, err)
 		}
 		time.Sleep(time.Duration(try) * 50 * time.Microsecond)
@@ -379,7 +481,19 @@ func TestRateIsOfAllQueuePairsOfADevice(t *testing.T) {
 	for range writes / 2 {
 		for _, e := range [][2]*end{{a, b}, {c, d}} {
 			from, to := e[0], e[1]
-			_, err := from.pair.PostSend([]verbs.Send{{Op: verbs.Write, Flags: verbs.Signaled, Address: uint64(from.memory.Address()), LKey: from.region.LKey(), Length: each, Remote: uint64(to.memory.Address()), RKey: to.region.RKey()}})
+			_, err := from.pair.PostSend(
+				[]verbs.Send{
+					{
+						Op:      verbs.Write,
+						Flags:   verbs.Signaled,
+						Address: uint64(from.memory.Address()),
+						LKey:    from.region.LKey(),
+						Length:  each,
+						Remote:  uint64(to.memory.Address()),
+						RKey:    to.region.RKey(),
+					},
+				},
+			)
 			check(t, err)
 		}
 	}
@@ -399,18 +513,67 @@ func TestRateIsOfAllQueuePairsOfADevice(t *testing.T) {
 	}
 }
 
+// A queue pair with two writes does not wait for the eight that another has posted before: queue
+// pairs of a device with a rate take turns.
+func TestQueuePairsOfAPacedDeviceTakeTurns(t *testing.T) {
+	const rate, each, many, few = 20e6, mib, 8, 2
+	greedy, to, h, _ := servedEnds(t, rate)
+	l, err := verbs.OpenLibrary(h.Library())
+	check(t, err)
+	modest, other := newEnd(t, l, "mlx5_0", gpus[0]), newEnd(t, l, "mlx5_1", gpus[1])
+	modest.connect(other)
+	other.connect(modest)
+	post := func(from, to *end) {
+		_, err := from.pair.PostSend([]verbs.Send{{Op: verbs.Write, Flags: verbs.Signaled, Address: uint64(from.memory.Address()), LKey: from.region.LKey(), Length: each, Remote: uint64(to.memory.Address()), RKey: to.region.RKey()}})
+		check(t, err)
+	}
+	for range many {
+		post(greedy, to)
+	}
+	for range few {
+		post(modest, other)
+	}
+	for range few {
+		one := modest.completes()
+		check(t, one.Err())
+	}
+	done, err := greedy.queue.Poll(make([]verbs.Completion, many))
+	check(t, err)
+	if most := few + 2; done > most { // one that was under way, and one of the last turn
+		t.Errorf("%d of %d earlier writes of the other queue pair ended first, want at most %d", done, many, most)
+	}
+	for ; done < many; done++ {
+		one := greedy.completes()
+		check(t, one.Err())
+	}
+}
+
 func TestGPUAndHostMemoryExchangeByTheEngine(t *testing.T) {
 	a, b, _ := twoEnds(t)
 	in := pattern(mib+100, 5) // more than passes through at a time
 	copy(a.host, in)
-	write := verbs.Send{Op: verbs.Write, Address: a.hostAt(), LKey: a.hostKnown.LKey(), Length: uint32(len(in)), Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+	write := verbs.Send{
+		Op:      verbs.Write,
+		Address: a.hostAt(),
+		LKey:    a.hostKnown.LKey(),
+		Length:  uint32(len(in)),
+		Remote:  uint64(b.memory.Address()),
+		RKey:    b.region.RKey(),
+	}
 	if c := a.does(write); c.Err() != nil {
 		t.Fatalf("host to GPU: %v", c.Err())
 	}
 	if !bytes.Equal(b.content(len(in)), in) {
 		t.Error("host to GPU: the bytes are others")
 	}
-	out := verbs.Send{Op: verbs.Write, Address: uint64(b.memory.Address()), LKey: b.region.LKey(), Length: uint32(len(in)), Remote: a.hostAt(), RKey: a.hostKnown.RKey()}
+	out := verbs.Send{
+		Op:      verbs.Write,
+		Address: uint64(b.memory.Address()),
+		LKey:    b.region.LKey(),
+		Length:  uint32(len(in)),
+		Remote:  a.hostAt(),
+		RKey:    a.hostKnown.RKey(),
+	}
 	clear(a.host)
 	if c := b.does(out); c.Err() != nil {
 		t.Fatalf("GPU to host: %v", c.Err())
@@ -432,7 +595,14 @@ func TestShortReadTakesNoCopyWithAperture(t *testing.T) {
 			in := pattern(64, 5)
 			b.fill(in)
 			before, copied := served.Figures(), copiesOf(t)
-			read := verbs.Send{Op: verbs.Read, Address: a.hostAt(), LKey: a.hostKnown.LKey(), Length: 17, Remote: uint64(b.memory.Address()) + 7, RKey: b.region.RKey()}
+			read := verbs.Send{
+				Op:      verbs.Read,
+				Address: a.hostAt(),
+				LKey:    a.hostKnown.LKey(),
+				Length:  17,
+				Remote:  uint64(b.memory.Address()) + 7,
+				RKey:    b.region.RKey(),
+			}
 			if c := a.does(read); c.Err() != nil || !bytes.Equal(a.host[:17], in[7:24]) {
 				t.Errorf("read: %v, bytes %v, want %v", c.Err(), a.host[:17], in[7:24])
 			}
@@ -464,7 +634,14 @@ func TestEngineRefusesWhatKeysDoNotAllow(t *testing.T) {
 			a, b, _ := twoEnds(t)
 			b.fill(make([]byte, 64))
 			a.fill(pattern(64, 1))
-			write := verbs.Send{Op: verbs.Write, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: 64, Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+			write := verbs.Send{
+				Op:      verbs.Write,
+				Address: uint64(a.memory.Address()),
+				LKey:    a.region.LKey(),
+				Length:  64,
+				Remote:  uint64(b.memory.Address()),
+				RKey:    b.region.RKey(),
+			}
 			change(&write, b)
 			if c := a.does(write); c.Status != verbs.RemoteAccessError {
 				t.Errorf("%+v, want %v", c, verbs.RemoteAccessError)
@@ -478,7 +655,10 @@ func TestEngineRefusesWhatKeysDoNotAllow(t *testing.T) {
 
 // A device with a fault of GPU memory handles that memory in its process.
 func TestFaultyDeviceDoesNotUseTheEngine(t *testing.T) {
-	h, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Fault: softdevice.FaultLostTail})
+	h, err := softdevice.New(
+		t.TempDir(),
+		softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Fault: softdevice.FaultLostTail},
+	)
 	check(t, err)
 	serve(t, h.Dir)
 	l, err := verbs.OpenLibrary(h.Library())

@@ -69,8 +69,8 @@ func (m *mover) add(w *work) {
 	}
 }
 
-// conflicts reports whether the order of both copies matters: one of them writes bytes that the other one
-// writes or reads, by the same registration. Works of one queue pair have that order.
+// conflicts reports whether the order of both copies matters: a copy writes bytes that the second copy
+// writes or reads, by the same registration. Works of a queue pair have that order.
 func (j *job) conflicts(other *job) bool {
 	return overlap(j.target, j.targetAt, j.bytes, other.target, other.targetAt, other.bytes) ||
 		overlap(j.from, j.fromAt, j.bytes, other.target, other.targetAt, other.bytes) ||
@@ -81,8 +81,8 @@ func overlap(a *region, at uint64, bytes uint64, b *region, otherAt, otherBytes 
 	return a == b && at < otherAt+otherBytes && otherAt < at+bytes
 }
 
-// join returns the copy of both, nil if neither follows the other, or if one reads bytes that the other
-// one writes.
+// join returns the copy of both, nil if neither follows the second, or if a copy reads bytes that the
+// second copy writes.
 func (j *job) join(next *job) *job {
 	if j.from != next.from || j.target != next.target || j.bytes+next.bytes > mergedBytes {
 		return nil
@@ -94,7 +94,14 @@ func (j *job) join(next *job) *job {
 	if first.fromAt+first.bytes != second.fromAt || first.targetAt+first.bytes != second.targetAt || j.conflicts(next) {
 		return nil
 	}
-	return &job{first.from, first.target, first.fromAt, first.targetAt, first.bytes + second.bytes, append(j.works, next.works...)}
+	return &job{
+		first.from,
+		first.target,
+		first.fromAt,
+		first.targetAt,
+		first.bytes + second.bytes,
+		append(j.works, next.works...),
+	}
 }
 
 // pump gives waiting copies to the stream.
@@ -160,13 +167,13 @@ type port struct {
 	engine *Engine
 	rate   float64 // bytes a second
 	due    *uint64
-	turn   []*pair // those with a work that waits, the next one first
+	turn   []*pair // pairs with a waiting work, the next pair first
 }
 
 // portBurst is the time of which an idle port keeps the bytes: longer than the loop naps.
 const portBurst = 100 * time.Microsecond
 
-// portOf returns the port of a device. The process gives its rate.
+// portOf returns the port of a device, with the rate that the process gives.
 func (e *Engine) portOf(c *client, node uint32, rate uint64) *port {
 	p := e.ports[node]
 	if p == nil {
@@ -212,7 +219,7 @@ func (p *port) next(now uint64) *work {
 		}
 		owner := w.pair
 		p.remove(w)
-		if len(owner.paced) > 0 { // behind the others
+		if len(owner.paced) > 0 { // after the waiting works
 			p.turn = append(p.turn[1:], owner)
 		}
 		return w

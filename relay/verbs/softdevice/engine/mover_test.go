@@ -13,14 +13,23 @@ func TestMoverMergesPartsInAnyOrder(t *testing.T) {
 		other := &work{from: from, target: target, fromAt: 1 << 20, targetAt: 2 << 20, submission: submission{length: each}}
 		m.add(other)
 		for _, i := range order {
-			m.add(&work{from: from, target: target, fromAt: i * each, targetAt: 1<<30 + i*each, submission: submission{length: each}})
+			m.add(
+				&work{from: from, target: target, fromAt: i * each, targetAt: 1<<30 + i*each, submission: submission{length: each}},
+			)
 		}
 		if len(m.waiting) != 2 {
 			t.Errorf("order %v: %d copies, want 2", order, len(m.waiting))
 			continue
 		}
 		if j := m.waiting[1]; j.bytes != 4*each || j.fromAt != 0 || j.targetAt != 1<<30 || len(j.works) != 4 {
-			t.Errorf("order %v: a copy of %d bytes from %d to %d for %d works", order, j.bytes, j.fromAt, j.targetAt, len(j.works))
+			t.Errorf(
+				"order %v: a copy of %d bytes from %d to %d for %d works",
+				order,
+				j.bytes,
+				j.fromAt,
+				j.targetAt,
+				len(j.works),
+			)
 		}
 	}
 }
@@ -65,7 +74,13 @@ func TestMoverKeepsOrderOfOverlappingWrites(t *testing.T) {
 			m := &mover{}
 			var last *work
 			for _, w := range c.writes {
-				last = &work{from: w.from, target: w.target, fromAt: w.fromAt, targetAt: w.targetAt, submission: submission{length: each}}
+				last = &work{
+					from:       w.from,
+					target:     w.target,
+					fromAt:     w.fromAt,
+					targetAt:   w.targetAt,
+					submission: submission{length: each},
+				}
 				m.add(last)
 			}
 			if len(m.waiting) != c.copies {

@@ -25,12 +25,12 @@ type pair struct {
 	number, peer uint32
 	access       uint32
 	domain       uint64
-	slot         uint32 // number of its slot in the shared memory
+	slot         uint32 // number of the slot in the shared memory
 	port         *port  // nil for a device without a rate
 	random       uint64 // the generator of the order of copies, 0 for the order of the works
-	// works are those that were accepted and not reported, oldest first.
+	// works has the accepted works without a report, oldest first.
 	works []*work
-	paced []*work // of works, those that wait for the port
+	paced []*work // works that wait for the port
 	// refusing is whether works of the epoch are refused.
 	refusing bool
 	epoch    uint32
@@ -50,7 +50,7 @@ type work struct {
 	submission
 	from, target     *region
 	fromAt, targetAt uint64 // places in the allocations
-	waits            bool   // for an earlier one, or for the port
+	waits            bool   // for an earlier work, or for the port
 	ended            bool
 	err              error
 	read             uint64 // a read's place in Engine.small
@@ -69,7 +69,15 @@ func (c *client) connect(o order) error {
 	if c.rings == nil || o.source >= ringSlots || o.target >= devices || e.pairs[o.from] != nil || o.from == 0 {
 		return unix.EINVAL
 	}
-	p := &pair{owner: c, number: o.from, peer: o.to, access: o.access, domain: o.domain, slot: uint32(o.source), random: o.size}
+	p := &pair{
+		owner:  c,
+		number: o.from,
+		peer:   o.to,
+		access: o.access,
+		domain: o.domain,
+		slot:   uint32(o.source),
+		random: o.size,
+	}
 	if o.bytes > 0 {
 		p.port = e.portOf(c, uint32(o.target), o.bytes)
 	}
@@ -319,7 +327,9 @@ func (p *pair) advance() {
 		refused := w.err != nil || p.refusing && p.epoch == w.epoch || w.immediate() && !w.doubtful && !w.to.receives()
 		if w.immediate() && !refused && !w.doubtful {
 			to := w.to
-			to.owner.rings.report(report{kind: reportArrived, pair: to.number, slot: to.slot, immediate: w.submission.immediate, length: w.length})
+			to.owner.rings.report(
+				report{kind: reportArrived, pair: to.number, slot: to.slot, immediate: w.submission.immediate, length: w.length},
+			)
 			to.reported++
 			if !to.receives() { // since when nobody says
 				w.doubtful, w.position = true, to.owner.rings.position()
