@@ -124,7 +124,7 @@ func (c *connection) refuse(op *operation, status wire.Status) {
 // advance starts operations that are due.
 func (c *connection) advance() bool {
 	progress := false
-	for c.down == nil && len(c.posted) > 0 && c.posted[0].due() {
+	for c.down == nil && len(c.posted) > 0 && c.posted[0].due() && !c.crowded() {
 		op := c.posted[0]
 		c.posted = c.posted[1:]
 		op.begin()

@@ -438,6 +438,7 @@ type localPeer struct {
 
 func (n *localPeer) attach(c *connection) error {
 	s := newSender(c, n.link)
+	s.shares = c.peerGPU == c.lane.uuid
 	if n.windows {
 		s.windows = allWindows()
 	}
@@ -560,5 +561,6 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 		r.loop.Call(link.Close)
 		return nil, err
 	}
+	c.peerGPU = welcome.GPU
 	return &localPeer{link, fd, hasWindows(c, welcome.Version)}, nil
 }

@@ -31,6 +31,9 @@ type sender struct {
 	windows []uint64
 	reading reading
 	listing listing
+	// shares: the receiver's client uses the sender's GPU.
+	shares  bool
+	buffers *buffers // that this sender uses; nil before the first buffered send
 }
 
 // maxGrants limits the state for a remote relay that grants byte by byte: far more than a lane has
@@ -71,6 +74,7 @@ func (s *sender) start(op *operation) {
 	if s.sendEager(op) || s.sendEagerLocal(op) {
 		return
 	}
+	s.buffer(op)
 	s.port.Send(&wire.PeerSend{Send: op.send, Tag: op.tag, Length: op.length}, 0)
 }
 
@@ -84,7 +88,7 @@ func (s *sender) enlist(op *operation) {
 // cancel asks the receiver to forget a message; its answer ends the operation.
 func (s *sender) cancel(cookie uint64) {
 	for number, op := range s.active {
-		if op.cookie == cookie && !op.withdrawn { // however often a client asks
+		if op.cookie == cookie && !op.completed && !op.withdrawn { // however often a client asks
 			op.withdrawn = true
 			s.port.Send(&wire.PeerWithdraw{Send: number}, 0)
 		}
@@ -303,6 +307,10 @@ func (s *sender) fill(m *wire.PeerGrant, op *operation) {
 	switch {
 	case op == nil: // refused by the receiver meanwhile
 		s.used(t)
+	case op.buffered != nil && !op.buffered.filled:
+		op.buffered.grants = append(op.buffered.grants, m)
+	case op.buffered != nil:
+		s.fromBuffer(m, op, t)
 	case op.pieces == nil && s.inReach(op.memory) && !s.throughSlots(op.memory):
 		s.whole(m, op, t)
 	default:
@@ -316,8 +324,7 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 	r, memory, at := s.session.relay, op.memory, op.offset+m.Part
 	from, routed := transport.Source{Place: memory.place(at)}, &r.counters.direct
 	if s.route == wire.RouteStaged {
-		from.Region, from.Offset, routed = memory.region(), at, &r.counters.staged
-		from.NICs = s.nicsFor(memory)
+		from.NICs, routed = s.nicsFor(memory), &r.counters.staged
 	}
 	s.hold(op)
 	s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset}, from, m.Length, m.Grant, func(err error) {
@@ -380,7 +387,7 @@ func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 			}
 			slot.region.in += n
 			s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset + at},
-				transport.Source{Place: slot.place(), Region: slot.region.number, Offset: slot.offset, NICs: slot.region.nics}, n, m.Grant, func(err error) {
+				transport.Source{Place: slot.place(), NICs: slot.region.nics}, n, m.Grant, func(err error) {
 					if err != nil {
 						s.broken(err, "sending from a staging slot")
 					} else {
@@ -495,6 +502,7 @@ func (s *sender) free() {
 	if s.eager != nil {
 		s.eager.quotas.release(s.eager.at)
 	}
+	s.leaveBuffers()
 	s.closeParts(s.parts)
 	s.parts = nil
 	for _, t := range s.targets {

@@ -548,7 +548,7 @@ func (s *session) take(d wire.Descriptor) {
 		c.refuse(op, wire.StatusMalformed)
 		return
 	}
-	op.inTurn = d.Flags&wire.InTurn != 0
+	op.inTurn, op.mayBuffer = d.Flags&wire.InTurn != 0, d.Flags&wire.BufferedSend != 0
 	switch {
 	case c == nil || c.down != nil && d.Operation == wire.OpCancel:
 		op.finish(wire.StatusUnknownConnection)
@@ -582,8 +582,11 @@ func timelinesOf(d wire.Descriptor) bool {
 			return false
 		}
 	}
-	if d.Flags == wire.InTurn {
+	switch d.Flags {
+	case wire.InTurn:
 		return d.WaitTimeline != wire.NoTimeline && d.SignalTimeline == wire.NoTimeline
+	case wire.BufferedSend:
+		return d.Operation == wire.OpSend
 	}
 	return d.Flags == 0
 }
@@ -621,7 +624,10 @@ type operation struct {
 	eager     bool // of a send: sent without a grant, into this window
 	short     bool // the same, to another relay of this host
 	window    int
-	entry     uint32 // of a list that failed: the first entry that did
+	mayBuffer bool      // of a send: the client asks for a buffer
+	buffered  *buffered // of a send with a buffer; nil without
+	completed bool      // the client has its completion
+	entry     uint32    // of a list that failed: the first entry that did
 	over      bool
 }
 
@@ -712,11 +718,25 @@ func (op *operation) finish(status wire.Status) {
 		return
 	}
 	op.over = true
-	op.leaveEvent()
-	s := op.session
 	if op.connection != nil {
 		op.connection.over(op, status)
 	}
+	op.buffered.release()
+	op.complete(op.moved, status)
+	if op.connection != nil && op.serves == nil && op.pieces == nil {
+		op.connection.flushes.over(op, status)
+	}
+}
+
+// complete gives the client the completion, once, and releases the client's memory: at the
+// operation's end, and of a buffered send before it.
+func (op *operation) complete(moved uint64, status wire.Status) {
+	if op.completed {
+		return
+	}
+	op.completed = true
+	op.leaveEvent()
+	s := op.session
 	if op.memory != nil {
 		op.memory.release()
 	}
@@ -732,13 +752,10 @@ func (op *operation) finish(status wire.Status) {
 		s.ring.Advance(op.signal, op.signalValue)
 	}
 	op.endTurn()
-	s.ring.Complete(wire.Completion{Cookie: op.cookie, Length: op.moved, Status: uint32(status), Entry: op.entry})
+	s.ring.Complete(wire.Completion{Cookie: op.cookie, Length: moved, Status: uint32(status), Entry: op.entry})
 	if s.ring.ClientSleeps() {
 		// EAGAIN says that there is enough to read already, EPIPE that the client
 		// does not listen.
 		_, _ = unix.Write(s.wakeClient, []byte{1})
-	}
-	if op.connection != nil {
-		op.connection.flushes.over(op, status)
 	}
 }

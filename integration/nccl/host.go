@@ -51,6 +51,7 @@ type host struct {
 	specs   string          // folder of the installation's CDI specifications, with --installed
 	network *network        // nil: ranks share the host's
 	alone   string          // reason if no runtime works
+	hosts   *hosts          // network namespaces of relays; nil before the first phase that uses them
 	starts  int
 }
 
@@ -113,14 +114,11 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 		}
 	}
 	all := h.Topology.GPUs
-	if h.ranks = h.options.ranks; h.ranks == 0 {
-		h.ranks = max(len(all), 2) // on a host with one GPU two ranks share it
+	if h.oneGPU {
+		all = all[:1]
 	}
-	if h.ranks < 2 {
-		return nil, fmt.Errorf("%d ranks: two are needed", h.ranks)
-	}
-	for i := range h.ranks {
-		h.gpus = append(h.gpus, all[i%len(all)])
+	if err := h.assign(all); err != nil {
+		return nil, err
 	}
 	if h.installed {
 		return h, h.findContainers(ctx)
@@ -156,6 +154,20 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	return h, nil
 }
 
+// assign gives the ranks GPUs.
+func (h *host) assign(all []topo.GPU) error {
+	if h.ranks = h.options.ranks; h.ranks == 0 {
+		h.ranks = max(len(all), 2) // on a host with one GPU two ranks share the GPU
+	}
+	if h.ranks < 2 {
+		return fmt.Errorf("%d ranks: two are needed", h.ranks)
+	}
+	for i := range h.ranks {
+		h.gpus = append(h.gpus, all[i%len(all)])
+	}
+	return nil
+}
+
 func (h *host) inside() string { return filepath.Join(h.work, "inside") }
 func (h *host) logs() string   { return filepath.Join(h.work, "logs") }
 
@@ -163,6 +175,9 @@ func (h *host) close() error {
 	var err error
 	if h.network != nil {
 		err = h.network.close()
+	}
+	if h.hosts != nil {
+		err = errors.Join(err, h.hosts.close())
 	}
 	if h.Host != nil && (!h.installed || h.Simulated) {
 		_, unmounted := h.Layout.UnmountAnchor()
@@ -184,6 +199,9 @@ func (h *host) configure(s settings) error {
 		if s.Transport != "" {
 			c.Relay.Transport = s.Transport
 			c.Network.Interfaces, c.Network.Family, c.Network.Streams = "=lo", "ipv4", s.Streams
+			if s.Hosts {
+				c.Network.Interfaces = "=" + cable
+			}
 		}
 		if h.Simulated {
 			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here

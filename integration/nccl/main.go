@@ -38,7 +38,7 @@ type options struct {
 	binaries, plugin, out, python, script, program string
 	runtime, gpus                                  string
 	ranks                                          int
-	quick, tune, installed                         bool
+	quick, tune, installed, oneGPU                 bool
 	phases, set                                    []string
 	limit, budget                                  time.Duration
 	// patience is the limit for ranks to end after other ranks have failed or finished.
@@ -66,6 +66,7 @@ func command() *cobra.Command {
 	flags.StringVar(&o.gpus, "gpus", testbed.GPUsReal, "GPUs to use: real; simulated or simulated-one to try this program")
 	flags.IntVar(&o.ranks, "ranks", 0,
 		"number of ranks; ranks share GPUs if there are fewer GPUs (default one for each GPU, at least two)")
+	flags.BoolVar(&o.oneGPU, "one-gpu", false, "have all ranks share the first GPU")
 	flags.BoolVar(&o.quick, "quick", false, "take less than 150 s: fewer sizes and settings")
 	flags.BoolVar(&o.tune, "tune", false, "more settings of NCCL over Peerlane, only all_reduce of 256 MiB")
 	flags.BoolVar(&o.installed, "installed", false,
@@ -124,7 +125,7 @@ func run(ctx context.Context, o options) (err error) {
 		if len(o.phases) > 0 && !slices.Contains(o.phases, p.Name) {
 			continue
 		}
-		if p.By == byNVLink && h.ranks > len(h.Topology.GPUs) {
+		if p.By == byNVLink && (o.oneGPU || h.ranks > len(h.Topology.GPUs)) {
 			continue // within a node NCCL refuses two ranks on one GPU
 		}
 		if p.Route == launch.RouteStaged && h.OneGPU() {

@@ -531,6 +531,7 @@ func TestGoalsAreJudged(t *testing.T) {
 		"send_recv 256 MiB over Peerlane's TCP against the best NET/Socket":  0,
 		"losses of peerlane-train that are those of nvlink-train":            2. / 3,
 		"losses of peerlane-graphs that are those of nvlink-graphs":          0,
+		"losses of peerlane-hosts-train that are those of nvlink-train":      0,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

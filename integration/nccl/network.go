@@ -51,6 +51,88 @@ func newNetwork(dir string, ranks int) (n *network, err error) {
 	return n, nil
 }
 
+// hosts are the network namespaces of two relays, as if of two hosts. A veth pair joins the
+// namespaces; both ends have the name cable.
+type hosts struct {
+	files [2]string // files that name the namespaces
+}
+
+const cable = "plnet0"
+
+// newHosts creates the namespaces. Files in dir name the namespaces.
+func newHosts(dir string) (n *hosts, err error) {
+	n = &hosts{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.close())
+		}
+	}()
+	var handles [2]*os.File
+	for i := range n.files {
+		file := filepath.Join(dir, fmt.Sprintf("host-%d", i))
+		if err := newNamespace(file); err != nil {
+			return n, fmt.Errorf("a network namespace: %w", err)
+		}
+		n.files[i] = file
+		if handles[i], err = os.Open(file); err != nil {
+			return n, err
+		}
+		defer handles[i].Close()
+	}
+	err = within(func() error {
+		if err := unix.Setns(int(handles[0].Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		attributes := netlink.NewLinkAttrs()
+		attributes.Name, attributes.MTU = cable, 9000
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attributes, PeerName: cable, PeerMTU: 9000,
+			PeerNamespace: netlink.NsFd(handles[1].Fd())})
+	})
+	if err != nil {
+		return n, fmt.Errorf("the cable between two hosts: %w", err)
+	}
+	for i := range handles {
+		err := within(func() error {
+			if err := unix.Setns(int(handles[i].Fd()), unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+			address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 214, 77, byte(i+1)), Mask: net.CIDRMask(24, 32)}}
+			return up(cable, address)
+		})
+		if err != nil {
+			return n, fmt.Errorf("the address of host %d: %w", i, err)
+		}
+	}
+	return n, nil
+}
+
+// up sets the loopback and an interface, which gets an address, up.
+func up(name string, address *netlink.Addr) error {
+	for _, n := range []string{"lo", name} {
+		link, err := netlink.LinkByName(n)
+		if err == nil && n == name {
+			err = netlink.AddrAdd(link, address)
+		}
+		if err == nil {
+			err = netlink.LinkSetUp(link)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *hosts) close() error {
+	var err error
+	for _, file := range n.files {
+		if file != "" {
+			err = errors.Join(err, unix.Unmount(file, unix.MNT_DETACH))
+		}
+	}
+	return err
+}
+
 // within runs f on a thread that is not reused.
 func within(f func() error) error {
 	done := make(chan error)
@@ -105,19 +187,7 @@ func (n *network) join(bridge *netlink.Bridge, rank int) error {
 			return err
 		}
 		address := &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP(n.address(rank)), Mask: net.CIDRMask(24, 32)}}
-		for _, name := range []string{"lo", "eth0"} {
-			link, err := netlink.LinkByName(name)
-			if err == nil && name == "eth0" {
-				err = netlink.AddrAdd(link, address)
-			}
-			if err == nil {
-				err = netlink.LinkSetUp(link)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
+		return up("eth0", address)
 	})
 }
 

@@ -117,6 +117,15 @@ func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
 			return err
 		}
 	}
+	if p.Hosts && h.hosts == nil {
+		if h.runtime == nil {
+			return fmt.Errorf("two hosts need containers: %s", h.why)
+		}
+		if h.hosts, err = newHosts(h.work); err != nil {
+			h.hosts = nil
+			return err
+		}
+	}
 	if p.Route == launch.RouteStaged {
 		stop, err := h.StartNICs(context.WithoutCancel(ctx), h.Plan.Lanes...)
 		if err != nil {

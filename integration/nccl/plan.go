@@ -31,6 +31,9 @@ type settings struct {
 	// host's loopback, with the given number of Streams.
 	Transport string `json:"transport,omitempty"`
 	Streams   int    `json:"streams,omitempty"`
+	// Hosts starts the relays in two network namespaces, as if on two hosts. A cable joins the
+	// namespaces. Hosts needs Transport tcp and two ranks.
+	Hosts bool `json:"hosts,omitempty"`
 	// Pace is the rate in GB/s of the software device that the ranks share on route staged; 0 for no
 	// bound.
 	Pace      float64  `json:"pace,omitempty"`
@@ -219,6 +222,13 @@ func plan(o options, ranks int) (list []settings) {
 	}{{"train", train{Steps: 1000}}, {"graphs", train{Steps: 1000, Graphs: true}}} {
 		add("peerlane-"+t.name, byPeerlane, job{Train: &t.train})
 		add("nvlink-"+t.name, byNVLink, job{Train: &t.train})
+	}
+	if ranks == 2 {
+		add("peerlane-hosts-train", byPeerlane, job{Train: &train{Steps: 1000}, Checks: checks(64 << 10)})
+		last().Route, last().Transport, last().Streams, last().Hosts = launch.RouteAuto, launch.TransportTCP, 4, true
+		add("peerlane-hosts-kill-relay", byPeerlane, job{Endless: true}, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=1000")
+		last().Route, last().Transport, last().Streams, last().Hosts = launch.RouteAuto, launch.TransportTCP, 4, true
+		last().Kill = killRelay
 	}
 	add("peerlane-staged", byPeerlane, job{Rates: few, Checks: checks(64 << 10)})
 	last().Route = launch.RouteStaged

@@ -117,7 +117,11 @@ func (h *host) start(ctx context.Context, s settings, number int, dir, master st
 		if err != nil {
 			return nil, err
 		}
-		r.command = h.runtime.Run(ctx, b, r.id)
+		runtime := *h.runtime
+		if s.Hosts { // the relay is in the namespace of the runtime
+			runtime.Before = []string{"nsenter", "--net=" + h.hosts.files[number], runtime.Path()}
+		}
+		r.command = runtime.Run(ctx, b, r.id)
 	} else {
 		self, err := os.Executable()
 		if err != nil {

@@ -183,6 +183,7 @@ func (r *result) judge() {
 	for _, name := range []string{"train", "graphs"} {
 		r.Goals = append(r.Goals, r.sameLosses("peerlane-"+name, "nvlink-"+name))
 	}
+	r.Goals = append(r.Goals, r.sameLosses("peerlane-hosts-train", "nvlink-train"))
 	ratio("all_reduce 8 bytes, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8}, "peerlane-rates",
 		"socket-default", goal{Most: 0.7})
 	ratio("all_reduce 8 bytes queued on the GPU, time, against NET/Socket",

@@ -30,6 +30,7 @@ type Options struct {
 	// PerGPU is the number of containers per GPU and route.
 	PerGPU int
 	NICs   int // software devices
+	rails  int // NICs of a lane; 0 for one
 	// Change is the host's configuration's.
 	Change func(*config.Config)
 }
@@ -123,13 +124,17 @@ func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err er
 		return nil, fmt.Errorf("%d GPUs: two are needed", len(gpus))
 	}
 	h.Lanes = nil
-	for i := range max(o.NICs, 1) {
+	for i := range max(o.NICs, o.rails, 1) {
 		f.nics = append(f.nics, fmt.Sprintf("software%d", i))
 	}
 	for i, g := range gpus {
 		// A GPU stages on the next GPU.
-		server, nic := gpus[(i+1)%len(gpus)].BusID, f.nics[i%len(f.nics)]
-		h.Lanes = append(h.Lanes, planner.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: []string{nic}})
+		server := gpus[(i+1)%len(gpus)].BusID
+		var nics []string
+		for k := range max(o.rails, 1) {
+			nics = append(nics, f.nics[(i+k)%len(f.nics)])
+		}
+		h.Lanes = append(h.Lanes, planner.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: nics})
 	}
 	if err := h.Configure(func(c *config.Config) {
 		c.Relay.Route = launch.RouteStaged

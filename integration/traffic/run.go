@@ -36,6 +36,8 @@ type Torture struct {
 	Load     string        // a value of Loads
 	KillEach time.Duration // on average; 0 for never
 	Kills    int           // at most; 0 for no bound
+	// Rails are the NICs of a lane; 0 for one. With two, half of the kills take a NIC's port down.
+	Rails    int
 	Change   func(*config.Config)
 	Progress func(string)
 }
@@ -90,6 +92,7 @@ func (t Torture) Run(ctx context.Context) (result *Result, err error) {
 		return nil, err
 	}
 	fleet, err := NewFleet(ctx, h, Options{GPUs: t.Most, PerGPU: cmp.Or(t.Containers, 2), NICs: cmp.Or(t.Containers, 2),
+		rails: t.Rails,
 		Change: func(c *config.Config) {
 			if h.Simulated {
 				c.Relay.Slots, c.Relay.SlotSize = 4, 256<<10 // staging is host memory here
@@ -275,6 +278,8 @@ func (t Torture) kill(f *Fleet, ended <-chan struct{}) error {
 		}
 		var err error
 		switch n := random.IntN(10); {
+		case t.Rails > 1 && n < 5:
+			err = f.FlapNIC(random.IntN(len(f.nics)), time.Duration(random.Int64N(int64(time.Second))))
 		case n < 4:
 			f.KillClient(random.IntN)
 		case n < 9:

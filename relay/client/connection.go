@@ -122,6 +122,11 @@ func Signal(t *Timeline, value uint64) Option {
 	return func(d *wire.Descriptor) { d.SignalTimeline, d.SignalValue = t.number, value }
 }
 
+// Buffered lets a send end before its delivery, when the relay has copied the bytes: where the
+// receiver uses the same GPU, the sender runs ahead of it. [Connection.Flush] waits for the delivery,
+// and reports the first failure. Elsewhere, and with an older relay, the send ends at its delivery.
+func Buffered() Option { return func(d *wire.Descriptor) { d.Flags |= wire.BufferedSend } }
+
 // Send posts a message of n bytes.
 func (c *Connection) Send(m *Memory, offset, n uint64, options ...Option) (*Operation, error) {
 	return c.post(wire.OpSend, m, offset, n, options)
@@ -163,6 +168,9 @@ func (c *Connection) postLocked(d wire.Descriptor) (op *Operation, wake bool, er
 	}
 	if err := s.inTurn(c, d); err != nil {
 		return nil, false, err
+	}
+	if s.version < wire.BufferedVersion {
+		d.Flags &^= wire.BufferedSend
 	}
 	s.cookie++
 	d.Cookie = s.cookie

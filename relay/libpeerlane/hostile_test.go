@@ -2,6 +2,7 @@ package libpeerlane_test
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -203,7 +204,7 @@ func TestDialWithoutRelayNamesTheCause(t *testing.T) {
 			f.raw(wire.Encode(wire.NewFailure(err), 1))
 			f.hear()
 		}, call{"dial", wire.StatusVersion, "install the same release of Peerlane in the image and on the host"}},
-		"a version of its own":    {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 99 }), call{"dial", wire.StatusVersion, "speaks version 99 of Peerlane's protocol, this client 1 to 5; install the same release"}},
+		"a version of its own":    {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 99 }), call{"dial", wire.StatusVersion, fmt.Sprintf("speaks version 99 of Peerlane's protocol, this client %d to %d; install the same release", wire.OldestVersion, wire.NewestVersion)}},
 		"version 0":               {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 0 }), call{"dial", wire.StatusVersion, "version 0"}},
 		"another message":         {answer(wire.Encode(&wire.Done{}, 1)), call{"dial", wire.StatusMalformed, "no welcome"}},
 		"a byte":                  {answer([]byte{1}), call{"dial", wire.StatusMalformed, "no welcome"}},

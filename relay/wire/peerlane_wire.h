@@ -13,7 +13,7 @@
 #define PEERLANE_REMOTE_KEY_MAGIC (0x59454b52454e414cull)
 /* Versions of the protocol that this source speaks. */
 #define PEERLANE_OLDEST_VERSION (1)
-#define PEERLANE_NEWEST_VERSION (5)
+#define PEERLANE_NEWEST_VERSION (6)
 /* The first version with LaneNIC. A relay ends a session that sends an unknown message, so a */
 /* client does not send LaneNIC to an older relay. */
 #define PEERLANE_LANE_NIC_VERSION (2)
@@ -26,6 +26,8 @@
 /* The first version with lists: OpReadList and OpWriteList of a client, and PeerRanges and the */
 /* following messages of another relay. */
 #define PEERLANE_LIST_VERSION (5)
+/* The first version with the flag BufferedSend. An older relay refuses a Descriptor with the flag. */
+#define PEERLANE_BUFFERED_VERSION (6)
 /* "No timeline" in a Descriptor. */
 #define PEERLANE_NO_TIMELINE (0xffffffff)
 /* Flags of a Descriptor. InTurn: the operation begins when wait_timeline is */
@@ -33,6 +35,9 @@
 /* then the relay sets the timeline to TurnStream. There is no wait_value and no */
 /* signal then. */
 #define PEERLANE_IN_TURN (1)
+/* BufferedSend: the send may end when the relay has copied the bytes, before their delivery. An OpFlush */
+/* of the connection ends after the delivery, and has the status of the first failure. */
+#define PEERLANE_BUFFERED_SEND (2)
 /* Sizes and offsets, in bytes, in the memory of Welcome's descriptors. */
 #define PEERLANE_SUBMIT_BYTES (0x25000)
 #define PEERLANE_SUBMIT_ENTRIES (0x1000)

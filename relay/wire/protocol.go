@@ -12,7 +12,7 @@ const (
 	RemoteKeyMagic = 0x59454b52454e414c
 	// Versions of the protocol that this source speaks.
 	OldestVersion = 1
-	NewestVersion = 5
+	NewestVersion = 6
 	// The first version with LaneNIC. A relay ends a session that sends an unknown message, so a
 	// client does not send LaneNIC to an older relay.
 	LaneNICVersion = 2
@@ -25,6 +25,8 @@ const (
 	// The first version with lists: OpReadList and OpWriteList of a client, and PeerRanges and the
 	// following messages of another relay.
 	ListVersion = 5
+	// The first version with the flag BufferedSend. An older relay refuses a Descriptor with the flag.
+	BufferedVersion = 6
 	// Entries of each of a session's two rings; a power of two.
 	RingEntries = 1024
 	// Timelines of a session, and the distance between two timelines in bytes.
@@ -44,6 +46,9 @@ const (
 	// then the relay sets the timeline to TurnStream. There is no wait_value and no
 	// signal then.
 	InTurn = 1
+	// BufferedSend: the send may end when the relay has copied the bytes, before their delivery. An OpFlush
+	// of the connection ends after the delivery, and has the status of the first failure.
+	BufferedSend = 2
 	// Sizes and offsets, in bytes, in the memory of Welcome's descriptors.
 	SubmitBytes     = 0x25000
 	SubmitEntries   = 0x1000

@@ -56,6 +56,8 @@ func command() *cobra.Command {
 	flags.StringSliceVar(&t.Memory, "memory", []string{traffic.MemoryGPU}, "kinds of clients' buffers: gpu, staging, host")
 	flags.StringVar(&t.Load, "load", traffic.Loads[0], "kernels to run on all GPUs: "+strings.Join(traffic.Loads, ", "))
 	flags.DurationVar(&t.KillEach, "kill-each", time.Second, "average time between two kills; 0 for no kills")
+	flags.IntVar(&t.Rails, "rails", 1,
+		"NICs, software devices, of each lane; with 2 half of the kills take a NIC's port down")
 	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE`")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, size := range []struct {
@@ -106,6 +108,7 @@ func run(ctx context.Context, t traffic.Torture, save string) error {
 			r.Bytes), r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect], r.Sizes)
 	fmt.Printf("between GPUs: %v; handed over: %v\nkernels (%s) ran for at least %.0f %% of the time on each GPU\n",
 		r.Pairs, r.Hands, r.Load, 100*r.Computed)
+	fmt.Printf("NICs that lost their port: %d\n", r.Flaps)
 	fmt.Printf("killed: %v; errors of clients: %v\nwrong = %d\n", r.Kills, r.Explained, r.Wrong)
 	for _, p := range append(r.Problems, r.Left...) {
 		fmt.Println(p)

@@ -353,7 +353,7 @@ PEERLANE_API int peerlane_connection_status(peerlane_session *session, peerlane_
 struct peerlane_options {
 	uint64_t tag;             /* a message matches only receives with the same tag */
 	uint64_t context;         /* a value of the caller; peerlane_poll() returns it */
-	uint32_t flags;           /* PEERLANE_AFTER, PEERLANE_SIGNAL, PEERLANE_AFTER_EVENT; or PEERLANE_HAND_OVER */
+	uint32_t flags;           /* PEERLANE_AFTER, PEERLANE_SIGNAL, PEERLANE_AFTER_EVENT, PEERLANE_BUFFERED; or PEERLANE_HAND_OVER */
 	uint32_t after_event;     /* PEERLANE_AFTER_EVENT: start when this event has completed */
 	uint32_t after_timeline;  /* PEERLANE_AFTER: start when this timeline has reached after_value */
 	uint32_t signal_timeline; /* PEERLANE_SIGNAL: at the end, also after an error, the relay sets this timeline to signal_value */
@@ -365,11 +365,16 @@ struct peerlane_options {
 #define PEERLANE_SIGNAL 2u
 #define PEERLANE_HAND_OVER 4u /* start in the relay's turn of after_timeline, and end the turn: see peerlane_hand_over() */
 #define PEERLANE_AFTER_EVENT 8u
+#define PEERLANE_BUFFERED 16u  /* the send may end when the relay has copied the bytes: see peerlane_send() */
 
 /* Posts a message of `length` bytes. options may be NULL.
  *
  * operation: the number of the operation. peerlane_test(), peerlane_wait() or peerlane_poll()
  * must take the result. NULL: the library drops the result at the end of the operation.
+ *
+ * PEERLANE_BUFFERED: where the receiver uses the same GPU, the send can end before its delivery,
+ * when the relay has copied the bytes into host memory. peerlane_flush() waits for the delivery
+ * and reports a failure. peerlane_disconnect() and peerlane_close() do not wait.
  *
  * PEERLANE_STATUS_FULL: the relay has not started the last PEERLANE_RING_ENTRIES operations,
  * or PEERLANE_MAX_OPERATIONS results are not taken. If the relay refuses the operation, for

@@ -252,7 +252,7 @@ int submit(peerlane_session *s, struct peerlane_descriptor d, const struct peerl
 
 	d.wait_timeline = d.signal_timeline = PEERLANE_NO_TIMELINE;
 	if (options) {
-		if (options->flags & ~(PEERLANE_AFTER | PEERLANE_SIGNAL | PEERLANE_AFTER_EVENT | PEERLANE_HAND_OVER))
+		if (options->flags & ~(PEERLANE_AFTER | PEERLANE_SIGNAL | PEERLANE_AFTER_EVENT | PEERLANE_HAND_OVER | PEERLANE_BUFFERED))
 			return fail_call(PEERLANE_STATUS_INVALID, "an operation's options have flags that this version does not know: %#x", options->flags);
 		d.tag = options->tag;
 		if (options->flags & PEERLANE_AFTER) {
@@ -261,9 +261,14 @@ int submit(peerlane_session *s, struct peerlane_descriptor d, const struct peerl
 		}
 		if (options->flags & PEERLANE_AFTER_EVENT)
 			d.wait_event = options->after_event;
+		if (options->flags & PEERLANE_BUFFERED) {
+			if (d.operation != PEERLANE_OP_SEND)
+				return fail_call(PEERLANE_STATUS_INVALID, "PEERLANE_BUFFERED is an option of peerlane_send()");
+			d.flags = PEERLANE_BUFFERED_SEND;
+		}
 		if (options->flags & PEERLANE_HAND_OVER) {
 			if (options->flags != PEERLANE_HAND_OVER)
-				return fail_call(PEERLANE_STATUS_INVALID, "an operation that waits for its turn (PEERLANE_HAND_OVER) goes with none of PEERLANE_AFTER, PEERLANE_SIGNAL and PEERLANE_AFTER_EVENT");
+				return fail_call(PEERLANE_STATUS_INVALID, "an operation that waits for its turn (PEERLANE_HAND_OVER) goes with none of PEERLANE_AFTER, PEERLANE_SIGNAL, PEERLANE_AFTER_EVENT and PEERLANE_BUFFERED");
 			d.flags = PEERLANE_IN_TURN;
 			d.wait_timeline = options->after_timeline;
 		}
@@ -277,6 +282,8 @@ int submit(peerlane_session *s, struct peerlane_descriptor d, const struct peerl
 	}
 	if ((status = enter(s)))
 		return status;
+	if (s->version < PEERLANE_BUFFERED_VERSION) /* the send ends at its delivery */
+		d.flags &= ~PEERLANE_BUFFERED_SEND;
 	if (d.flags & PEERLANE_IN_TURN)
 		status = in_turn(s, d.connection, d.wait_timeline);
 	if (!status)

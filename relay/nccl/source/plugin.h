@@ -144,6 +144,7 @@ struct communicator {
 	unsigned most;            /* of them */
 	unsigned last;            /* request that was given out */
 	struct buffer buffer;     /* of sends */
+	bool flushes;             /* the end waits for a flush: sends of GPU memory may have ended before their delivery */
 	struct request requests[]; /* of each part one, at least */
 };
 

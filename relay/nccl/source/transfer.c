@@ -102,13 +102,34 @@ void drain_sends(struct communicator *c)
 	time_t begun = seconds(), last = ran_out;
 	time_t limit = last && begun - last < DRAIN_SECONDS ? begun + 1 : begun + DRAIN_SECONDS;
 
-	while (!unusable(c) && reap(c) && c->buffer.count) {
+	peerlane_operation flush;
+	bool flushing = false;
+
+	/* An abort leaves sends of which NCCL has no result, and waits for no bytes. */
+	c->flushes = c->flushes && c->under_way == c->buffer.count;
+
+	while (!unusable(c) && reap(c) && (c->buffer.count || c->flushes)) {
+		int status = flushing ? peerlane_test(c->tie->session, flush, NULL) : peerlane_flush(c->tie->session, c->number, NULL, &flush);
+
+		if (flushing && status != PEERLANE_STATUS_PENDING) {
+			flushing = c->flushes = false;
+			if (status) {
+				fail(c, "sending", status);
+				break;
+			}
+			continue;
+		}
+		if (!flushing && status && status != PEERLANE_STATUS_FULL)
+			break;
+		flushing = flushing || !status;
 		if (seconds() >= limit) {
 			ran_out = seconds();
 			break;
 		}
 		nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 	}
+	if (flushing)
+		peerlane_forget(c->tie->session, flush);
 }
 
 /* --- */
@@ -123,6 +144,11 @@ static int post(struct request *r)
 		struct part *p = &r->part[r->posted];
 		struct peerlane_options options = {.tag = p->tag};
 
+		/* Where both ranks share a GPU, the sender's kernel does not wait for the receiver's time slice. */
+		if (c->sends && !p->region->twin) {
+			options.flags = PEERLANE_BUFFERED;
+			c->flushes = true;
+		}
 		status = (c->sends ? peerlane_send : peerlane_receive)(c->tie->session, c->number, p->memory,
 			p->at, p->bytes, &options, &p->operation);
 		if (!status)
