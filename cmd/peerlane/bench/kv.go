@@ -25,7 +25,7 @@ var shapes = []shape{
 	{name: "B", layers: 64, blocks: 1750, size: 44 << 10, most: 80},
 }
 
-// kv measures lists of the shapes, both ways.
+// kv measures reads and writes of the shapes.
 func (r *run) kv() error {
 	for _, s := range shapes {
 		if r.host.Simulated {
@@ -52,8 +52,8 @@ func (s shape) bytes() uint64 {
 	return (s.entries()*s.size + granule - 1) / granule * granule
 }
 
-// lists measures one shape over one route: the time of a list, of its post, and the processor time of
-// the two relays for an entry.
+// lists measures a shape over a route: the time of a list, the time of the post, and the processor
+// time of the two relays for an entry.
 func (r *run) lists(st *stage, a, b *worker, s shape) error {
 	exposed, err := b.do(order{Do: doExpose})
 	if err != nil {
@@ -82,7 +82,10 @@ func (r *run) lists(st *stage, a, b *worker, s shape) error {
 			}
 			before += t.sum
 		}
-		found, err := a.do(order{Do: doList, Reads: read, Layers: s.layers, Blocks: s.blocks, Size: s.size, Rounds: rounds, Keys: exposed.Keys})
+		found, err := a.do(order{
+			Do: doList, Reads: read, Layers: s.layers, Blocks: s.blocks, Size: s.size, Rounds: rounds,
+			Keys: exposed.Keys,
+		})
 		if err != nil {
 			return err
 		}
@@ -103,7 +106,8 @@ func (r *run) lists(st *stage, a, b *worker, s shape) error {
 		add("post", found.Post.Seconds()*1e3, milliseconds, most(2))
 		add("entries", n/list, entriesPerSecond, nil)
 		add("rate", n*float64(s.size)/list/1e9, GBs, nil)
-		add("processor time of each relay for an entry", (after-before).Seconds()*1e6/float64(2*(rounds+1))/n, microseconds, most(0.7))
+		each := (after - before).Seconds() * 1e6 / float64(2*(rounds+1)) / n
+		add("processor time of each relay for an entry", each, microseconds, most(0.7))
 	}
 	return nil
 }
@@ -114,7 +118,10 @@ func (s *serving) expose(ctx context.Context) (r reply, err error) {
 		memory *client.Memory
 		bytes  uint64
 		access uint32
-	}{{s.client.Outgoing.Memory, s.client.Outgoing.Bytes(), wire.RemoteRead}, {s.client.Incoming.Memory, s.client.Incoming.Bytes(), wire.RemoteWrite}} {
+	}{
+		{s.client.Outgoing.Memory, s.client.Outgoing.Bytes(), wire.RemoteRead},
+		{s.client.Incoming.Memory, s.client.Incoming.Bytes(), wire.RemoteWrite},
+	} {
 		region, err := s.client.Receiving.Expose(ctx, x.memory, 0, x.bytes, x.access)
 		if err != nil {
 			return r, err
@@ -124,8 +131,8 @@ func (s *serving) expose(ctx context.Context) (r reply, err error) {
 	return r, nil
 }
 
-// list posts a list several times, after one that is not counted, and returns the least time of a
-// list and the least of a post. The blocks of the other side are in another order.
+// list posts a list o.Rounds times after an uncounted list, and returns the least time of a list and
+// the least time of a post. The order of the blocks differs between the two sides.
 func (s *serving) list(ctx context.Context, o order) (r reply, err error) {
 	if len(o.Keys) != 2 {
 		return r, errors.New("the other side exposes nothing")
