@@ -18,9 +18,9 @@ import (
 // Name is the plugin's file: NIXL loads it as backend PEERLANE.
 const Name = "libplugin_PEERLANE.so"
 
-// Forwarded are backends of NIXL with a forwarder: NIXL_PLUGIN_DIR names one directory, so that
+// forwarded are backends of NIXL with a forwarder: NIXL_PLUGIN_DIR names one directory, so that
 // NIXL would not find NIXL's plugins beside this plugin.
-var Forwarded = []string{"UCX", "LIBFABRIC", "POSIX", "GDS", "GDS_MT", "OBJ"}
+var forwarded = []string{"UCX", "LIBFABRIC", "POSIX", "GDS", "GDS_MT", "OBJ"}
 
 // ForwarderName is the file of a backend's forwarder.
 func ForwarderName(backend string) string { return "libplugin_" + backend + ".so" }
@@ -28,7 +28,7 @@ func ForwarderName(backend string) string { return "libplugin_" + backend + ".so
 // Files are the names of the files that Build makes.
 func Files() []string {
 	files := []string{Name}
-	for _, backend := range Forwarded {
+	for _, backend := range forwarded {
 		files = append(files, ForwarderName(backend))
 	}
 	return files
@@ -163,7 +163,7 @@ func Build(dir string, more ...string) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, backend := range Forwarded {
+	for _, backend := range forwarded {
 		if err := os.WriteFile(filepath.Join(work, ForwarderName(backend)), text, 0o755); err != nil {
 			return err
 		}
