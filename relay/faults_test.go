@@ -700,17 +700,7 @@ func (s *stage) returnsToRest(k *keeper, f fault) error {
 	if err != nil || replaced {
 		return err
 	}
-	most := s.idle
-	if realGPUs { // a lane that has found another way may hold more, but no more with each program
-		if most, err = p.rests(); err == nil {
-			if failed := s.exercise(); failed != nil && !f.isNamed(failed.Error()) { // it may be the first to meet the fault
-				err = failed
-			}
-		}
-	}
-	if err == nil {
-		err = p.settles(most)
-	}
+	err = s.leavesNothing(p, f)
 	if err != nil && p.hasEnded(time.Second) {
 		return nil // the keeper has looked why
 	}
@@ -790,6 +780,22 @@ func TestRelayCUDAFaultsEndOperationsWithErrors(t *testing.T) {
 			t.Logf("%d of %d faults were tried, at the calls %v", tried, len(list), calls)
 		})
 	}
+}
+
+// leavesNothing checks that a process that has met a fault holds no more than one without. On real
+// GPUs a lane that has found another way may hold more, but no more with each program.
+func (s *stage) leavesNothing(p *subject, f fault) error {
+	if !realGPUs {
+		return p.settles(s.idle)
+	}
+	most, err := p.rests()
+	if err != nil {
+		return err
+	}
+	if err := s.exercise(); err != nil && !f.isNamed(err.Error()) { // it may be the first to meet the fault
+		return err
+	}
+	return p.settles(most)
 }
 
 // moreFaults are tried in addition to the first fault per call, by default.

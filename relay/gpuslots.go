@@ -283,13 +283,12 @@ func (l *lane) openAllocated() (out, in *staging, err error) {
 	}
 	l.opening.Lock()
 	defer l.opening.Unlock()
-	allocate := func(on cuda.Device, bytes uint64) (*device.Memory, int, error) {
+	allocate := func(on cuda.Device, bytes uint64) (*device.Memory, error) {
 		own, err := l.contextOn(on)
 		if err != nil {
-			return nil, -1, err
+			return nil, err
 		}
-		m, err := own.Allocate(bytes)
-		return m, -1, err // it cannot be exported
+		return own.Allocate(bytes)
 	}
 	out, in = &staging{}, &staging{}
 	var all []placed

@@ -10,7 +10,6 @@ import (
 
 	"github.com/dustin/go-humanize"
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/internal/fault"
@@ -488,10 +487,7 @@ func (l *lane) inHost(z size, limit uint64, create hostMaker) (out, in *region, 
 		if g.memory, err = create("peerlane-slots", bytes/2); err != nil {
 			return nil, err
 		}
-		if err = g.memory.Pin(l.device); err == nil {
-			g.fd, err = g.memory.Export()
-		}
-		if err != nil {
+		if err = g.memory.Pin(l.device); err != nil {
 			return nil, errors.Join(err, g.memory.Close())
 		}
 		return g, nil
@@ -573,31 +569,24 @@ func (l *lane) claim(server launch.GPU, ordinal cuda.Device, allocations int, ea
 	return func() { l.relay.claims.release(server.BusID, bytes, memory) }, nil
 }
 
-// maker makes memory on a server GPU for the lane's GPU, and a descriptor if the memory can be
-// exported.
-type maker func(on cuda.Device, bytes uint64) (m *device.Memory, fd int, err error)
+// maker makes memory on a server GPU for the lane's GPU.
+type maker func(on cuda.Device, bytes uint64) (*device.Memory, error)
 
 func makeRegion(on cuda.Device, z size, create maker) (*region, error) {
 	g := &region{slots: z.slots, slotBytes: z.slotBytes}
 	var err error
-	g.memory, g.fd, err = create(on, uint64(z.slots)*z.slotBytes)
+	g.memory, err = create(on, uint64(z.slots)*z.slotBytes)
 	return g, err
 }
 
 // create is the maker of memory of cuMemCreate.
-func (l *lane) create(on cuda.Device, bytes uint64) (m *device.Memory, fd int, err error) {
+func (l *lane) create(on cuda.Device, bytes uint64) (m *device.Memory, err error) {
 	err = l.device.On(func() error {
 		var err error
 		m, err = device.Create(l.device.Driver, on, bytes, cuda.Access{Device: l.device.Ordinal, Write: true})
 		return err
 	})
-	if err != nil {
-		return nil, -1, err
-	}
-	if fd, err = m.Export(); err != nil {
-		return nil, -1, errors.Join(err, m.Close())
-	}
-	return m, fd, nil
+	return m, err
 }
 
 // region is the staging memory on a server GPU, or in host memory, as slots.
@@ -609,7 +598,6 @@ type region struct {
 	memory    *device.Memory
 	slots     int
 	slotBytes uint64
-	fd        int // export; -1 for none
 	// weight is by which the region has its part of the lane's slots' turns, and nics those of
 	// NICs for what is in it; nil where all are alike.
 	weight  int
@@ -617,10 +605,4 @@ type region struct {
 	in, out uint64 // bytes that entered and left, as this relay knows
 }
 
-func (g *region) close() error {
-	err := g.memory.Close()
-	if g.fd >= 0 {
-		err = errors.Join(err, unix.Close(g.fd))
-	}
-	return err
-}
+func (g *region) close() error { return g.memory.Close() }

@@ -105,10 +105,7 @@ func (l *fuzzListLink) Write(to transport.Target, from transport.Source, n, imme
 		l.t.Fatalf("a write of %d bytes to %+v with immediate %d, whose grant is %+v", n, to, immediate, g)
 	}
 	op := l.of(g.Send)
-	if from.Offset%fuzzSlot != 0 || from.Offset >= fuzzSlots*fuzzSlot || n > fuzzSlot || l.taken[from.Offset] {
-		l.t.Fatalf("a write of %d bytes from slot offset %d, in use: %t", n, from.Offset, l.taken[from.Offset])
-	}
-	l.taken[from.Offset] = true
+	l.takeSlot(from, n)
 	for i, b := range unsafe.Slice((*byte)(from.Place.Host), n) {
 		if at := g.Part + to.Offset - g.Offset + uint64(i); b != wants(op, at) {
 			l.t.Fatalf("byte %d of list message %d is not the client's", at, g.Send)

@@ -342,14 +342,11 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 	}
 	switch {
 	case (l.memory.staged != nil || l.tcp) && l.s.route == wire.RouteStaged:
-		if from.Region != l.memory.region() || from.Offset != op.offset+g.Part || n != g.Length {
-			l.t.Fatalf("a write of %d bytes from byte %d of source %#x, for byte %d of a message at %d", n, from.Offset, from.Region, g.Part, op.offset)
+		if from.Place.Host != l.memory.place(op.offset+g.Part).Host || n != g.Length {
+			l.t.Fatalf("a write of %d bytes from %v, for byte %d of a message at %d", n, from.Place.Host, g.Part, op.offset)
 		}
 	case l.s.route == wire.RouteStaged:
-		if from.Offset%fuzzSlot != 0 || from.Offset >= fuzzSlots*fuzzSlot || n > fuzzSlot || l.taken[from.Offset] {
-			l.t.Fatalf("a write of %d bytes from slot offset %d, in use: %t", n, from.Offset, l.taken[from.Offset])
-		}
-		l.taken[from.Offset] = true
+		l.takeSlot(from, n)
 	}
 	start := op.offset + g.Part + to.Offset - g.Offset
 	for i, b := range unsafe.Slice((*byte)(from.Place.Host), n) {
@@ -420,6 +417,20 @@ func (l *fuzzLink) Close() {
 	l.closed = true
 }
 
+// slotOffset returns where a write's source is, from the first slot on.
+func (w *world) slotOffset(from transport.Source) uint64 {
+	return uint64(uintptr(from.Place.Host) - uintptr(w.slots.At(0).Host))
+}
+
+// takeSlot demands that a write begins at a slot that no other write uses.
+func (l *fuzzLink) takeSlot(from transport.Source, n uint64) {
+	at := l.slotOffset(from)
+	if at%fuzzSlot != 0 || at >= fuzzSlots*fuzzSlot || n > fuzzSlot || l.taken[at] {
+		l.t.Fatalf("a write of %d bytes from slot offset %d, in use: %t", n, at, l.taken[at])
+	}
+	l.taken[at] = true
+}
+
 // wrote ends a write, and opened a mapping.
 func (l *fuzzLink) wrote(which int, err error) {
 	if len(l.writes) == 0 {
@@ -428,7 +439,7 @@ func (l *fuzzLink) wrote(which int, err error) {
 	which %= len(l.writes)
 	write := l.writes[which]
 	l.writes = append(l.writes[:which:which], l.writes[which+1:]...)
-	delete(l.taken, write.from.Offset)
+	delete(l.taken, l.slotOffset(write.from))
 	if write.op.over {
 		l.t.Fatal("an operation ended under a write of it")
 	}

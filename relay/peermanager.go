@@ -413,22 +413,40 @@ func (m *pendingSession) end() {
 	m.forget()
 }
 
-// uselessTime is how long connections without RDMA are kept by a relay that takes nothing else.
-const uselessTime = time.Second
+// uselessTime is how long connections without RDMA are kept by a relay that takes nothing else, or whose
+// port is active again, and portRetryTime by a relay that takes TCP as well and does not know whether the
+// other relay's port is.
+const (
+	uselessTime   = time.Second
+	portRetryTime = 10 * time.Second
+)
 
-// useless returns the reason that an existing Peer can take no channel although a new one may: RDMA
-// is demanded, and was not to be had when the Peer was made, for instance because a port was down.
-func (h *peerManager) useless(p *tcp.Peer) (why error) {
+// useless returns the reason that an existing Peer is to take no channel although a new one may have
+// RDMA: it was not to be had when the Peer was made, for instance because a port was down. channels
+// reports whether the Peer has some, which stay.
+func (h *peerManager) useless(p *tcp.Peer) (why error, channels bool) {
+	ask := false
 	h.relay.loop.Call(func() {
-		by := verbs.Of(p)
-		if h.relay.config.Transport != launch.TransportVerbs || by == nil || p.Channels() > 0 {
+		by, transport := verbs.Of(p), h.relay.config.Transport
+		if by == nil {
 			return
 		}
-		if since := by.UnusedSince(); !since.IsZero() && time.Since(since) >= uselessTime {
+		channels = p.Channels() > 0
+		since := by.UnusedSince()
+		if since.IsZero() || time.Since(since) < uselessTime {
+			return
+		}
+		waits, here := by.WaitsForPort()
+		ask = transport == launch.TransportAuto && waits && here
+		if transport == launch.TransportVerbs && !channels || ask ||
+			transport == launch.TransportAuto && waits && time.Since(since) >= portRetryTime {
 			why = wire.Errorf(wire.StatusUnreachable, "the connections with the relay at %s are made anew, for RDMA: %s", p.Name(), by.Way())
 		}
 	})
-	return why
+	if ask && !h.relay.fabric.PortActive() {
+		return nil, channels
+	}
+	return why, channels
 }
 
 // reach returns connections of a lane to the relay of a handle: existing or new connections. Lanes that
@@ -450,12 +468,15 @@ func (h *peerManager) reach(ctx context.Context, handle wire.HandleLayout, from 
 			return h.dial(ctx, key, target, at, from)
 		})
 		if err == nil && !mine {
-			why := h.rails.broken(peer) // the set ends in seconds anyway
+			why, keep := h.rails.broken(peer), false // the set ends in seconds anyway
 			if why == nil {
-				why = h.useless(peer)
+				why, keep = h.useless(peer)
 			}
-			if why != nil {
+			switch {
+			case why != nil && !keep:
 				peer.End(why)
+				continue
+			case why != nil && h.peers.Supersede(key, peer):
 				continue
 			}
 		}

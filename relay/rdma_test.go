@@ -817,6 +817,44 @@ func TestDemandedRDMAComesBackWithThePort(t *testing.T) {
 	}
 }
 
+// With transport auto a port that was down when two relays connected keeps later connections from RDMA
+// only until it is back. A connection that uses TCP meanwhile goes on, and loses nothing.
+func TestConnectionsReturnToRDMAWithThePort(t *testing.T) {
+	p := &byRDMA{}
+	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
+	down := slices.Concat(ofA, ofB)
+	down[0].Down = true
+	if err := p.rdma.Set(down...); err != nil {
+		t.Fatal(err)
+	}
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, 1<<20)
+	if c := p.relayA.Report().Connections; len(c) != 1 || c[0].Transport != launch.TransportTCP {
+		t.Fatalf("inspect shows %+v, want tcp while the port is down", c)
+	}
+	first := pair{a: p.a, b: p.b, sending: p.sending, receiving: p.receiving, source: p.source, target: p.target}
+	if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {
+		t.Fatal(err)
+	}
+	// Well below the time after which idle connections are closed; the first one is open all the time.
+	for end := testutil.BeginFor(6 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+		p.arrive(t, 1<<20)
+		var by []string
+		for _, c := range p.relayA.Report().Connections {
+			by = append(by, c.Transport)
+		}
+		if slices.Contains(by, launch.TransportVerbs) {
+			break
+		}
+		if end.Over() {
+			t.Fatalf("the port is back, and the connections use %v", by)
+		}
+		check(t, p.sending.Close(within(t)))
+	}
+	first.arrive(t, 1<<20, 5, 3<<20)
+}
+
 // Any process dies at any time, under traffic in both directions: operations at the remote host end
 // with an error that names the cause, and no resource remains there.
 func TestDeathOverRDMAEndsOperations(t *testing.T) {

@@ -771,6 +771,9 @@ func TestInvalidOperationsAreRefused(t *testing.T) {
 				{"an offset that wraps", func() (*client.Operation, error) { return p.sending.Send(p.source.Memory, ^uint64(0)-3, 8) }, wire.StatusOutOfRange},
 				{"receive beyond the end", func() (*client.Operation, error) { return p.receiving.Receive(p.target.Memory, 1, pairBytes) }, wire.StatusOutOfRange},
 				{"memory for receiving", func() (*client.Operation, error) { return p.sending.Send(onlySend, 0, 8) }, wire.StatusNotPermitted},
+				{"a buffered receive", func() (*client.Operation, error) {
+					return p.receiving.Receive(p.target.Memory, 0, 8, client.Buffered())
+				}, wire.StatusMalformed},
 				{"a receive on a sending connection", func() (*client.Operation, error) { return p.sending.Receive(p.source.Memory, 0, 8) }, wire.StatusMalformed},
 			} {
 				op, err := c.post()

@@ -324,8 +324,7 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 	r, memory, at := s.session.relay, op.memory, op.offset+m.Part
 	from, routed := transport.Source{Place: memory.place(at)}, &r.counters.direct
 	if s.route == wire.RouteStaged {
-		from.Region, from.Offset, routed = memory.region(), at, &r.counters.staged
-		from.NICs = s.nicsFor(memory)
+		from.NICs, routed = s.nicsFor(memory), &r.counters.staged
 	}
 	s.hold(op)
 	s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset}, from, m.Length, m.Grant, func(err error) {
@@ -388,7 +387,7 @@ func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 			}
 			slot.region.in += n
 			s.link.Write(transport.Target{Region: m.Region, Offset: m.Offset + at},
-				transport.Source{Place: slot.place(), Region: slot.region.number, Offset: slot.offset, NICs: slot.region.nics}, n, m.Grant, func(err error) {
+				transport.Source{Place: slot.place(), NICs: slot.region.nics}, n, m.Grant, func(err error) {
 					if err != nil {
 						s.broken(err, "sending from a staging slot")
 					} else {

@@ -145,9 +145,13 @@ func (m *memory) makeOn(l *lane, on *serverUsage, admission bool) (err error) {
 			giveBack()
 		}
 	}()
-	mapped, fd, err := l.create(ordinal, m.takes.staging)
+	mapped, err := l.create(ordinal, m.takes.staging)
 	if err != nil {
 		return err
+	}
+	fd, err := mapped.Export()
+	if err != nil {
+		return errors.Join(err, mapped.Close())
 	}
 	// The server's identity is unambiguous.
 	if !l.relay.loop.Call(func() { on.id = id }) {

@@ -72,7 +72,8 @@ type host struct {
 	ipc   bool
 	scope string
 	// both: every relay has the lanes of GPUs 0 and 1.
-	both bool
+	both   bool
+	shared bool // both containers use GPU 0
 }
 
 func newHost(t *testing.T, route string) *host {
@@ -114,7 +115,11 @@ func (h *host) lane(i int) *lane {
 		h.Fatal(err)
 	}
 	name := string(rune('a' + i))
-	lanes := []launch.Lane{h.laneOf(i)}
+	lanes, uuid := []launch.Lane{h.laneOf(i)}, devices[i].UUID
+	if h.shared {
+		uuid = devices[0].UUID
+		lanes[0].GPU = launch.GPU{UUID: uuid, BusID: devices[0].BusID, Index: i}
+	}
 	if h.both {
 		lanes = append(lanes, h.laneOf(1-i))
 	}
@@ -134,7 +139,7 @@ func (h *host) lane(i int) *lane {
 	if err != nil {
 		h.Fatal(err)
 	}
-	l := &lane{Cmd: exec.Command(exe), socket: filepath.Join(h.dir, name), uuid: devices[i].UUID, stderr: &bytes.Buffer{}}
+	l := &lane{Cmd: exec.Command(exe), socket: filepath.Join(h.dir, name), uuid: uuid, stderr: &bytes.Buffer{}}
 	l.Env = append(os.Environ(), configVariable+"="+string(text))
 	l.Stderr = l.stderr
 	out, err := l.StdoutPipe()

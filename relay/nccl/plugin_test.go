@@ -220,6 +220,24 @@ func TestSendsOfHostMemoryEndBeforeTheirReceives(t *testing.T) {
 	}
 }
 
+// Buffered sends between two ranks of a GPU arrive.
+func TestSendsBetweenRanksOfOneGPUArrive(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	h.shared = true
+	r := run{
+		plugin:  plugin(t),
+		harness: program(t, "harness"),
+		mode:    "run",
+		version: 11,
+		seed:    seed(t),
+		links:   4,
+		groups:  16,
+		bytes:   96 << 10,
+		depth:   8,
+	}
+	r.must(t, h.lane(0), h.lane(1))
+}
+
 // More receives than a ring has places, of which each communicator may have 32.
 func TestEachCommunicatorHas32Requests(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)

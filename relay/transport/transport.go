@@ -41,12 +41,9 @@ type Arrivals interface {
 	Close()
 }
 
-// Source is the source of a write: a place in this process, and the same as an offset in a region
-// that the link knows.
+// Source is the source of a write: a place in this process.
 type Source struct {
-	Place  device.Place
-	Region uint32
-	Offset uint64
+	Place device.Place
 	// NICs are the weights of this side's NICs for writes from the source, by name; nil for equal
 	// weights. A NIC without a weight reads no byte as long as a NIC with a weight exists.
 	NICs map[string]int

@@ -97,6 +97,7 @@ func tables() []table {
 		{"uniformity", "one stream per GPU through paced software devices", (*run).uniformity, true},
 		{"many-clients", "concurrent clients of one relay, and of several relays", (*run).manyClients, false},
 		{"cpu", "processor time of a relay, idle and busy", (*run).cpu, false},
+		{"kv", "lists of a KV cache's blocks: time, post, processor time for an entry", (*run).kv, false},
 		{"memory", "memory of a relay on its client's GPU and on server GPUs", (*run).memory, true},
 		{"first-copy", "from a client's first call to its first message", (*run).firstCopy, false},
 		{tableNetwork, "two relays of this host over TCP, beside plain sockets on loopback", (*run).network, false},

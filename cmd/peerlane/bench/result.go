@@ -56,7 +56,9 @@ const (
 	miB          = "MiB"
 	perSecond    = "/s" // kernels
 	cores        = "cores"
-	index        = "index" // Jain's, or the slowest over the fastest
+
+	entriesPerSecond = "entries/s" // of a list
+	index            = "index"     // Jain's, or the slowest over the fastest
 )
 
 // Row is a measured value.

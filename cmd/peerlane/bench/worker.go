@@ -37,6 +37,11 @@ type order struct {
 	Base     uint64        `json:"base,omitempty"` // of timelines' values
 	Tag      uint64        `json:"tag,omitempty"`
 	Starts   bool          `json:"starts,omitempty"`
+	// Of doList: Size is that of a block, Keys are those of doExpose.
+	Reads  bool             `json:"reads,omitempty"`
+	Layers uint64           `json:"layers,omitempty"`
+	Blocks uint64           `json:"blocks,omitempty"`
+	Keys   []wire.RemoteKey `json:"keys,omitempty"`
 }
 
 func (o order) as(s *measure.Stream) { s.Followed = o.Followed }
@@ -53,6 +58,8 @@ const (
 	doBoth    = "both"    // both at once
 	doFirst   = "first"   // a message of 8 bytes in both directions
 	doHandOff = "hand-off"
+	doExpose  = "expose" // both buffers, to the connection that was accepted
+	doList    = "list"
 )
 
 // reply is a client's answer.
@@ -65,6 +72,10 @@ type reply struct {
 	// Of doContext and doAttach: CUDA's own start; of doAttach and doFirst ours.
 	CUDA time.Duration `json:"cuda,omitempty"`
 	Ours time.Duration `json:"ours,omitempty"`
+	// Of doExpose: the keys of the outgoing and the incoming buffer. Of doList: the times.
+	Keys []wire.RemoteKey `json:"keys,omitempty"`
+	Post time.Duration    `json:"post,omitempty"`
+	List time.Duration    `json:"list,omitempty"`
 }
 
 // patience limits the time of a client's command, in addition to the requested duration.
@@ -154,6 +165,10 @@ func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
 		var times []time.Duration
 		times, err = c.HandOff(ctx, o.Starts, o.Rounds, o.Base, o.Tag)
 		r.Times = measure.TimesOf(times)
+	case doExpose:
+		return s.expose(ctx)
+	case doList:
+		return s.list(ctx, o)
 	default:
 		err = errors.New("unknown order")
 	}

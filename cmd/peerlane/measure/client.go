@@ -64,6 +64,9 @@ type Buffer struct {
 	bytes  uint64
 }
 
+// Bytes returns the size of the buffer.
+func (b *Buffer) Bytes() uint64 { return b.bytes }
+
 // copies reports whether this process copies to and from staging memory itself.
 func (b *Buffer) copies() bool { return b.Memory.Ptr != 0 }
 

@@ -23,8 +23,10 @@ type Peers struct {
 	known  map[Key]*reaching
 	all    map[*Peer]bool           // that live
 	pulses map[time.Duration]*pulse // by interval
-	ended  bool
-	users  sync.WaitGroup // Peers that something uses the connections of
+	// superseded are Peers that are kept for their channels.
+	superseded map[Key]*Peer
+	ended      bool
+	users      sync.WaitGroup // Peers that something uses the connections of
 }
 
 // reaching is a Peer, or that somebody dials it.
@@ -37,7 +39,7 @@ type reaching struct {
 
 // NewPeers makes none yet. config gives what a Peer is made with.
 func NewPeers(loop *poll.Loop, config func(Key) Config) *Peers {
-	return &Peers{loop: loop, config: config, known: map[Key]*reaching{}, all: map[*Peer]bool{}, pulses: map[time.Duration]*pulse{}}
+	return &Peers{loop: loop, config: config, known: map[Key]*reaching{}, all: map[*Peer]bool{}, pulses: map[time.Duration]*pulse{}, superseded: map[Key]*Peer{}}
 }
 
 var errEnding = wire.Errorf(wire.StatusRelayDied, "the relay of this container is ending")
@@ -119,6 +121,9 @@ func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
 		p.forget(key, r)
 		p.mu.Lock()
 		delete(p.all, r.peer)
+		if p.superseded[key] == r.peer {
+			delete(p.superseded, key)
+		}
 		p.mu.Unlock()
 		if down != nil {
 			down(err)
@@ -140,6 +145,23 @@ func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
 		return nil, errEnding
 	}
 	return r.peer, nil
+}
+
+// Supersede has the next Reach of a key dial although a Peer lives, which its channels keep. It reports
+// false if another Peer of the key is kept so already.
+func (p *Peers) Supersede(key Key, peer *Peer) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.known[key]
+	switch {
+	case r == nil || r.peer != peer:
+		return true // somebody else has
+	case p.superseded[key] != nil:
+		return false
+	}
+	p.superseded[key] = peer
+	delete(p.known, key)
+	return true
 }
 
 // pulse returns the pulse of an interval. The lock is held.

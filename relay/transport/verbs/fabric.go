@@ -249,7 +249,7 @@ func (f *Fabric) active() (nics []*nic, err error) {
 		case err != nil:
 			why = append(why, err.Error())
 		case now.is.State != verbs.PortActive:
-			why = append(why, fmt.Sprintf("%s: no port is active (%s)", n.name, now.is.State))
+			why = append(why, fmt.Sprintf("%s: %s (%s)", n.name, portInactive, now.is.State))
 		default:
 			nics = append(nics, &now)
 		}
@@ -258,6 +258,15 @@ func (f *Fabric) active() (nics []*nic, err error) {
 		return nil, unreachable("no NIC can be used: %s", strings.Join(why, "; "))
 	}
 	return nics, nil
+}
+
+// portInactive is the reason of a refusal that passes. The other relay tells it as text.
+const portInactive = "no port is active"
+
+// PortActive reports whether a NIC of this relay has an active port now. It blocks.
+func (f *Fabric) PortActive() bool {
+	nics, err := f.active()
+	return err == nil && len(nics) > 0
 }
 
 func openLibrary(path string) (*verbs.Library, error) {
@@ -308,7 +317,7 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 		states = append(states, n.is.State.String())
 	}
 	if n.port == 0 {
-		return nil, fmt.Errorf("%s: no port is active (%s)", name, strings.Join(states, ", "))
+		return nil, fmt.Errorf("%s: %s (%s)", name, portInactive, strings.Join(states, ", "))
 	}
 	if n.cm == nil {
 		if n.gid, err = n.chooseGID(config.GIDIndex); err != nil {

@@ -50,15 +50,17 @@ type Set struct {
 	settled   bool
 	settledAt time.Time
 	err       error
-	waiting   []func(error)
-	using     bool // the one who dialed has said so
-	next      bool // the other side opens a channel whose data goes this way
-	asking    bool // the dialing side is asked for queue pairs
-	ready     bool // and the other side has said meanwhile that it can be written to
-	begun     bool // bringing up
-	joined    bool // the other side has said how it is connected
-	working   bool // a goroutine has the plumbing
-	timer     *time.Timer
+	// refusedThere: err is the other relay's reason.
+	refusedThere bool
+	waiting      []func(error)
+	using        bool // the one who dialed has said so
+	next         bool // the other side opens a channel whose data goes this way
+	asking       bool // the dialing side is asked for queue pairs
+	ready        bool // and the other side has said meanwhile that it can be written to
+	begun        bool // bringing up
+	joined       bool // the other side has said how it is connected
+	working      bool // a goroutine has the plumbing
+	timer        *time.Timer
 	// bringing lasts until it is settled.
 	bringing context.Context
 	brought  context.CancelFunc
@@ -295,6 +297,15 @@ func (s *Set) UnusedSince() time.Time {
 	return s.settledAt
 }
 
+// WaitsForPort reports whether data cannot go this way because no port was active when the Peer was made,
+// and whether at this side.
+func (s *Set) WaitsForPort() (waits, here bool) {
+	if s.err == nil || !strings.Contains(s.err.Error(), portInactive) {
+		return false, false
+	}
+	return true, !s.refusedThere
+}
+
 // Way says by which NICs, or why not; empty while that is not known.
 func (s *Set) Way() string {
 	switch {
@@ -426,6 +437,7 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		if s.used {
 			return malformed("RDMA is refused after it was used")
 		}
+		s.refusedThere = !s.settled
 		s.settle(unreachable("the relay at %s: %s", s.peer.Name(), wire.Text(m.Reason[:])))
 		if !s.working {
 			s.tear()

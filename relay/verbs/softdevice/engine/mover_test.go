@@ -63,7 +63,8 @@ func TestMoverKeepsOrderOfOverlappingWrites(t *testing.T) {
 			{memory, 0, memory, each}, {memory, each, memory, 2 * each},
 		}, 2, 1},
 		"a gap closed over a write of the same bytes": {[]write{
-			{memory, 0, slots, 0}, {other, 0, slots, 2 * each}, {memory, 2 * each, slots, 2 * each}, {memory, each, slots, each},
+			{memory, 0, slots, 0}, {other, 0, slots, 2 * each},
+			{memory, 2 * each, slots, 2 * each}, {memory, each, slots, each},
 		}, 3, 2},
 		"other bytes between": {[]write{
 			{memory, 0, slots, 0}, {other, 0, slots, 4 * each}, {memory, each, slots, each},
