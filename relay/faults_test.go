@@ -690,6 +690,12 @@ func (s *stage) meet(f fault, log string) (err error) {
 	case told != nil && f.effect != "corrupt=1" && !f.isNamed(told.Error()):
 		return errors.New("no client is told of the call")
 	}
+	return s.returnsToRest(k, f)
+}
+
+// returnsToRest waits until the process of k has released the resources of the fault's program, unless a
+// new process has replaced it.
+func (s *stage) returnsToRest(k *keeper, f fault) error {
 	p, replaced, err := k.current()
 	if err != nil || replaced {
 		return err

@@ -178,15 +178,23 @@ func TestResultSavedIsReadBack(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
+	results := 0
 	for _, name := range files {
-		f, err := os.Open(name)
+		text, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Read(f); err != nil {
+		var other struct{ Row string } // a row of integration/gpus without tables of bench
+		if err := json.Unmarshal(text, &other); err == nil && other.Row != "" {
+			continue
+		}
+		results++
+		if _, err := Read(bytes.NewReader(text)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		f.Close()
+	}
+	if results == 0 {
+		t.Error("no file has a result of bench")
 	}
 }
 
