@@ -241,7 +241,7 @@ func (p *nicProcesses) start(ctx context.Context, what, socket string, arguments
 		return err
 	}
 	p.started, p.sockets = append(p.started, c), append(p.sockets, socket)
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(socket); err == nil {
 			return nil
 		}
