@@ -210,6 +210,7 @@ func TestInvalidHostMemoryOfReceivingRelayIsRefused(t *testing.T) {
 		}
 		return fd
 	}
+	const bad = wire.StatusBadDescriptor
 	for _, c := range []struct {
 		name   string
 		region wire.PeerRegion
@@ -218,9 +219,9 @@ func TestInvalidHostMemoryOfReceivingRelayIsRefused(t *testing.T) {
 		object string
 		words  string
 	}{
-		{"unsealed", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, memfd(bytes, 0), wire.StatusBadDescriptor, "", "sealed"},
-		{"of another size", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, sealed(bytes / 2), wire.StatusBadDescriptor, "", "1048576 bytes"},
-		{"a GPU's", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, allocate(t, 3, bytes).fd, wire.StatusBadDescriptor, "", "bytes"},
+		{"unsealed", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, memfd(bytes, 0), bad, "", "sealed"},
+		{"of another size", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, sealed(bytes / 2), bad, "", "1048576 bytes"},
+		{"a GPU's", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, allocate(t, 3, bytes).fd, bad, "", "bytes"},
 		{"without pages", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: 1 << 40}, sealed(1 << 40), wire.StatusLimit, "relay.limits.host_memory", ""},
 		{"of no kind", wire.PeerRegion{Kind: 7, Bytes: bytes}, sealed(bytes), wire.StatusMalformed, "", ""},
 	} {
