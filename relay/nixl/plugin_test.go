@@ -323,6 +323,13 @@ func TestForwarderLoadsPluginOfNIXL(t *testing.T) {
 	}
 }
 
+// A peer that takes no answers loses its connection: its transfers end.
+func TestPluginClosesConnectionThatCannotBeServed(t *testing.T) {
+	if out, err := exec.Command(program(t, "inbound", "-pthread", "-DPEERLANE_UNBOUND")).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // Kills of a client and of the relays while an agent reads: the transfer ends with
 // NIXL_ERR_REMOTE_DISCONNECT, no byte is wrong, and the next handshake works. PEERLANE_NIXL_KILLS is
 // their number.

@@ -305,6 +305,7 @@ struct agent {
 	bool data(const header &h, const uint8_t *bytes);
 	void reply(inbound &i, item &&answer);
 	uint8_t *own_dram(uint64_t address, uint64_t length);
+	void close(inbound &i);
 	void settle(inbound &i);
 	void queue_note(channel *c, const std::string &message, transfer *ends);
 };

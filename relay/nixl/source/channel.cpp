@@ -149,7 +149,8 @@ void agent::watch(channel *c)
 		down(c, i.status, peerlane_status_text(i.status));
 }
 
-// down ends a connection, and the transfers that need it. A later transfer connects again.
+// down ends a connection, and the transfers that need it. A later transfer connects again. A peer
+// whose answers are lost has its own connection closed, which ends the peer's transfers.
 // reason: nullptr if this agent closes the connection.
 void agent::down(channel *c, int s, const char *reason)
 {
@@ -165,6 +166,9 @@ void agent::down(channel *c, int s, const char *reason)
 		attempts.push_back(c->attempt); // cannot be taken back
 	c->state = channel::IDLE;
 	c->connection = 0;
+	for (auto &i : inbounds)
+		if (!broken && i->back.get() == c->to)
+			close(*i);
 	if (was && reason)
 		log("agent %s: the connection is down: %s", printable(c->to->name).c_str(), reason);
 	status error = status_of(s) == SUCCESS ? REMOTE_DISCONNECT : status_of(s);
