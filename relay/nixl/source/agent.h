@@ -292,7 +292,7 @@ struct agent {
 	void discard(transfer *t);
 	void list_ended(part *p, const peerlane_result &r);
 	void send_ended(send *s, const peerlane_result &r);
-	send *buffer_of(unsigned lane);
+	int buffer_of(unsigned lane, send *&out);
 	template <class F> void each_channel(F f);
 
 	// --- message.cpp

@@ -9,6 +9,7 @@
 //	shape   REGIONS times BLOCKS blocks of BYTES, ROUNDS times: prints the times
 //	kill    reads until there is an error: prints "moving", then the status; compares what ended well
 //	anew    as kill; then reads until it works again, over the relay that takes the place of the dead one
+//	limit   moves VRAM and DRAM beside limits of host memory: prints the statuses
 //	load    loads and unloads the plugin: prints whether it gave a table
 //
 // What breaks NIXL's contract is a line "violation: ...", and exit status 3.
@@ -725,6 +726,32 @@ static void killed(side &s, bool anew)
 	send(other, "\0\0\0\0\0\0\0", 8, MSG_NOSIGNAL);
 }
 
+static void limited(side &s)
+{
+	static uint8_t small[10000];
+
+	patience = 30;
+	s.create(true);
+	layers(s, seed + static_cast<uint64_t>(rank_) * 1000);
+	s.add(DRAM, reinterpret_cast<uintptr_t>(small), sizeof small);
+	if (rank_ == 0) {
+		s.say_metadata();
+		hear();
+	} else {
+		std::string who = s.hear_metadata(), note = "n";
+		auto pieces = all_blocks(true);
+		status vram = move(s, READ, pieces, who, nullptr, 0.001).end;
+		status dram = move(s, READ, {{regions, regions, 0, 0, sizeof small}}, who, nullptr, 0.001).end;
+
+		line("VRAM %d, DRAM %d", vram, dram);
+		if (vram == SUCCESS)
+			compare_blocks(s, pieces, seed);
+		say("left");
+		s.forget(who);
+	}
+	s.leave();
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 9)
@@ -765,7 +792,8 @@ int main(int argc, char **argv)
 		s.name = "agent " + std::to_string(r);
 		s.socket = argv[5 + 2 * r];
 		open_gpu(argv[6 + 2 * r]);
-		mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) : killed(s, mode == "anew");
+		mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) :
+			mode == "limit" ? limited(s) : killed(s, mode == "anew");
 		line("done");
 		_exit(0);
 	}
