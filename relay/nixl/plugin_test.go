@@ -347,6 +347,11 @@ func TestPluginWithoutHostMemoryEndsTransfers(t *testing.T) {
 	}
 }
 
+func TestPluginWithStoppedPeerReachesOthers(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	newRun(t, "stop").must(t, h.lane(0), h.lane(1))
+}
+
 // A peer that takes no answers loses its connection: its transfers end.
 func TestPluginClosesConnectionThatCannotBeServed(t *testing.T) {
 	if out, err := exec.Command(program(t, "inbound", "-pthread", "-DPEERLANE_UNBOUND")).CombinedOutput(); err != nil {

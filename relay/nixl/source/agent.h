@@ -42,6 +42,10 @@ constexpr uint32_t MESSAGE_BYTES = 32 << 10;
 constexpr unsigned SEND_BUFFERS = 16;
 constexpr unsigned RECEIVE_BUFFERS = 4;
 
+// Sends in flight of a connection: a peer that does not receive leaves the lane's other buffers to
+// other peers.
+constexpr unsigned CHANNEL_SENDS = RECEIVE_BUFFERS;
+
 // Entries of one list operation: a session's lists have PEERLANE_MAX_LIST_ENTRIES together.
 constexpr size_t LIST_ENTRIES = PEERLANE_MAX_LIST_ENTRIES / 2;
 

@@ -256,6 +256,8 @@ bool agent::advance_front(channel *c)
 		p->posted = true;
 		return true;
 	}
+	if (c->sending == CHANNEL_SENDS) // send_ended goes on
+		return false;
 	send *s;
 	if (int status = buffer_of(c->lane, s)) {
 		std::string reason = std::string("host memory for messages: ") + peerlane_error();

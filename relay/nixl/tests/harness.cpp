@@ -10,6 +10,7 @@
 //	kill    reads until there is an error: prints "moving", then the status; compares what ended well
 //	anew    as kill; then reads until it works again, over the relay that takes the place of the dead one
 //	limit   moves VRAM and DRAM beside limits of host memory: prints the statuses
+//	stop    notifies a stopped process and then a further agent, which must have the notification
 //	load    loads and unloads the plugin: prints whether it gave a table
 //
 // What breaks NIXL's contract is a line "violation: ...", and exit status 3.
@@ -24,6 +25,7 @@
 #include <dlfcn.h>
 #include <memory>
 #include <random>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -752,6 +754,49 @@ static void limited(side &s)
 	s.leave();
 }
 
+static void stopped(side &s, const std::string &third)
+{
+	const std::string first = "first", big(4 << 20, 'b'), last = "last";
+
+	s.create(true);
+	if (rank_ == 0) {
+		s.say_metadata();
+		say(std::to_string(getpid()));
+		s.await(1);
+		say("up");
+		s.await(3);
+		if (s.heard[1].second != big || s.heard[2].second != last)
+			violation("notifications of %zu and %zu bytes", s.heard[1].second.size(), s.heard[2].second.size());
+		hear();
+		s.leave();
+		return;
+	}
+	side near;
+	std::string who = s.hear_metadata(), info;
+	pid_t pid = std::stoi(hear());
+	near.table = s.table;
+	near.name = "near";
+	near.socket = third;
+	near.create(true);
+	must(near.e->connection_info(info) == SUCCESS && s.e->load_connection_info(near.name, info) == SUCCESS);
+	must(s.e->notify(who, first) == SUCCESS);
+	hear();
+	must(!kill(pid, SIGSTOP));
+	must(s.e->notify(who, big) == SUCCESS); // more messages than the lane has buffers
+	pause_for(0.1);
+	must(s.e->notify(near.name, last) == SUCCESS);
+	for (double begun = now(); near.heard.empty() && now() - begun < 20; pause_for(0.0002))
+		near.listen();
+	must(!kill(pid, SIGCONT));
+	if (near.heard.empty())
+		violation("a stopped agent holds the messages to another");
+	must(s.e->notify(who, last) == SUCCESS);
+	say("left");
+	near.leave();
+	s.forget(near.name);
+	s.leave();
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 9)
@@ -793,7 +838,7 @@ int main(int argc, char **argv)
 		s.socket = argv[5 + 2 * r];
 		open_gpu(argv[6 + 2 * r]);
 		mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) :
-			mode == "limit" ? limited(s) : killed(s, mode == "anew");
+			mode == "limit" ? limited(s) : mode == "stop" ? stopped(s, argv[5]) : killed(s, mode == "anew");
 		line("done");
 		_exit(0);
 	}
