@@ -182,7 +182,9 @@ func (s *sender) buffer(op *operation) {
 func (s *sender) filledBuffer(op *operation) {
 	b := op.buffered
 	b.filled = true
-	op.complete(op.length, wire.StatusOK)
+	if !op.withdrawn { // else the receiver's answer is the result
+		op.complete(op.length, wire.StatusOK)
+	}
 	grants := b.grants
 	b.grants = nil
 	for _, m := range grants {

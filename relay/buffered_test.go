@@ -204,3 +204,28 @@ func TestBufferedSendFailureIsReportedByFlush(t *testing.T) {
 	_, err = wait(t, op, err)
 	demand(t, err, wire.StatusPeerClosed)
 }
+
+// A buffered send that is canceled before its copy ends is canceled; if the result is success, its
+// message arrives.
+func TestCanceledBufferedSendReportsTheMessagesEnd(t *testing.T) {
+	const size = 1 << 20
+	n := onOneGPU(t, true, 2<<20)
+	n.buffers(t)
+	for range 100 {
+		send, err := n.sending.Send(n.from.Memory, 0, size, client.Buffered())
+		if err == nil {
+			err = send.Cancel()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := wait(t, send, nil); err != nil {
+			demand(t, err, wire.StatusCanceled)
+			continue
+		}
+		receive, err := n.receiving.Receive(n.to.Memory, 0, size)
+		if moved, err := wait(t, receive, err); err != nil || moved != size {
+			t.Fatalf("the message of a send that succeeded: %d of %d bytes: %v", moved, size, err)
+		}
+	}
+}

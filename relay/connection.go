@@ -138,7 +138,8 @@ func (c *connection) advance() bool {
 		}
 		progress = true
 	}
-	if c.down == nil && len(c.posted) > 0 {
+	// A crowded connection goes on at the end of one of its messages.
+	if c.down == nil && len(c.posted) > 0 && !c.crowded() {
 		c.session.waits[c] = true
 	} else {
 		delete(c.session.waits, c)

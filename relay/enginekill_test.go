@@ -7,12 +7,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice/engine"
 )
 
@@ -86,6 +88,10 @@ func TestKilledEngineEndsTransfers(t *testing.T) {
 	// The relays may go on without the engine, on the simulator: then as many messages arrive.
 	for done := range 2 * killAfter {
 		if done == killAfter {
+			shared, err := h.soft.Calls("engine_share")
+			if err != nil || !slices.ContainsFunc(shared, func(c softdevice.Call) bool { return c.Arguments["="] == "0" }) {
+				t.Fatalf("no relay uses the engine: %v, %v", shared, err)
+			}
 			if err := process.Kill(); err != nil {
 				t.Fatal(err)
 			}

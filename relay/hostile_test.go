@@ -210,18 +210,20 @@ func TestInvalidHostMemoryOfReceivingRelayIsRefused(t *testing.T) {
 		}
 		return fd
 	}
+	const bad = wire.StatusBadDescriptor
 	for _, c := range []struct {
 		name   string
 		region wire.PeerRegion
 		fd     int
 		status wire.Status
 		object string
+		words  string
 	}{
-		{"unsealed", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, memfd(bytes, 0), wire.StatusBadDescriptor, ""},
-		{"of another size", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, sealed(bytes / 2), wire.StatusBadDescriptor, ""},
-		{"a GPU's", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, allocate(t, 3, bytes).fd, wire.StatusBadDescriptor, ""},
-		{"without pages", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: 1 << 40}, sealed(1 << 40), wire.StatusLimit, "relay.limits.host_memory"},
-		{"of no kind", wire.PeerRegion{Kind: 7, Bytes: bytes}, sealed(bytes), wire.StatusMalformed, ""},
+		{"unsealed", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, memfd(bytes, 0), bad, "", "sealed"},
+		{"of another size", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, sealed(bytes / 2), bad, "", "1048576 bytes"},
+		{"a GPU's", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, allocate(t, 3, bytes).fd, bad, "", "bytes"},
+		{"without pages", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: 1 << 40}, sealed(1 << 40), wire.StatusLimit, "relay.limits.host_memory", ""},
+		{"of no kind", wire.PeerRegion{Kind: 7, Bytes: bytes}, sealed(bytes), wire.StatusMalformed, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, err := meet(t, wire.RouteDirect)
@@ -238,6 +240,7 @@ func TestInvalidHostMemoryOfReceivingRelayIsRefused(t *testing.T) {
 			s.say(&c.region, c.fd)
 			_, err = wait(t, op, nil)
 			demandOf(t, err, c.status, c.object)
+			demandText(t, err, c.words)
 			attach(t, s.socket)
 		})
 	}

@@ -191,6 +191,7 @@ func TestInvalidAllocationsOfHostileClientAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
+	const malformed = wire.StatusMalformed
 	for _, c := range []struct {
 		name   string
 		parts  int
@@ -198,17 +199,17 @@ func TestInvalidAllocationsOfHostileClientAreRefused(t *testing.T) {
 		export *wire.Export
 		own    []int
 		status wire.Status
-		object string
+		words  string
 	}{
-		{"fewer than announced", 2, []int{parts[0].FD}, export(3, 2*g), nil, wire.StatusMalformed, ""},
-		{"more than announced", 2, []int{parts[0].FD}, export(1, g), nil, wire.StatusMalformed, ""},
-		{"none", 0, nil, export(2, 2*g), nil, wire.StatusMalformed, ""},
-		{"a descriptor of its own", 2, []int{parts[0].FD}, export(2, 2*g), []int{parts[0].FD}, wire.StatusMalformed, ""},
-		{"without descriptors", 2, nil, export(2, 2*g), nil, wire.StatusMalformed, ""},
-		{"two descriptors each", 2, []int{parts[0].FD, parts[1].FD}, export(2, 2*g), nil, wire.StatusMalformed, ""},
-		{"of another device", 2, []int{int(null.Fd())}, export(2, 2*g), nil, wire.StatusBadDescriptor, ""},
-		{"too many", wire.MaxParts + 100, []int{parts[0].FD}, export(wire.MaxParts+100, (wire.MaxParts+100)*g), nil, wire.StatusLimit, ""},
-		{"a sum that is not theirs", 2, []int{parts[0].FD}, export(2, 3*g), nil, wire.StatusOutOfRange, ""},
+		{"fewer than announced", 2, []int{parts[0].FD}, export(3, 2*g), nil, malformed, "3 allocations, of which 2 came"},
+		{"more than announced", 2, []int{parts[0].FD}, export(1, g), nil, malformed, "1 allocations, of which 2 came"},
+		{"none", 0, nil, export(2, 2*g), nil, malformed, "of which 0 came"},
+		{"a descriptor of its own", 2, []int{parts[0].FD}, export(2, 2*g), []int{parts[0].FD}, malformed, "1 descriptors of its own"},
+		{"without descriptors", 2, nil, export(2, 2*g), nil, malformed, "an allocation with 0 descriptors"},
+		{"two descriptors each", 2, []int{parts[0].FD, parts[1].FD}, export(2, 2*g), nil, malformed, "an allocation with 2 descriptors"},
+		{"of another device", 2, []int{int(null.Fd())}, export(2, 2*g), nil, wire.StatusBadDescriptor, "sealed memfd"},
+		{"too many", wire.MaxParts + 100, []int{parts[0].FD}, export(wire.MaxParts+100, (wire.MaxParts+100)*g), nil, wire.StatusLimit, "more than 2048 allocations"},
+		{"a sum that is not theirs", 2, []int{parts[0].FD}, export(2, 3*g), nil, wire.StatusOutOfRange, "2 allocations have 4194304 bytes together, in a range of 6291456"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := v.session()
@@ -219,7 +220,8 @@ func TestInvalidAllocationsOfHostileClientAreRefused(t *testing.T) {
 				}
 			}
 			_, _, err := s.Exchange(c.export, time.Minute, c.own...)
-			demandOf(t, err, c.status, c.object)
+			demand(t, err, c.status)
+			demandText(t, err, c.words)
 			// The session goes on.
 			for i, p := range parts {
 				if err := s.Send(&wire.ExportPart{Bytes: g, Offset: uint64(i) * g}, 0, p.FD); err != nil {

@@ -422,31 +422,39 @@ const (
 )
 
 // useless returns the reason that an existing Peer is to take no channel although a new one may have
-// RDMA: it was not to be had when the Peer was made, for instance because a port was down. channels
-// reports whether the Peer has some, which stay.
-func (h *peerManager) useless(p *tcp.Peer) (why error, channels bool) {
+// RDMA: it was not to be had when the Peer was made, for instance because a port was down.
+func (h *peerManager) useless(p *tcp.Peer) (why error) {
 	ask := false
 	h.relay.loop.Call(func() {
 		by, transport := verbs.Of(p), h.relay.config.Transport
 		if by == nil {
 			return
 		}
-		channels = p.Channels() > 0
 		since := by.UnusedSince()
 		if since.IsZero() || time.Since(since) < uselessTime {
 			return
 		}
 		waits, here := by.WaitsForPort()
 		ask = transport == launch.TransportAuto && waits && here
-		if transport == launch.TransportVerbs && !channels || ask ||
+		if transport == launch.TransportVerbs && p.Channels() == 0 || ask ||
 			transport == launch.TransportAuto && waits && time.Since(since) >= portRetryTime {
 			why = wire.Errorf(wire.StatusUnreachable, "the connections with the relay at %s are made anew, for RDMA: %s", p.Name(), by.Way())
 		}
 	})
 	if ask && !h.relay.fabric.PortActive() {
-		return nil, channels
+		return nil
 	}
-	return why, channels
+	return why
+}
+
+// endUnused ends a Peer without channels. Channels of a Peer with some stay.
+func (h *peerManager) endUnused(p *tcp.Peer, why error) (ended bool) {
+	h.relay.loop.Call(func() {
+		if ended = p.Channels() == 0; ended {
+			p.End(why)
+		}
+	})
+	return ended
 }
 
 // reach returns connections of a lane to the relay of a handle: existing or new connections. Lanes that
@@ -468,15 +476,11 @@ func (h *peerManager) reach(ctx context.Context, handle wire.HandleLayout, from 
 			return h.dial(ctx, key, target, at, from)
 		})
 		if err == nil && !mine {
-			why, keep := h.rails.broken(peer), false // the set ends in seconds anyway
-			if why == nil {
-				why, keep = h.useless(peer)
-			}
-			switch {
-			case why != nil && !keep:
-				peer.End(why)
+			if why := h.rails.broken(peer); why != nil {
+				peer.End(why) // the set ends in seconds anyway
 				continue
-			case why != nil && h.peers.Supersede(key, peer):
+			}
+			if why := h.useless(peer); why != nil && (h.endUnused(peer, why) || h.peers.Supersede(key, peer)) {
 				continue
 			}
 		}

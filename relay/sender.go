@@ -457,7 +457,7 @@ func (s *sender) delivered(m *wire.PeerDelivered) error {
 	status := wire.Status(m.Status)
 	s.endEagerLocal(op, status)
 	if status != wire.StatusOK {
-		delete(s.active, m.Send)
+		s.forget(op)
 		op.fail(&wire.Error{Status: status})
 		return nil
 	}
@@ -478,8 +478,16 @@ func (s *sender) conclude(op *operation) {
 		op.fail(s.down)
 		return
 	}
-	delete(s.active, op.send)
+	s.forget(op)
 	op.finish(wire.StatusOK)
+}
+
+// forget removes an announced message. A crowded connection goes on.
+func (s *sender) forget(op *operation) {
+	delete(s.active, op.send)
+	if s.down == nil && len(s.posted) > 0 {
+		s.session.waits[s.connection] = true
+	}
 }
 
 func (s *sender) stop(why *wire.Error) {

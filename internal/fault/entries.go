@@ -234,9 +234,9 @@ var entries = []Entry{
 		"The file `/etc/peerlane/cluster.key` does not exist.",
 		[]string{"Copy the file of another host.", "On the first host, run `peerlane key generate`."},
 		"network.md#the-cluster-key"},
-	{KeyNotProven, "the relay of another host closed the connection silently",
-		"The two hosts have different cluster keys or releases, the other relay has no room, or the address belongs to " +
-			"another program.",
+	{KeyNotProven, "the relay of another host does not prove the cluster key",
+		"The two hosts have different cluster keys or releases, the other relay has no room, the address belongs to " +
+			"another program, or the handle is of another cluster.",
 		[]string{"Compare `peerlane key show` on both hosts.", "Install the same release on both hosts."},
 		"network.md#the-cluster-key"},
 

@@ -128,8 +128,9 @@ type Greeting struct {
 var ErrSilent error = &fault.Error{
 	Code:      fault.KeyNotProven,
 	Operation: "the relay there closed the connection without a word",
-	Cause: errors.New(
-		"it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version 1 of the handshake between hosts and this host version 2 (install the same release on both), has no room for now, or is none",
+	Cause: fmt.Errorf(
+		"it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version %d of the handshake between hosts and this host version %d (install the same release on both), has no room for now, or is none",
+		handshakeVersion-1, handshakeVersion,
 	),
 }
 

@@ -624,7 +624,7 @@ func (p *Peer) watchSilence() {
 	}
 	i.watch.Lock()
 	defer i.watch.Unlock()
-	if i.timed {
+	if i.timed || p.isDying() {
 		return
 	}
 	_ = p.control.SetReadDeadline(time.Unix(1, 0)) // that it is closed the reader hears

@@ -52,13 +52,18 @@ func (u *pulse) run(ended chan struct{}) {
 		case <-ended:
 			return
 		case <-ticks.C:
-			u.tick()
+			u.tick(ended)
 		}
 	}
 }
 
-func (u *pulse) tick() {
+// tick does nothing in a goroutine whose Peers have left: a new goroutine has the later Peers.
+func (u *pulse) tick(ended chan struct{}) {
 	u.mu.Lock()
+	if u.ended != ended {
+		u.mu.Unlock()
+		return
+	}
 	peers := slices.Collect(maps.Keys(u.peers))
 	u.mu.Unlock()
 	for _, p := range peers {

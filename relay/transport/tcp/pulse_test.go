@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"sync/atomic"
@@ -75,7 +76,7 @@ func TestSilentSocketEndsPeerAfterSilence(t *testing.T) {
 	if took := time.Since(last); took < config.silence()-config.Heartbeat/10 {
 		t.Errorf("dead %v after the last heartbeat, want %v", took, config.silence())
 	}
-	if wire.StatusOf(err) != wire.StatusPeerRelayDied {
+	if wire.StatusOf(err) != wire.StatusPeerRelayDied || !errors.Is(err, errSaidNothing) {
 		t.Error(err)
 	}
 }

@@ -101,6 +101,8 @@ int rings_begin(int fds[4])
 		from_engine = fds[1];
 		to_engine = fds[2];
 		error = pthread_create(&thread, NULL, waiter, (void *)(intptr_t)from_engine);
+		if (error)
+			from_engine = to_engine = -1; /* the caller closes them */
 	}
 	if (!error) {
 		pthread_detach(thread);
