@@ -68,6 +68,7 @@ func TestMain(m *testing.M) {
 type host struct {
 	*testing.T
 	dir, route string
+	limits     launch.Limits // of the relays that start from now on
 }
 
 func newHost(t *testing.T, route string) *host {
@@ -110,7 +111,7 @@ func (h *host) lane(i int) *lane {
 	name := string(rune('a' + i))
 	c := launch.Config{
 		Generation: hex.EncodeToString(id[:]), Container: name, Route: h.route, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir,
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, Limits: h.limits,
 		Lanes: []launch.Lane{{
 			GPU: gpu(i), Role: "far", Relay: true, Servers: []launch.GPU{gpu(2 + i)}, NICs: []string{nic},
 			NIC: &launch.NIC{Name: nic, GUID: 0xe040a10003c288a0, Mbps: 200000, Port: 2}, PeerMbps: 2966400,

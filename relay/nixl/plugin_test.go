@@ -323,6 +323,42 @@ func TestForwarderLoadsPluginOfNIXL(t *testing.T) {
 	}
 }
 
+// A transfer whose messages get no host memory ends, on either side, after few lines.
+func TestPluginWithoutHostMemoryEndsTransfers(t *testing.T) {
+	for name, c := range map[string]struct {
+		first, second uint64 // limits; 0 is the default
+		statuses      string
+	}{
+		"buffers of the reader":       {0, 256 << 10, "VRAM -3, DRAM -3"},
+		"buffers of the owner":        {256 << 10, 0, "VRAM 0, DRAM -10"},
+		"receives from the owner":     {0, 512 << 10, "VRAM 0, DRAM -10"},
+		"buffers and receives of all": {640 << 10, 640 << 10, "VRAM 0, DRAM 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, launch.RouteDirect)
+			h.limits.ClientHostMemory = c.first
+			a := h.lane(0)
+			h.limits.ClientHostMemory = c.second
+			out := newRun(t, "limit").must(t, a, h.lane(1))
+			if !strings.Contains(out, "rank 1: "+c.statuses+"\n") || strings.Count(out, "\n") > 30 {
+				t.Errorf("%d lines, want %q among few: %.4000s", strings.Count(out, "\n"), c.statuses, out)
+			}
+		})
+	}
+}
+
+func TestPluginWithStoppedPeerReachesOthers(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	newRun(t, "stop").must(t, h.lane(0), h.lane(1))
+}
+
+// A peer that takes no answers loses its connection: its transfers end.
+func TestPluginClosesConnectionThatCannotBeServed(t *testing.T) {
+	if out, err := exec.Command(program(t, "inbound", "-pthread", "-DPEERLANE_UNBOUND")).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // Kills of a client and of the relays while an agent reads: the transfer ends with
 // NIXL_ERR_REMOTE_DISCONNECT, no byte is wrong, and the next handshake works. PEERLANE_NIXL_KILLS is
 // their number.

@@ -42,6 +42,10 @@ constexpr uint32_t MESSAGE_BYTES = 32 << 10;
 constexpr unsigned SEND_BUFFERS = 16;
 constexpr unsigned RECEIVE_BUFFERS = 4;
 
+// Sends in flight of a connection: a peer that does not receive leaves the lane's other buffers to
+// other peers.
+constexpr unsigned CHANNEL_SENDS = RECEIVE_BUFFERS;
+
 // Entries of one list operation: a session's lists have PEERLANE_MAX_LIST_ENTRIES together.
 constexpr size_t LIST_ENTRIES = PEERLANE_MAX_LIST_ENTRIES / 2;
 
@@ -292,7 +296,7 @@ struct agent {
 	void discard(transfer *t);
 	void list_ended(part *p, const peerlane_result &r);
 	void send_ended(send *s, const peerlane_result &r);
-	send *buffer_of(unsigned lane);
+	int buffer_of(unsigned lane, send *&out);
 	template <class F> void each_channel(F f);
 
 	// --- message.cpp
@@ -305,6 +309,7 @@ struct agent {
 	bool data(const header &h, const uint8_t *bytes);
 	void reply(inbound &i, item &&answer);
 	uint8_t *own_dram(uint64_t address, uint64_t length);
+	void close(inbound &i);
 	void settle(inbound &i);
 	void queue_note(channel *c, const std::string &message, transfer *ends);
 };

@@ -149,7 +149,8 @@ void agent::watch(channel *c)
 		down(c, i.status, peerlane_status_text(i.status));
 }
 
-// down ends a connection, and the transfers that need it. A later transfer connects again.
+// down ends a connection, and the transfers that need it. A later transfer connects again. A peer
+// whose answers are lost has its own connection closed, which ends the peer's transfers.
 // reason: nullptr if this agent closes the connection.
 void agent::down(channel *c, int s, const char *reason)
 {
@@ -159,14 +160,17 @@ void agent::down(channel *c, int s, const char *reason)
 
 	c->waiting.clear();
 	c->answers.clear();
+	if (was && reason) // before further calls, whose errors replace the reason
+		log("agent %s: the connection is down: %s", printable(c->to->name).c_str(), reason);
 	if (!broken && c->state == channel::UP)
 		peerlane_disconnect(session, c->connection);
 	if (!broken && c->state == channel::CONNECTING)
 		attempts.push_back(c->attempt); // cannot be taken back
 	c->state = channel::IDLE;
 	c->connection = 0;
-	if (was && reason)
-		log("agent %s: the connection is down: %s", printable(c->to->name).c_str(), reason);
+	for (auto &i : inbounds)
+		if (!broken && i->back.get() == c->to)
+			close(*i);
 	status error = status_of(s) == SUCCESS ? REMOTE_DISCONNECT : status_of(s);
 	if (error == CANCELED)
 		error = REMOTE_DISCONNECT;
@@ -191,18 +195,18 @@ void agent::push(channel *c, item &&i)
 		start(c);
 }
 
-// buffer_of takes a buffer for a message; nullptr if none is free.
-send *agent::buffer_of(unsigned number)
+// buffer_of takes a buffer for a message: nullptr if none is idle. The status is that of the
+// buffers' memory.
+int agent::buffer_of(unsigned number, send *&out)
 {
 	lane &l = lanes[number];
 
+	out = nullptr;
 	if (!l.memory) {
 		void *data;
 
-		if (peerlane_host_memory(session, SEND_BUFFERS * MESSAGE_BYTES, &l.gpu, PEERLANE_ACCESS_SEND, &data, &l.memory)) {
-			log("host memory for messages: %s", peerlane_error());
-			return nullptr;
-		}
+		if (int status = peerlane_host_memory(session, SEND_BUFFERS * MESSAGE_BYTES, &l.gpu, PEERLANE_ACCESS_SEND, &data, &l.memory))
+			return status;
 		l.data = static_cast<uint8_t *>(data);
 		for (unsigned i = 0; i < SEND_BUFFERS; i++) {
 			l.sends.emplace_back(new send(number, i));
@@ -211,11 +215,11 @@ send *agent::buffer_of(unsigned number)
 	}
 	if (l.idle.empty()) {
 		starved = true;
-		return nullptr;
+		return PEERLANE_STATUS_OK;
 	}
-	send *s = l.idle.back();
+	out = l.idle.back();
 	l.idle.pop_back();
-	return s;
+	return PEERLANE_STATUS_OK;
 }
 
 void agent::advance(channel *c)
@@ -252,7 +256,15 @@ bool agent::advance_front(channel *c)
 		p->posted = true;
 		return true;
 	}
-	send *s = buffer_of(c->lane);
+	if (c->sending == CHANNEL_SENDS) // send_ended goes on
+		return false;
+	send *s;
+	if (int status = buffer_of(c->lane, s)) {
+		std::string reason = std::string("host memory for messages: ") + peerlane_error();
+
+		down(c, status, reason.c_str());
+		return false;
+	}
 	if (!s)
 		return false;
 	uint8_t *to = lanes[c->lane].data + s->buffer * MESSAGE_BYTES;

@@ -27,7 +27,7 @@ void agent::post_receive(receive *r)
 
 	options.context = reinterpret_cast<uintptr_t>(static_cast<operation *>(r));
 	if (peerlane_receive(session, i.connection, i.memory, r->buffer * MESSAGE_BYTES, MESSAGE_BYTES, &options, &number))
-		i.closed = true;
+		close(i);
 	else
 		i.posted++;
 }
@@ -62,12 +62,20 @@ bool agent::accept()
 	return some;
 }
 
+// close ends a connection of a peer, which ends its receives.
+void agent::close(inbound &i)
+{
+	if (i.closed)
+		return;
+	i.closed = true;
+	peerlane_disconnect(session, i.connection);
+}
+
 // settle frees a connection of a peer when it is closed and its receives have ended.
 void agent::settle(inbound &i)
 {
 	if (!i.closed || i.posted)
 		return;
-	peerlane_disconnect(session, i.connection);
 	peerlane_unexport(session, i.memory);
 	if (i.back)
 		close(*i.back);
@@ -82,21 +90,17 @@ void agent::receive_ended(receive *r, const peerlane_result &result)
 
 	i.posted--;
 	if (result.status)
-		i.closed = true;
-	if (i.closed) {
-		if (!result.status)
-			return;
-		peerlane_disconnect(session, i.connection); // which ends the other receives
+		close(i);
+	if (i.closed)
 		return;
-	}
 	memcpy(&h, bytes, std::min<size_t>(result.moved, sizeof h));
 	if (result.moved < sizeof h || h.magic != MESSAGE_MAGIC || h.bytes != result.moved - sizeof h || !handle(i, h, bytes + sizeof h)) {
 		log("agent %s sent a message that this release does not know: install the same release on both hosts", printable(i.name).c_str());
-		i.closed = true;
-		peerlane_disconnect(session, i.connection);
+		close(i);
 		return;
 	}
-	post_receive(r);
+	if (!i.closed)
+		post_receive(r);
 }
 
 // handle takes a message of a peer. The buffer may change meanwhile only if the relay is broken.
@@ -213,7 +217,7 @@ void agent::reply(inbound &i, item &&answer)
 	channel *c = any_channel(*i.back);
 
 	if (!c || c->waiting.size() >= MAX_REPLIES) {
-		i.closed = true;
+		close(i);
 		return;
 	}
 	push(c, std::move(answer));

@@ -9,6 +9,8 @@
 //	shape   REGIONS times BLOCKS blocks of BYTES, ROUNDS times: prints the times
 //	kill    reads until there is an error: prints "moving", then the status; compares what ended well
 //	anew    as kill; then reads until it works again, over the relay that takes the place of the dead one
+//	limit   moves VRAM and DRAM beside limits of host memory: prints the statuses
+//	stop    notifies a stopped process and then a further agent, which must have the notification
 //	load    loads and unloads the plugin: prints whether it gave a table
 //
 // What breaks NIXL's contract is a line "violation: ...", and exit status 3.
@@ -23,6 +25,7 @@
 #include <dlfcn.h>
 #include <memory>
 #include <random>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -725,6 +728,75 @@ static void killed(side &s, bool anew)
 	send(other, "\0\0\0\0\0\0\0", 8, MSG_NOSIGNAL);
 }
 
+static void limited(side &s)
+{
+	static uint8_t small[10000];
+
+	patience = 30;
+	s.create(true);
+	layers(s, seed + static_cast<uint64_t>(rank_) * 1000);
+	s.add(DRAM, reinterpret_cast<uintptr_t>(small), sizeof small);
+	if (rank_ == 0) {
+		s.say_metadata();
+		hear();
+	} else {
+		std::string who = s.hear_metadata(), note = "n";
+		auto pieces = all_blocks(true);
+		status vram = move(s, READ, pieces, who, nullptr, 0.001).end;
+		status dram = move(s, READ, {{regions, regions, 0, 0, sizeof small}}, who, nullptr, 0.001).end;
+
+		line("VRAM %d, DRAM %d", vram, dram);
+		if (vram == SUCCESS)
+			compare_blocks(s, pieces, seed);
+		say("left");
+		s.forget(who);
+	}
+	s.leave();
+}
+
+static void stopped(side &s, const std::string &third)
+{
+	const std::string first = "first", big(4 << 20, 'b'), last = "last";
+
+	s.create(true);
+	if (rank_ == 0) {
+		s.say_metadata();
+		say(std::to_string(getpid()));
+		s.await(1);
+		say("up");
+		s.await(3);
+		if (s.heard[1].second != big || s.heard[2].second != last)
+			violation("notifications of %zu and %zu bytes", s.heard[1].second.size(), s.heard[2].second.size());
+		hear();
+		s.leave();
+		return;
+	}
+	side near;
+	std::string who = s.hear_metadata(), info;
+	pid_t pid = std::stoi(hear());
+	near.table = s.table;
+	near.name = "near";
+	near.socket = third;
+	near.create(true);
+	must(near.e->connection_info(info) == SUCCESS && s.e->load_connection_info(near.name, info) == SUCCESS);
+	must(s.e->notify(who, first) == SUCCESS);
+	hear();
+	must(!kill(pid, SIGSTOP));
+	must(s.e->notify(who, big) == SUCCESS); // more messages than the lane has buffers
+	pause_for(0.1);
+	must(s.e->notify(near.name, last) == SUCCESS);
+	for (double begun = now(); near.heard.empty() && now() - begun < 20; pause_for(0.0002))
+		near.listen();
+	must(!kill(pid, SIGCONT));
+	if (near.heard.empty())
+		violation("a stopped agent holds the messages to another");
+	must(s.e->notify(who, last) == SUCCESS);
+	say("left");
+	near.leave();
+	s.forget(near.name);
+	s.leave();
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 9)
@@ -765,7 +837,8 @@ int main(int argc, char **argv)
 		s.name = "agent " + std::to_string(r);
 		s.socket = argv[5 + 2 * r];
 		open_gpu(argv[6 + 2 * r]);
-		mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) : killed(s, mode == "anew");
+		mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) :
+			mode == "limit" ? limited(s) : mode == "stop" ? stopped(s, argv[5]) : killed(s, mode == "anew");
 		line("done");
 		_exit(0);
 	}
