@@ -25,11 +25,6 @@ import (
 	"github.com/peerlane/peerlane/relay/nccl"
 )
 
-var built struct {
-	sync.Mutex
-	once map[string]func() (string, error)
-}
-
 // buildKey is that of everything that the tests compile.
 var buildKey = sync.OnceValues(func() (string, error) {
 	return programs.Key(
@@ -49,27 +44,11 @@ func build(t *testing.T, name string, make func(dir string) error) string {
 	t.Helper()
 	_, err := libpeerlane.Compiler()
 	programs.MustHave(t, err)
-	built.Lock()
-	if built.once == nil {
-		built.once = map[string]func() (string, error){}
-	}
-	once, ok := built.once[name]
-	if !ok {
-		once = sync.OnceValues(func() (string, error) {
-			key, err := buildKey()
-			if err != nil {
-				return "", err
-			}
-			return programs.Cached(key, name, make)
-		})
-		built.once[name] = once
-	}
-	built.Unlock()
-	dir, err := once()
+	key, err := buildKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	return programs.Built(t, key, name, make)
 }
 
 // sanitized are the flags of plugin and harness for sanitizers.
@@ -164,7 +143,7 @@ func (r run) must(t *testing.T, a, b *lane) {
 	t.Helper()
 	out, err := r.command(a, b).CombinedOutput()
 	if err != nil || strings.Count(string(out), ": done\n") != 2 {
-		t.Fatalf("version %d, seed %d: %v: %s%s%s", r.version, r.seed, err, out, a.stderr, b.stderr)
+		t.Fatalf("version %d, seed %d: %v: %s%s%s", r.version, r.seed, err, out, a.Stderr, b.Stderr)
 	}
 }
 
