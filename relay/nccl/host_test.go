@@ -16,9 +16,9 @@ type host struct {
 	// ipc: the relays take memory of cudaMalloc.
 	ipc   bool
 	scope string
-	// both: every relay has the lanes of GPUs 0 and 1.
+	// both: relays have the lanes of GPUs 0 and 1.
 	both   bool
-	shared bool // both containers use GPU 0
+	shared bool // the containers share GPU 0
 }
 
 func newHost(t *testing.T, route string) *host {

@@ -179,7 +179,7 @@ func TestEachPluginVersionMovesRandomMessages(t *testing.T) {
 }
 
 // A send of host memory ends when the plugin has copied it, so that NCCL's kernel runs ahead of a
-// receiver that waits for its time slice. Sends that are under way when their communicator is closed
+// receiver that waits for a time slice. Sends that are under way when the communicator is closed
 // arrive.
 func TestSendsOfHostMemoryEndBeforeTheirReceives(t *testing.T) {
 	for _, route := range []string{launch.RouteDirect, launch.RouteStaged} {
@@ -283,7 +283,7 @@ func TestPluginUnderSanitizersAndForkPasses(t *testing.T) {
 		bytes:   10000,
 		depth:   3,
 	}
-	r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps its objects
+	r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps objects
 	r.must(t, h.lane(0), h.lane(1))
 }
 
@@ -305,7 +305,7 @@ func TestHarnessDetectsBrokenPlugin(t *testing.T) {
 	for what, c := range map[string]struct {
 		want  string
 		limit string // where it is seen by nothing happening
-		// refused is the error of the plugin itself, if it can come before the harness's.
+		// refused is the error of the plugin, if that error can come before the error of the harness.
 		refused string
 	}{
 		"accept":    {"accept blocks", "HARNESS_LIMIT=4", ""},

@@ -31,7 +31,8 @@ type lane struct {
 func (h *host) lane(i int) *lane {
 	h.Helper()
 	r := process.Start(h.T, launch.Config{
-		Container: string(rune('a' + i)), Route: h.route, Peers: h.dir, Limits: h.limits, Lanes: []launch.Lane{process.Lane(i)},
+		Container: string(rune('a' + i)), Route: h.route, Peers: h.dir, Limits: h.limits,
+		Lanes: []launch.Lane{process.Lane(i)},
 	})
 	return &lane{r, r.Socket, process.Devices[i].UUID}
 }

@@ -25,7 +25,9 @@ import (
 )
 
 // sources are the sources of the plugin; programs of tests have further sources.
-var sources = []string{"plugin.go", "source/*", "forward/*", "../libpeerlane/library.go", "../libpeerlane/source/*", "../wire/*.h"}
+var sources = []string{
+	"plugin.go", "source/*", "forward/*", "../libpeerlane/library.go", "../libpeerlane/source/*", "../wire/*.h",
+}
 
 // build builds files for several tests, unless an earlier run built them from the same sources, and
 // returns the directory. own are further sources.

@@ -1,4 +1,4 @@
-// Package process runs relays of tests in processes of their own, which tests can kill.
+// Package process runs relays of tests as processes, so that tests can kill relays.
 package process
 
 import (
@@ -37,8 +37,8 @@ var Devices = func() (list []sim.Device) {
 // configVariable has the test program be a relay with this configuration.
 const configVariable = "PEERLANE_TEST_CONFIG"
 
-// Main is the TestMain of a package: it runs the tests on a simulated host of Devices, with a
-// software device nic0 and nic1, or serves as a relay that Start has started.
+// Main is the TestMain of a package: Main runs the tests on a simulated host of Devices with the
+// software devices nic0 and nic1, or serves as a relay that Start has started.
 func Main(m *testing.M) {
 	logrus.SetLevel(logrus.ErrorLevel)
 	if text := os.Getenv(configVariable); text != "" {
@@ -67,7 +67,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Dir returns a directory for sockets, with a path short enough for them.
+// Dir returns a directory with a path short enough for sockets.
 func Dir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pl")
@@ -103,11 +103,11 @@ type Relay struct {
 
 // Kill kills the process and waits for its end.
 func (r *Relay) Kill() {
-	_ = r.Process.Kill() // it may have ended
+	_ = r.Process.Kill() // the process may have ended
 	_ = r.Wait()
 }
 
-// Start starts the relay of a container and waits until it serves. The configuration has the
+// Start starts the relay of a container and waits until the relay serves. The configuration has the
 // container, the route, the lanes and, as Peers, the directory of Dir.
 func Start(t testing.TB, c launch.Config) *Relay {
 	t.Helper()
