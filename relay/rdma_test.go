@@ -779,8 +779,9 @@ func TestPulledCableEndsOperationsAndNextUsesTCP(t *testing.T) {
 	}
 }
 
-// A relay that takes nothing but RDMA tries again what a port that was down has prevented: not only
-// when the connections without RDMA have been idle for long.
+// With transport verbs a connect fails while a port is down. Some seconds after the port is active
+// again a connect succeeds: the relays replace the connections that were made without RDMA, before
+// these are closed for idleness.
 func TestDemandedRDMAComesBackWithThePort(t *testing.T) {
 	p := &byRDMA{}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
+	"testing"
 	"time"
 )
 
@@ -105,4 +107,30 @@ func removeOld(cache string, now time.Time) error {
 		}
 	}
 	return nil
+}
+
+var built struct {
+	sync.Mutex
+	once map[string]func() (string, error) // by key and name
+}
+
+// Built is Cached for tests: it builds once in a process, for all tests of the process.
+func Built(t testing.TB, key, name string, build func(dir string) error) (dir string) {
+	t.Helper()
+	built.Lock()
+	if built.once == nil {
+		built.once = map[string]func() (string, error){}
+	}
+	of := key + "/" + name
+	once, ok := built.once[of]
+	if !ok {
+		once = sync.OnceValues(func() (string, error) { return Cached(key, name, build) })
+		built.once[of] = once
+	}
+	built.Unlock()
+	dir, err := once()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }

@@ -223,11 +223,6 @@ const (
 	thread  kind = "thread"
 )
 
-var built struct {
-	sync.Mutex
-	done map[string]func() (string, error)
-}
-
 // buildKey is that of everything that the tests compile.
 var buildKey = sync.OnceValues(func() (string, error) {
 	return programs.Key(
@@ -259,27 +254,11 @@ func library(t *testing.T) string {
 // once builds files for several tests, unless an earlier run built them from the same sources.
 func once(t *testing.T, name string, build func(dir string) error) string {
 	t.Helper()
-	built.Lock()
-	if built.done == nil {
-		built.done = map[string]func() (string, error){}
-	}
-	make, ok := built.done[name]
-	if !ok {
-		make = sync.OnceValues(func() (string, error) {
-			key, err := buildKey()
-			if err != nil {
-				return "", err
-			}
-			return programs.Cached(key, name, build)
-		})
-		built.done[name] = make
-	}
-	built.Unlock()
-	dir, err := make()
+	key, err := buildKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	return programs.Built(t, key, name, build)
 }
 
 // cc runs the C compiler.

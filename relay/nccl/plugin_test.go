@@ -25,11 +25,6 @@ import (
 	"github.com/peerlane/peerlane/relay/nccl"
 )
 
-var built struct {
-	sync.Mutex
-	once map[string]func() (string, error)
-}
-
 // buildKey is that of everything that the tests compile.
 var buildKey = sync.OnceValues(func() (string, error) {
 	return programs.Key(
@@ -49,27 +44,11 @@ func build(t *testing.T, name string, make func(dir string) error) string {
 	t.Helper()
 	_, err := libpeerlane.Compiler()
 	programs.MustHave(t, err)
-	built.Lock()
-	if built.once == nil {
-		built.once = map[string]func() (string, error){}
-	}
-	once, ok := built.once[name]
-	if !ok {
-		once = sync.OnceValues(func() (string, error) {
-			key, err := buildKey()
-			if err != nil {
-				return "", err
-			}
-			return programs.Cached(key, name, make)
-		})
-		built.once[name] = once
-	}
-	built.Unlock()
-	dir, err := once()
+	key, err := buildKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	return programs.Built(t, key, name, make)
 }
 
 // sanitized are the flags of plugin and harness for sanitizers.
@@ -164,7 +143,7 @@ func (r run) must(t *testing.T, a, b *lane) {
 	t.Helper()
 	out, err := r.command(a, b).CombinedOutput()
 	if err != nil || strings.Count(string(out), ": done\n") != 2 {
-		t.Fatalf("version %d, seed %d: %v: %s%s%s", r.version, r.seed, err, out, a.stderr, b.stderr)
+		t.Fatalf("version %d, seed %d: %v: %s%s%s", r.version, r.seed, err, out, a.Stderr, b.Stderr)
 	}
 }
 
@@ -200,7 +179,7 @@ func TestEachPluginVersionMovesRandomMessages(t *testing.T) {
 }
 
 // A send of host memory ends when the plugin has copied it, so that NCCL's kernel runs ahead of a
-// receiver that waits for its time slice. Sends that are under way when their communicator is closed
+// receiver that waits for a time slice. Sends that are under way when the communicator is closed
 // arrive.
 func TestSendsOfHostMemoryEndBeforeTheirReceives(t *testing.T) {
 	for _, route := range []string{launch.RouteDirect, launch.RouteStaged} {
@@ -304,7 +283,7 @@ func TestPluginUnderSanitizersAndForkPasses(t *testing.T) {
 		bytes:   10000,
 		depth:   3,
 	}
-	r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps its objects
+	r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps objects
 	r.must(t, h.lane(0), h.lane(1))
 }
 
@@ -326,7 +305,7 @@ func TestHarnessDetectsBrokenPlugin(t *testing.T) {
 	for what, c := range map[string]struct {
 		want  string
 		limit string // where it is seen by nothing happening
-		// refused is the error of the plugin itself, if it can come before the harness's.
+		// refused is the error of the plugin, if that error can come before the error of the harness.
 		refused string
 	}{
 		"accept":    {"accept blocks", "HARNESS_LIMIT=4", ""},

@@ -9,11 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,15 +21,13 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/libpeerlane"
 	"github.com/peerlane/peerlane/relay/nixl"
+	"github.com/peerlane/peerlane/relay/softhost/process"
 )
 
-var built struct {
-	sync.Mutex
-	once map[string]func() (string, error)
-}
-
 // sources are the sources of the plugin; programs of tests have further sources.
-var sources = []string{"plugin.go", "source/*", "forward/*", "../libpeerlane/library.go", "../libpeerlane/source/*", "../wire/*.h"}
+var sources = []string{
+	"plugin.go", "source/*", "forward/*", "../libpeerlane/library.go", "../libpeerlane/source/*", "../wire/*.h",
+}
 
 // build builds files for several tests, unless an earlier run built them from the same sources, and
 // returns the directory. own are further sources.
@@ -39,27 +35,11 @@ func build(t *testing.T, name string, make func(dir string) error, own ...string
 	t.Helper()
 	_, err := nixl.Compiler()
 	programs.MustHave(t, err)
-	built.Lock()
-	if built.once == nil {
-		built.once = map[string]func() (string, error){}
-	}
-	once, ok := built.once[name]
-	if !ok {
-		once = sync.OnceValues(func() (string, error) {
-			key, err := programs.Key(append(slices.Clone(sources), own...)...)
-			if err != nil {
-				return "", err
-			}
-			return programs.Cached(key, name, make)
-		})
-		built.once[name] = once
-	}
-	built.Unlock()
-	dir, err := once()
+	key, err := programs.Key(append(slices.Clone(sources), own...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	return programs.Built(t, key, name, make)
 }
 
 // sanitized are the flags of plugin and harness for sanitizers.
@@ -138,7 +118,7 @@ func (r run) must(t *testing.T, a, b *lane) string {
 	t.Helper()
 	out, err := r.command(a, b).CombinedOutput()
 	if err != nil || strings.Count(string(out), ": done\n") != 2 {
-		t.Fatalf("%s, seed %d: %v: %s%s%s", r.mode, r.seed, err, out, a.stderr, b.stderr)
+		t.Fatalf("%s, seed %d: %v: %s%s%s", r.mode, r.seed, err, out, a.Stderr, b.Stderr)
 	}
 	return string(out)
 }
@@ -164,7 +144,7 @@ func TestPluginCalledAsVLLMDoesMovesBlocks(t *testing.T) {
 	for _, route := range []string{launch.RouteDirect, launch.RouteStaged} {
 		h := newHost(t, route)
 		out := newRun(t, "vllm").must(t, h.lane(0), h.lane(1))
-		if line := "PEERLANE: agent agent 0: route " + route + ", lane " + devices[1].UUID + " to " + devices[0].UUID + ", list operations"; strings.Count(out, line) != 1 {
+		if line := "PEERLANE: agent agent 0: route " + route + ", lane " + process.Devices[1].UUID + " to " + process.Devices[0].UUID + ", list operations"; strings.Count(out, line) != 1 {
 			t.Errorf("no line %q in %s", line, out)
 		}
 	}
@@ -192,30 +172,6 @@ func TestPluginUnderSanitizersPasses(t *testing.T) {
 		r.plugin, r.harness, r.times = sanitizedPlugin(t), program(t, "harness", sanitized...), 8
 		r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps objects
 		r.must(t, a, b)
-	}
-}
-
-// The layout is that of NIXL's headers, which are the same in each release of the file.
-func TestPluginLayoutMatchesReleases(t *testing.T) {
-	if runtime.GOARCH != "amd64" {
-		t.Skip("the recorded layout is that of x86-64")
-	}
-	out, err := exec.Command(program(t, "layout", "-fno-access-control", "-Wno-invalid-offsetof")).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile("testdata/interface.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var want []string
-	for _, line := range strings.Split(string(text), "\n") {
-		if !strings.HasPrefix(line, "#") {
-			want = append(want, line)
-		}
-	}
-	if got := string(out); got != strings.Join(want, "\n") {
-		t.Errorf("the plugin has\n%s\nNIXL has\n%s", got, strings.Join(want, "\n"))
 	}
 }
 
@@ -425,7 +381,7 @@ func killOne(t *testing.T, r run, lanes [2]*lane, victim int, after time.Duratio
 			time.Sleep(after)
 			killed = time.Now()
 			if victim < 2 {
-				lanes[victim].kill()
+				lanes[victim].Kill()
 			} else if pid == 0 || syscall.Kill(pid, syscall.SIGKILL) != nil {
 				t.Errorf("process %d cannot be killed", pid)
 			}
