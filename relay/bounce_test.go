@@ -369,7 +369,7 @@ func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 			f := newSelf(t, h, far(0, 1, "nic0"))
 			f.move(t)
 			on, host := f.staging(t, 1), f.bounced()
-			if !realGPUs && on.Bytes != c.gpu || on.Wanted != 512*mib || host.Bytes == 0 {
+			if !realGPUs && on.Bytes != c.gpu || on.Wanted != 512*mib || (host.Bytes == 0) != (c.gpu > 0) {
 				t.Errorf("staging is %+v and %+v", on, host)
 			}
 			if c.gpu == 0 {
@@ -406,6 +406,7 @@ func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 		h := newHost(t)
 		h.change = func(l *launch.Config) { asConfigured(l); l.Network.Memory = mib / 2 }
 		h.nic("nic0")
+		fillGPU(t, 1, 0)
 		f := newSelf(t, h, far(0, 1, "nic0"))
 		_, _, err := f.connect(t)
 		demandOf(t, err, wire.StatusNoStaging, devices[0].BusID)
@@ -507,6 +508,37 @@ func TestReservedStagingIsAllocatedAtStart(t *testing.T) {
 	attach(t, socket)
 	if s := r.Report(); len(s.Contexts) != 1 || s.Staging[0].Bytes != 512*mib {
 		t.Errorf("the relay reports %+v", s)
+	}
+}
+
+// Slots are made before the first connection if every connection is staged; connections over them
+// take no slots in host memory. A container whose connections may be direct takes no GPU memory before
+// a connection needs it.
+func TestStagedSlotsPrecedeFirstConnection(t *testing.T) {
+	needGPUs(t, 2)
+	for _, route := range []string{launch.RouteStaged, launch.RouteAuto} {
+		t.Run(route, func(t *testing.T) {
+			h := newHost(t)
+			h.nic("nic0")
+			h.change = asConfigured
+			socket, r := h.start("first-"+route, route, -1, far(0, 1, "nic0"))
+			exported(t, attach(t, socket), 0, pairBytes)
+			if route == launch.RouteAuto {
+				time.Sleep(50 * time.Millisecond)
+				if s := r.Report(); len(s.Contexts) != 1 || len(s.Staging) > 0 {
+					t.Errorf("the relay reports %+v", s)
+				}
+				return
+			}
+			for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
+				if s := r.Report().Staging; len(s) == 1 && !s[0].Host && s[0].Bytes == 512*mib {
+					return
+				}
+				if end.Over() {
+					t.Fatalf("no slots before the first connection: %+v", r.Report())
+				}
+			}
+		})
 	}
 }
 
