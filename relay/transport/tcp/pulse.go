@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,8 +30,8 @@ func newPulse(interval time.Duration) *pulse {
 }
 
 // newTimer makes a timerfd, which is read through the Go runtime's poller. An idle relay wakes for
-// little else: a timer of the runtime wakes the runtime's monitor as well, which naps up to fifty times
-// for 20 µs before it sleeps again.
+// little else: a timer of the runtime, or a system call that the runtime knows of, wakes the runtime's
+// monitor as well, which naps up to fifty times for 20 µs before it sleeps again.
 func newTimer(interval time.Duration) (*os.File, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {
@@ -72,8 +73,7 @@ func (u *pulse) remove(p *Peer) {
 
 func (u *pulse) run(ended chan struct{}, timer *os.File) {
 	if timer != nil {
-		var expirations [8]byte
-		for _, err := timer.Read(expirations[:]); err == nil; _, err = timer.Read(expirations[:]) {
+		for expired(timer) {
 			u.tick(ended)
 		}
 	}
@@ -88,6 +88,21 @@ func (u *pulse) run(ended chan struct{}, timer *os.File) {
 			u.tick(ended)
 		}
 	}
+}
+
+// expired waits for a timerfd, until its close.
+func expired(timer *os.File) bool {
+	raw, err := timer.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var failed unix.Errno
+	err = raw.Read(func(fd uintptr) bool {
+		var expirations uint64
+		_, _, failed = unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&expirations)), unsafe.Sizeof(expirations))
+		return failed != unix.EAGAIN
+	})
+	return err == nil && failed == 0
 }
 
 // tick does nothing in a goroutine whose Peers have left: a new goroutine has the later Peers.
