@@ -54,7 +54,8 @@ func TestShortFlapKeepsQueuePairs(t *testing.T) {
 // TestFlapOf30SecondsLosesNothing demands that the defaults outlast a flap of 30 s.
 func TestFlapOf30SecondsLosesNothing(t *testing.T) {
 	t.Parallel()
-	for name, timeout := range map[string]int{"the default timeout": launch.DefaultVerbs.Timeout, "a timeout of 0.5 s": 14} {
+	for name, timeout := range map[string]int{"the default timeout": launch.DefaultVerbs.Timeout,
+		"a timeout of 0.5 s": 14} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := connected(t, patient, func(_ string, c *Config) { c.Timeout = timeout })
@@ -85,7 +86,10 @@ func TestAliveByRDMA(t *testing.T) {
 	}
 	receive(t, w.arrived, "the arrival")
 	for name, e := range map[string]*side{"sender": w.a, "receiver": w.b} {
-		e.until("a sign of the "+name, func(s *Set) bool { left := s.Alive(silence); return left > silence/2 && left <= silence })
+		e.until("a sign of the "+name, func(s *Set) bool {
+			left := s.Alive(silence)
+			return left > silence/2 && left <= silence
+		})
 	}
 	w.portA(t, true)
 	w.a.until("the port's event", func(s *Set) bool { return len(s.downs) == 1 })

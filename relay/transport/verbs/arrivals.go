@@ -62,7 +62,8 @@ func (s *Set) Coming() bool {
 // Receive makes the receiver's end of a channel that was Coming. arrived is
 // called for each write once all of it is in the memory. What is granted ends with End.
 func (s *Set) Receive(c *tcp.Channel, arrived func(immediate, length uint64)) *Arrivals {
-	a := &Arrivals{set: s, channel: c, arrived: arrived, regions: map[uint32]*registration{}, weights: map[uint32]map[string]int{}, open: map[*ticket]bool{}}
+	a := &Arrivals{set: s, channel: c, arrived: arrived, regions: map[uint32]*registration{},
+		weights: map[uint32]map[string]int{}, open: map[*ticket]bool{}}
 	s.endsOf(c).arrivals = a
 	return a
 }
@@ -117,7 +118,8 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	case r == nil || length == 0 || offset > r.bytes || length > r.bytes-offset:
 		return wire.Errorf(wire.StatusInternal, "%d bytes at %d of region %d cannot be granted", length, offset, region)
 	case p == nil || length > p.Most || s.granting && !s.leads(p): // told before resume, it was not looked at
-		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length, a.Most())
+		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length,
+			a.Most())
 	}
 	t := &ticket{arrivals: a, grant: grant, length: length, region: r, offset: offset}
 	a.open[t] = true

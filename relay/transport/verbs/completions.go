@@ -65,7 +65,8 @@ func (f *Fabric) reserve(n *nic, entries int) (*completionQueue, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &completionQueue{Queue: made, context: n.context, groups: map[uint32]*queue{}, room: made.Entries(), reserved: entries}
+	c := &completionQueue{Queue: made, context: n.context, groups: map[uint32]*queue{}, room: made.Entries(),
+		reserved: entries}
 	f.mu.Lock()
 	f.shared[n.context] = append(f.shared[n.context], c)
 	f.mu.Unlock()

@@ -93,12 +93,18 @@ func TestGlobalRoutesOfInfiniBand(t *testing.T) {
 		{"one subnet", nil, "0", "2"},
 		{"ports that require a GRH", func(a, b *softdevice.Device) { a.GRH, b.GRH = true, true }, "1", "2"},
 		{"two subnets", func(a, b *softdevice.Device) { a.Prefix, b.Prefix = 0xfec0<<48|1, 0xfec0<<48|2 }, "1", "2"},
-		{"two subnets with FLIDs", func(a, b *softdevice.Device) { a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|2 }, "1", "9"},
-		{"one subnet with FLIDs", func(a, b *softdevice.Device) { a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|1 }, "0", "2"},
+		{"two subnets with FLIDs", func(a, b *softdevice.Device) {
+			a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|2
+		}, "1", "9"},
+		{"one subnet with FLIDs", func(a, b *softdevice.Device) {
+			a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|1
+		}, "0", "2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := connectedOf(t, fabricOf(c.change))
-			calls := slices.DeleteFunc(w.of(t, "a0", "ibv_modify_qp"), func(call softdevice.Call) bool { return call.Arguments["state"] != "2" })
+			calls := slices.DeleteFunc(w.of(t, "a0", "ibv_modify_qp"), func(call softdevice.Call) bool {
+				return call.Arguments["state"] != "2"
+			})
 			if len(calls) != 2 {
 				t.Fatalf("%d queue pairs of a0 are ready to receive, want 2", len(calls))
 			}
@@ -187,7 +193,8 @@ func TestDefaultQueuePairs(t *testing.T) {
 				used[call.Arguments["qp"]] = true
 			}
 			if len(used) != c.pairs || w.a.set.perLink != c.pairs || w.b.set.perLink != c.pairs {
-				t.Errorf("a write goes by %d queue pairs, and a link has %d and %d, want %d", len(used), w.a.set.perLink, w.b.set.perLink, c.pairs)
+				t.Errorf("a write goes by %d queue pairs, and a link has %d and %d, want %d", len(used), w.a.set.perLink,
+					w.b.set.perLink, c.pairs)
 			}
 			if way := w.a.way(); !strings.Contains(way, "queue pairs each: ") {
 				t.Errorf("the report is %q", way)
@@ -262,7 +269,8 @@ func TestCompletionsKeepLoopFromSleep(t *testing.T) {
 		}
 		receive(t, w.arrived, "the arrival")
 		if before != 0 || after != want {
-			t.Errorf("%d processors: the loop spins for %v without completions and for %v with one, want %v", processors, before, after, want)
+			t.Errorf("%d processors: the loop spins for %v without completions and for %v with one, want %v", processors,
+				before, after, want)
 		}
 	}
 }

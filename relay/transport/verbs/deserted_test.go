@@ -33,7 +33,8 @@ func TestAWriteThatWaitsAtADesertedChannel(t *testing.T) {
 	from := w.a.memory(slot)
 	done := make(chan error, 1)
 	w.a.loop.Call(func() {
-		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 2, func(err error) { done <- err })
+		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 2,
+			func(err error) { done <- err })
 	})
 	w.desert()
 	endsDeserted(t, done)
@@ -62,7 +63,9 @@ func TestAWriteAfterItsChannelIsDeserted(t *testing.T) {
 		if err := w.rdma.Set(ofKind(false, deviceA, deviceB, c, d)...); err != nil {
 			t.Fatal(err)
 		}
-		w.a.until("one NIC", func(s *Set) bool { return s.phase == running && s.redials > 0 && len(s.links) == 1 && s.resolved })
+		w.a.until("one NIC", func(s *Set) bool {
+			return s.phase == running && s.redials > 0 && len(s.links) == 1 && s.resolved
+		})
 		done := make(chan error, 1)
 		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
 		endsDeserted(t, done)

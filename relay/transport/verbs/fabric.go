@@ -129,9 +129,11 @@ func New(loop *poll.Loop, config Config) *Fabric {
 		config.PortWait = portWait
 	}
 	f := &Fabric{
-		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
+		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{},
+		closing: map[*registration]bool{}, forgotten: make(chan struct{}),
 		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
-		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{}, processors: runtime.NumCPU()},
+		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{},
+			processors: runtime.NumCPU()},
 	}
 	loop.Add(f)
 	return f
@@ -436,7 +438,8 @@ func (n *nic) at() string {
 }
 
 func (n *nic) String() string {
-	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.at(), n.is.MTU.Bytes(), n.is.GigabitRate) + n.kind()
+	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.at(), n.is.MTU.Bytes(),
+		n.is.GigabitRate) + n.kind()
 }
 
 // kind marks a software device in reports.
@@ -580,7 +583,8 @@ func (f *Fabric) registration(what purpose) *registration {
 	if r != nil {
 		return r
 	}
-	r = &registration{what: what, base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[*life]bool{}, steps: map[string][]gdr.Step{}}
+	r = &registration{what: what, base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[*life]bool{},
+		steps: map[string][]gdr.Step{}}
 	r.flush = f.flushes(what)
 	r.regions.Store(&[]*verbs.Region{})
 	f.memories[what] = r
@@ -748,7 +752,8 @@ func (f *Fabric) Close() {
 	}
 	close(f.forgotten)
 	if !up {
-		logrus.Warnf("queue pairs are still being connected, or given back, after %v; the NICs are left to the kernel", f.ending)
+		logrus.Warnf("queue pairs are still being connected, or given back, after %v; the NICs are left to the kernel",
+			f.ending)
 		return
 	}
 	f.opening.Lock()

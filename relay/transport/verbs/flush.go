@@ -82,7 +82,8 @@ type reading struct {
 func (r *reading) region() *registration { return r.tickets[0].region }
 
 // errNothingStaged is of relays that have connected before there was anything to flush.
-var errNothingStaged = errors.New("NICs wrote into no GPU of this relay's lanes when it connected to the other one, so nothing can be flushed")
+var errNothingStaged = errors.New("NICs wrote into no GPU of this relay's lanes when it connected to the other " +
+	"one, so nothing can be flushed")
 
 // thatFlush are those of some NICs that can have queue pairs for it, if there are any: with one
 // that cannot nobody flushes.
@@ -107,7 +108,8 @@ func (s *Set) flushing() bool {
 // withoutFlush keeps why there is none. GPUs' memory is not received into then, and all
 // else goes on.
 func (s *Set) withoutFlush(q *queue, err error) {
-	s.cannotFlush = errors.Join(s.cannotFlush, fmt.Errorf("what %s writes into a GPU's memory cannot be flushed: %w", q.nic.name, err))
+	s.cannotFlush = errors.Join(s.cannotFlush, fmt.Errorf("what %s writes into a GPU's memory cannot be flushed: %w",
+		q.nic.name, err))
 }
 
 // buildFlusher makes a NIC's queue pair. It blocks.
@@ -139,7 +141,8 @@ func (s *Set) connectFlushers() {
 		route.Pair, route.MTU = f.Number(), n.mtu(c.Verbs)
 		err := f.ReadyToReceive(route)
 		if err == nil {
-			err = f.ReadyToSend(verbs.Sending{Timeout: uint8(c.Timeout), Retries: uint8(c.Retries), ReceiverRetries: 7, Reads: 1})
+			err = f.ReadyToSend(verbs.Sending{Timeout: uint8(c.Timeout), Retries: uint8(c.Retries), ReceiverRetries: 7,
+				Reads: 1})
 		}
 		if err != nil {
 			s.withoutFlush(q, err)
@@ -168,7 +171,8 @@ func (s *Set) tryFlushers() error {
 			return err
 		}
 		if time.Now().After(end) {
-			s.withoutFlush(s.queues[0], fmt.Errorf("a first read by a queue pair that leads to itself has not ended within %v", limit))
+			s.withoutFlush(s.queues[0], fmt.Errorf("a first read by a queue pair that leads to itself has not ended within %v",
+				limit))
 			return nil
 		}
 		for _, q := range s.queues {
@@ -196,7 +200,8 @@ func (s *Set) tryFlushers() error {
 
 // readOf is a flush: of one byte, which nobody looks at.
 func (s *Set) readOf(q *queue, at uint64, key uint32) verbs.Send {
-	return verbs.Send{Op: verbs.Read, Flags: verbs.Signaled, Length: 1, Address: s.page0(), LKey: q.first.LKey(), Remote: at, RKey: key}
+	return verbs.Send{Op: verbs.Read, Flags: verbs.Signaled, Length: 1, Address: s.page0(), LKey: q.first.LKey(),
+		Remote: at, RKey: key}
 }
 
 // settleWrite has all NICs that have written a ticket's bytes flush them, when the completions at hand
@@ -396,7 +401,8 @@ func (s *Set) flushAgain() {
 				why = errors.New("it is in no link any more")
 			}
 			s.kept = kept[done:] // of those before it each queue pair that falls keeps its own
-			s.giveUp(nil, fmt.Sprintf("by %s of host %s: what it had written into a GPU's memory cannot be flushed: %v", k.nic.name, hostname(), why))
+			s.giveUp(nil, fmt.Sprintf("by %s of host %s: what it had written into a GPU's memory cannot be flushed: %v",
+				k.nic.name, hostname(), why))
 			return
 		}
 		s.readAgain(k.ticket, s.queues[i])

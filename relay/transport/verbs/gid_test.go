@@ -18,7 +18,9 @@ func (w *two) mustGoBy(t *testing.T, index int, address string) {
 	w.b.until("queue pairs by another GID", func(s *Set) bool {
 		return s.phase == running && len(s.queues) == 1 && is(s.queues[0].nic.gid) && s.queues[0].nic.gid.Index == index
 	})
-	w.a.until("the way to another GID", func(s *Set) bool { return s.phase == running && is(verbs.GID{GID: s.theirs[0].GID}) })
+	w.a.until("the way to another GID", func(s *Set) bool {
+		return s.phase == running && is(verbs.GID{GID: s.theirs[0].GID})
+	})
 	made, err := w.rdma.Calls("ibv_modify_qp")
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +59,8 @@ func TestAnotherGID(t *testing.T) {
 			w.mustGoBy(t, c.index, c.address)
 			s.mustEnd(t)
 			w.b.loop.Call(func() { // the other one may have a fault of its own by then
-				for _, words := range []string{"by b0 of host ", "(port 1)", "GID 3 (10.0.0.2, RoCE v2) is its address no more", strconv.Itoa(c.index) + " (" + c.address} {
+				for _, words := range []string{"by b0 of host ", "(port 1)", "GID 3 (10.0.0.2, RoCE v2) is its address no more",
+					strconv.Itoa(c.index) + " (" + c.address} {
 					if said := w.b.set.lastFault; !strings.Contains(said, words) {
 						t.Errorf("the fault says nothing of %q: %s", words, said)
 					}
@@ -94,7 +97,8 @@ func TestAConfiguredGIDThatIsNoMore(t *testing.T) {
 	if err := devices(func(_, b *softdevice.Device) { b.Address = "" })(w); err != nil {
 		t.Fatal(err)
 	}
-	words := []string{"b0 of host", "GID 3 (10.0.0.2, RoCE v2) is its address no more", "b0 port 1", "GID index 3 is empty", "GID 1 (fe80::2, RoCE v2)"}
+	words := []string{"b0 of host", "GID 3 (10.0.0.2, RoCE v2) is its address no more", "b0 port 1",
+		"GID index 3 is empty", "GID 1 (fe80::2, RoCE v2)"}
 	w.b.until("the reason", func(s *Set) bool { return strings.Contains(s.lastFault, "GID index 3") })
 	w.b.loop.Call(func() {
 		w.b.fabric.raising.Wait() // goroutines beside the loop read the configuration

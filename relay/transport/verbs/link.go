@@ -85,7 +85,8 @@ var (
 // Open opens a channel as tcp.Peer does, while Using, and makes the sender's end of its
 // data, which goes by those of the links that have one of these NICs at this side, or by all
 // where none has; no write has more than so many bytes.
-func (s *Set) Open(first wire.Message, received func(wire.Message, uint32, []int), ended func(error), nics []string, most uint64) (*tcp.Channel, *Link, error) {
+func (s *Set) Open(first wire.Message, received func(wire.Message, uint32, []int), ended func(error), nics []string,
+	most uint64) (*tcp.Channel, *Link, error) {
 	s.peer.Tell(encode(&short{Kind: kindNext}))
 	c, err := s.peer.Open(first, 0, received, ended)
 	if err != nil {
@@ -215,14 +216,16 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 			}
 			ticket := l.tickets[immediate]
 			delete(l.tickets, immediate)
-			w := &write{link: l, grant: immediate, region: region, offset: to.Offset, source: source, from: placeOf(from.Place), bytes: n, nics: from.NICs, done: done}
+			w := &write{link: l, grant: immediate, region: region, offset: to.Offset, source: source,
+				from: placeOf(from.Place), bytes: n, nics: from.NICs, done: done}
 			l.writes[immediate] = w
 			s.post(w, ticket)
 		})
 	}
 }
 
-var errDeserted = wire.Errorf(wire.StatusPeerClosed, "the other relay has left a connection that was being written, and the queue pairs have failed")
+var errDeserted = wire.Errorf(wire.StatusPeerClosed,
+	"the other relay has left a connection that was being written, and the queue pairs have failed")
 
 var errUnregistered = wire.Errorf(wire.StatusInternal, "a write by RDMA out of memory that is not registered")
 

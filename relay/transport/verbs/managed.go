@@ -88,7 +88,8 @@ func leading(events *verbs.Events, name string, config Config) (*verbs.ID, netip
 			return nil, a, err
 		}
 	}
-	return nil, netip.Addr{}, fmt.Errorf("%s: it connects by address (RDMA CM), and none of this host's leads to it: %v; give its network interface one", name, addresses)
+	return nil, netip.Addr{}, fmt.Errorf("%s: it connects by address (RDMA CM), and none of this host's leads to "+
+		"it: %v; give its network interface one", name, addresses)
 }
 
 // now is the device by the address that leads to it now. It blocks.
@@ -221,7 +222,8 @@ func next(ctx context.Context, events *verbs.Events) (verbs.ConnectionEvent, err
 // connection is what is asked for, and answered, with a secret.
 func (s *Set) connection(private []byte) verbs.Connection {
 	c := s.fabric.config
-	return verbs.Connection{Private: private, Retries: uint8(min(c.Retries, 7)), ReceiverRetries: 7, AnswerReads: 1, InitiateReads: 1}
+	return verbs.Connection{Private: private, Retries: uint8(min(c.Retries, 7)), ReceiverRetries: 7, AnswerReads: 1,
+		InitiateReads: 1}
 }
 
 // pairBy makes the queue pair of a connection. It blocks.
@@ -240,7 +242,8 @@ func (s *Set) pairBy(i int, id *verbs.ID) (err error) {
 func (s *Set) failedBy(i int, err error) error {
 	p := s.pairs[i]
 	t := &s.theirs[s.links[p.link].theirs]
-	return &ofLink{p.link, unreachable("%s (%s) of host %s and %s (%s) do not connect by RDMA CM: %w", p.queue.nic.name, p.queue.nic.cm.address, hostname(), t.name(), t.address(), err)}
+	return &ofLink{p.link, unreachable("%s (%s) of host %s and %s (%s) do not connect by RDMA CM: %w", p.queue.nic.name,
+		p.queue.nic.cm.address, hostname(), t.name(), t.address(), err)}
 }
 
 // ask has all managed queue pairs connected with the other side's, which listens. It blocks.
@@ -255,7 +258,8 @@ func (s *Set) ask(ports [maxCards]uint16) error {
 		t := &s.theirs[l.theirs]
 		to := netip.AddrPortFrom(verbs.GID{GID: t.GID}.Address(), ports[l.theirs])
 		// A relay connects nowhere but where relays listen.
-		if c := s.fabric.config.Ports; to.Port() == 0 || c != (address.Ports{}) && (to.Port() < c.First || to.Port() > c.Last) {
+		if c := s.fabric.config.Ports; to.Port() == 0 || c != (address.Ports{}) && (to.Port() < c.First ||
+			to.Port() > c.Last) {
 			return malformed("%s listens at port %d, which is none of network.ports %v", t.name(), to.Port(), c)
 		}
 		id, err := s.cm.events.NewID()

@@ -130,7 +130,8 @@ func TestATicketOfTwoGrants(t *testing.T) {
 	done := make(chan error, 2)
 	w.a.loop.Call(func() {
 		write(func(err error) { done <- err })
-		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 2, func(err error) { done <- err })
+		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 2,
+			func(err error) { done <- err })
 	})
 	for range 2 {
 		if err := receive(t, done, "a write's end"); err == nil {
@@ -188,11 +189,13 @@ func TestAMessageThatTellsOfNoWrite(t *testing.T) {
 	w.granted(t, 1) // so that the receiver looks
 	w.a.loop.Call(func() {
 		p := w.a.set.pairs[0]
-		if _, err := p.PostSend([]verbs.Send{{Op: verbs.SendMessage, ID: 1 << 62, Address: w.a.set.page0(), LKey: p.queue.first.LKey(), Flags: verbs.Signaled}}); err != nil {
+		if _, err := p.PostSend([]verbs.Send{{Op: verbs.SendMessage, ID: 1 << 62, Address: w.a.set.page0(),
+			LKey: p.queue.first.LKey(), Flags: verbs.Signaled}}); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := receive(t, w.b.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed || !strings.Contains(err.Error(), "tells of no write") {
+	if err := receive(t, w.b.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed ||
+		!strings.Contains(err.Error(), "tells of no write") {
 		t.Errorf("the Peer ended with %v", err)
 	}
 }
@@ -231,8 +234,10 @@ func TestAConnectThatBlocksAnewKeepsNobody(t *testing.T) {
 	done := make(chan error, 1)
 	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
 	w.held(t)
-	for _, err := range []error{receive(t, done, "the write's end"), receive(t, w.a.down, "the Peer's end"), receive(t, w.b.down, "the other Peer's end")} {
-		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "could not be connected anew within 1s") {
+	for _, err := range []error{receive(t, done, "the write's end"), receive(t, w.a.down, "the Peer's end"),
+		receive(t, w.b.down, "the other Peer's end")} {
+		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(),
+			"could not be connected anew within 1s") {
 			t.Errorf("it ended with %v", err)
 		}
 	}

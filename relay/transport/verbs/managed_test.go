@@ -145,7 +145,8 @@ func (s *stranger) answers(ctx context.Context) {
 // ask asks for a connection, which is refused.
 func (s *stranger) ask(port uint16, private []byte) verbs.ConnectionEvent {
 	id := s.id()
-	if err := id.ResolveAddress(netip.MustParseAddrPort("10.0.0.3:0"), netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port), waitTime); err != nil {
+	if err := id.ResolveAddress(netip.MustParseAddrPort("10.0.0.3:0"),
+		netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port), waitTime); err != nil {
 		s.t.Fatal(err)
 	}
 	s.next(verbs.AddressResolved)
@@ -223,15 +224,19 @@ func TestAQueuePairOfAnother(t *testing.T) {
 		}))
 		close(ready)
 		err := receive(t, settled, "the end of the bringing up")
-		if wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(err.Error(), "not the relay that was asked") || !strings.Contains(err.Error(), "b0 (10.0.0.2)") {
+		if wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(err.Error(), "not the relay that was asked") ||
+			!strings.Contains(err.Error(), "b0 (10.0.0.2)") {
 			t.Errorf("it ended with %v", err)
 		}
 		cancel()
 		receive(t, over, "the stranger's end")
 	})
 	t.Run("a port of others", func(t *testing.T) {
-		_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 22 }), func(_ string, c *Config) { c.Ports = address.Ports{First: 20000, Last: 20999} })
-		if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(), "port 22, which is none of network.ports") {
+		_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 22 }), func(_ string, c *Config) {
+			c.Ports = address.Ports{First: 20000, Last: 20999}
+		})
+		if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(),
+			"port 22, which is none of network.ports") {
 			t.Errorf("it ended with %v", err)
 		}
 	})
@@ -268,7 +273,8 @@ func TestIWARPThatIsNotAnswered(t *testing.T) {
 			c.Time = time.Second
 		}
 	})
-	if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(), "not connected within 1s") {
+	if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(),
+		"not connected within 1s") {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -296,7 +302,10 @@ func (w *two) granted(t *testing.T, grant uint64) (write func(done func(error)))
 			t.Error(err)
 		}
 	})
-	w.a.until("the ticket", func(*Set) bool { _, there := w.link.tickets[grant]; return there && w.link.regions[7] != nil })
+	w.a.until("the ticket", func(*Set) bool {
+		_, there := w.link.tickets[grant]
+		return there && w.link.regions[7] != nil
+	})
 	return func(done func(error)) {
 		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, grant, done)
 	}
@@ -380,7 +389,8 @@ func TestAConnectionOfIWARPThatEnds(t *testing.T) {
 			if len(s.cm.listeners) > 0 || s.parting {
 				t.Errorf("%d listen still, and parting is %v", len(s.cm.listeners), s.parting)
 			}
-			if !strings.Contains(s.lastFault, "0 of host "+hostname()) || !strings.Contains(s.lastFault, "the connection of a queue pair has ended: disconnected") {
+			if !strings.Contains(s.lastFault, "0 of host "+hostname()) || !strings.Contains(s.lastFault,
+				"the connection of a queue pair has ended: disconnected") {
 				t.Errorf("the fault is said to be %s", s.lastFault)
 			}
 		})

@@ -224,7 +224,8 @@ func decode(b []byte) (any, error) {
 		return nil, malformed("a message about RDMA of kind %d, which this version does not know", kind)
 	}
 	if n, err := binary.Decode(b, binary.LittleEndian, m); err != nil || n != len(b) {
-		return nil, malformed("a message about RDMA of kind %d with %d bytes; it has %d", binary.LittleEndian.Uint32(b), len(b), binary.Size(m))
+		return nil, malformed("a message about RDMA of kind %d with %d bytes; it has %d", binary.LittleEndian.Uint32(b),
+			len(b), binary.Size(m))
 	}
 	return m, m.check()
 }

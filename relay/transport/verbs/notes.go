@@ -44,7 +44,8 @@ func (s *Set) makeNotes() (err error) {
 		return nil
 	}
 	const each = ofPair * noteBytes
-	if s.noted, err = unix.Mmap(-1, 0, n*each, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+	if s.noted, err = unix.Mmap(-1, 0, n*each, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return os.NewSyscallError("mmap", err)
 	}
 	all := s.noted

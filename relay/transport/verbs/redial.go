@@ -77,7 +77,8 @@ type redialing struct {
 	// by those of before.
 	acknowledged, acknowledgedBefore, arrived, arrivedThere uint64
 
-	since                 time.Time               // of the first fault after which no write has ended well and all was agreed
+	// of the first fault after which no write has ended well and all was agreed
+	since                 time.Time
 	resumed               time.Time               // when they carried data again
 	faults                int                     // since then
 	suspects              map[*verbs.Context]bool // the NICs whose links did not come up since then
@@ -219,7 +220,8 @@ func (s *Set) hopeless() {
 		return
 	}
 	s.broken = true
-	s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s; it could not be connected anew within %v", s.peer.Name(), s.firstFault, s.fabric.config.Redial), s.lastFault))
+	s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s; it could not be connected anew within %v", s.peer.Name(),
+		s.firstFault, s.fabric.config.Redial), s.lastFault))
 }
 
 // progressed says that the queue pairs carry data: once both relays have agreed, too, what comes
@@ -282,7 +284,8 @@ func (s *Set) tear() {
 // heardAll reports whether all that has arrived was heard of, where that matters to somebody: all
 // receives have ended.
 func (s *Set) heardAll() bool {
-	return s.gone != nil || len(s.tickets)+len(s.stale) == 0 || !slices.ContainsFunc(s.pairs, func(p *pair) bool { return p.receiving > 0 })
+	return s.gone != nil || len(s.tickets)+len(s.stale) == 0 ||
+		!slices.ContainsFunc(s.pairs, func(p *pair) bool { return p.receiving > 0 })
 }
 
 // drainEnds gives the queue pairs back once all that was posted has ended, or time is over. Of
@@ -353,7 +356,8 @@ func (s *Set) torn() {
 		return
 	case !s.drained:
 		s.broken = true
-		s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s", s.peer.Name(), s.firstFault), fmt.Sprintf("what has arrived was not told of within %v", drainTime)))
+		s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s", s.peer.Name(), s.firstFault),
+			fmt.Sprintf("what has arrived was not told of within %v", drainTime)))
 		return
 	}
 	s.recall()
@@ -539,7 +543,8 @@ func (s *Set) resolve() error {
 		}
 	}
 	if s.acknowledgedBefore+uint64(len(there)) != s.arrivedThere {
-		return malformed("%d writes have arrived at the relay at %s, which has acknowledged %d and does not grant %d others again", s.arrivedThere, s.peer.Name(), s.acknowledgedBefore, len(there))
+		return malformed("%d writes have arrived at the relay at %s, which has acknowledged %d and does not grant %d "+
+			"others again", s.arrivedThere, s.peer.Name(), s.acknowledgedBefore, len(there))
 	}
 	for _, w := range there {
 		w.doubtful = false

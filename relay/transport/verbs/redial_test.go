@@ -48,7 +48,8 @@ func newStream(w *two) *stream {
 
 // newStreamInto has its way with the memory that is written before that is registered.
 func newStreamInto(w *two, change func(*device.Memory)) *stream {
-	s := &stream{two: w, from: w.a.memory(streamWrites * streamBytes), to: w.b.memoryThat(streamWrites*streamBytes, change)}
+	s := &stream{two: w, from: w.a.memory(streamWrites * streamBytes), to: w.b.memoryThat(streamWrites*streamBytes,
+		change)}
 	w.b.loop.Call(func() {
 		if err := w.arrivals.AddMemory(7, s.to); err != nil {
 			w.b.t.Error(err)
@@ -72,7 +73,8 @@ func (s *stream) begin() {
 	})
 	s.a.loop.Call(func() {
 		for i := range uint64(streamWrites) {
-			s.link.Write(transport.Target{Region: 7, Offset: i * streamBytes}, transport.Source{Place: s.from.At(i * streamBytes)}, streamBytes, s.first+i, func(err error) { s.done <- err })
+			s.link.Write(transport.Target{Region: 7, Offset: i * streamBytes},
+				transport.Source{Place: s.from.At(i * streamBytes)}, streamBytes, s.first+i, func(err error) { s.done <- err })
 		}
 	})
 }
@@ -166,11 +168,14 @@ func faults(iwarp bool) map[string]faultCase {
 		"a queue pair of the sender in error":   {failPair(sideA), nothing, nil},
 		"a queue pair of the receiver in error": {failPair(sideB), nothing, nil},
 		"faults of both sides at once":          {breaking(), nothing, nil},
-		"a port of the sender down": {devices(func(a, _ *softdevice.Device) { a.Down = true }), devices(func(_, _ *softdevice.Device) {}),
+		"a port of the sender down": {devices(func(a, _ *softdevice.Device) { a.Down = true }),
+			devices(func(_, _ *softdevice.Device) {}),
 			nil},
-		"a port of the receiver down": {devices(func(_, b *softdevice.Device) { b.Down = true }), devices(func(_, _ *softdevice.Device) {}),
+		"a port of the receiver down": {devices(func(_, b *softdevice.Device) { b.Down = true }),
+			devices(func(_, _ *softdevice.Device) {}),
 			[]string{"b0", "DOWN"}},
-		"no locked memory":               {breaking("ibv_reg_mr errno=12 device=b0"), nothing, []string{"b0", "ENOMEM", "ulimit -l"}},
+		"no locked memory": {breaking("ibv_reg_mr errno=12 device=b0"), nothing,
+			[]string{"b0", "ENOMEM", "ulimit -l"}},
 		"no domain":                      {breaking("ibv_alloc_pd errno=12 device=a0"), nothing, nil},
 		"no queue pairs":                 {breaking("ibv_create_qp errno=12 device=b0"), nothing, []string{"b0", "ENOMEM"}},
 		"a network that carries nothing": {script("send status=9"), nothing, []string{"a0", "remote invalid request error"}},
@@ -185,8 +190,10 @@ func faults(iwarp bool) map[string]faultCase {
 			})
 			return err
 		}, nothing, nil}
-		all["a connection that is not made"] = faultCase{breaking("rdma_connect errno=110 device=b0"), nothing, []string{"b0", "a0 (10.0.0.1)", "ETIMEDOUT"}}
-		all["a connection that is not taken"] = faultCase{breaking("rdma_accept errno=12 device=a0"), nothing, []string{"a0", "ENOMEM"}}
+		all["a connection that is not made"] = faultCase{breaking("rdma_connect errno=110 device=b0"), nothing,
+			[]string{"b0", "a0 (10.0.0.1)", "ETIMEDOUT"}}
+		all["a connection that is not taken"] = faultCase{breaking("rdma_accept errno=12 device=a0"), nothing,
+			[]string{"a0", "ENOMEM"}}
 		all["nobody who listens"] = faultCase{breaking("rdma_listen errno=12 device=a0"), nothing, []string{"a0", "ENOMEM"}}
 		all["another address"] = faultCase{func(w *two) error {
 			return errors.Join(devices(func(_, b *softdevice.Device) { b.Address = "10.0.0.9" })(w), breaking()(w))
@@ -267,7 +274,9 @@ func TestNothingIsLostOrComesTwice(t *testing.T) {
 		}
 		s.mustEnd(t)
 		for _, e := range []*side{w.a, w.b} {
-			e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials > 0 && s.deadline == nil })
+			e.until("others in place of the queue pairs", func(s *Set) bool {
+				return s.phase == running && s.redials > 0 && s.deadline == nil
+			})
 		}
 		s.begin() // and again
 		s.mustEnd(t)
@@ -378,7 +387,8 @@ func TestARelayThatConnectsAnewAndNoMore(t *testing.T) {
 				s.begin()
 				w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
 				for _, e := range []*side{w.a, w.b} {
-					if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
+					if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied ||
+						!strings.Contains(err.Error(), "a test's fault") {
 						t.Errorf("the Peer ended with %v", err)
 					}
 				}
@@ -433,7 +443,9 @@ func TestWritesThatEndBeforeAllIsAgreed(t *testing.T) {
 		if err := w.rdma.Script(); err != nil {
 			t.Fatal(err)
 		}
-		w.a.until("writes by the new queue pairs", func(s *Set) bool { return len(l.kept) == 1 && s.acknowledged > s.acknowledgedBefore })
+		w.a.until("writes by the new queue pairs", func(s *Set) bool {
+			return len(l.kept) == 1 && s.acknowledged > s.acknowledgedBefore
+		})
 		w.a.loop.Call(func() {
 			if err := l.Set.Heard(nil, l.kept[0]); err != nil {
 				t.Error(err)
@@ -483,7 +495,8 @@ func TestARelayThatNeverGrantsAgain(t *testing.T) {
 			return over || s.phase == running && s.carries
 		})
 		if over {
-			if err := receive(t, w.a.down, "the Peer's end"); !carried || wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
+			if err := receive(t, w.a.down, "the Peer's end"); !carried || wire.StatusOf(err) != wire.StatusPeerRelayDied ||
+				!strings.Contains(err.Error(), "a test's fault") {
 				t.Errorf("the Peer ended with %v, carried %v", err, carried)
 			}
 			return
@@ -579,7 +592,8 @@ func aNICThatCannotRegisterAgain(t *testing.T, iwarp bool) {
 		t.Fatalf("%v and %v, %v", others, nics, err)
 	}
 	var registers atomic.Pointer[[]*nic]
-	if renewed, err := w.a.fabric.renew(nics, others, others[1:], &registers); err == nil || !strings.Contains(err.Error(), "c0") || len(renewed)+len(w.a.fabric.renewed) > 0 {
+	if renewed, err := w.a.fabric.renew(nics, others, others[1:], &registers); err == nil ||
+		!strings.Contains(err.Error(), "c0") || len(renewed)+len(w.a.fabric.renewed) > 0 {
 		t.Errorf("%v without one that is needed, %v", renewed, err)
 	}
 	s.begin()
@@ -687,7 +701,8 @@ func TestAPortThatComesBack(t *testing.T) {
 		w.b.until("both NICs", goBy("b0", "d0"))
 		for _, e := range []*side{w.a, w.b} {
 			e.loop.Call(func() {
-				if !strings.Contains(e.set.lastFault, "for c0 of host") || !strings.Contains(e.set.lastFault, "port 1 is active again") {
+				if !strings.Contains(e.set.lastFault, "for c0 of host") || !strings.Contains(e.set.lastFault,
+					"port 1 is active again") {
 					t.Errorf("the fault is said to be %s", e.set.lastFault)
 				}
 			})
@@ -757,7 +772,8 @@ func aLateDuplicateLandsNowhere(t *testing.T, iwarp bool) {
 			p := w.a.set.pairs[0]
 			own := w.a.fabric.at(s.from.At(0), streamBytes).region(p.queue.nic)
 			if _, err := p.PostSend([]verbs.Send{{
-				Op: verbs.Write, Flags: verbs.Signaled, ID: 1 << 40, Length: streamBytes, Address: uint64(uintptr(s.from.At(0).Host)), LKey: own.LKey(),
+				Op: verbs.Write, Flags: verbs.Signaled, ID: 1 << 40, Length: streamBytes,
+				Address: uint64(uintptr(s.from.At(0).Host)), LKey: own.LKey(),
 				Remote: before.Address, RKey: before.Keys[0],
 			}}); err != nil {
 				t.Error(err)
@@ -793,7 +809,8 @@ func aCompletionQueueThatFails(t *testing.T, iwarp bool) {
 	s.mustEnd(t) // it was no queue of this Set
 	w.a.loop.Call(func() { w.a.fabric.event(w.a.fabric.nics[0], w.a.set.queues[0].Failure()) })
 	for _, e := range []*side{w.a, w.b} {
-		if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a0") || !strings.Contains(err.Error(), "CQ error") {
+		if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied ||
+			!strings.Contains(err.Error(), "a0") || !strings.Contains(err.Error(), "CQ error") {
 			t.Errorf("the Peer ended with %v", err)
 		}
 	}

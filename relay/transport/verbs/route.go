@@ -14,8 +14,9 @@ const hops = 255
 func (n *nic) route(lid uint16, gid [16]byte, c *Config) verbs.Route {
 	r := verbs.Route{
 		LID: lid, Global: !n.infiniband(), GID: gid,
-		SourceIndex: uint8(n.gid.Index), HopLimit: hops, TrafficClass: uint8(c.TrafficClass), ServiceLevel: uint8(c.ServiceLevel),
-		Port: n.port, Reads: 1, ReceiverTimer: 12,
+		SourceIndex: uint8(n.gid.Index), HopLimit: hops, TrafficClass: uint8(c.TrafficClass),
+		ServiceLevel: uint8(c.ServiceLevel),
+		Port:         n.port, Reads: 1, ReceiverTimer: 12,
 	}
 	if !n.infiniband() {
 		return r

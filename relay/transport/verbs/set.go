@@ -321,7 +321,8 @@ func (s *Set) Way() string {
 		n, t := s.nics[l.ours], &s.theirs[l.theirs]
 		list = append(list, fmt.Sprintf("%s (%s) and %s (%s)", n.name, n.at(), t.name(), t.address()))
 	}
-	way := fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink, s.mtu(0).Bytes()) + s.nics[s.links[0].ours].kind()
+	way := fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink,
+		s.mtu(0).Bytes()) + s.nics[s.links[0].ours].kind()
 	if s.redials > 0 {
 		way += fmt.Sprintf(", connected anew %d times, the last time after a fault %s", s.redials, s.lastFault)
 	}
@@ -370,7 +371,8 @@ func (s *Set) refuse(why error) {
 
 // rdmaFailed returns the error of a peer whose RDMA has failed.
 func rdmaFailed(with, cause string) *wire.Error {
-	return wire.Errorf(wire.StatusPeerRelayDied, "%w", &fault.Error{Code: fault.RDMAFailed, Operation: "RDMA with the relay at", Object: with, Cause: errors.New(cause)})
+	return wire.Errorf(wire.StatusPeerRelayDied, "%w", &fault.Error{Code: fault.RDMAFailed,
+		Operation: "RDMA with the relay at", Object: with, Cause: errors.New(cause)})
 }
 
 // failed ends the Peer: a NIC says that nothing goes on.
@@ -531,7 +533,8 @@ func (s *Set) answer(perLink int) {
 	}
 	links := joined(s.theirs, cards)
 	if len(links) == 0 {
-		s.refuse(unreachable("no two NICs are of one kind: here is %s (%s), there %s (%s)", s.nics[0], cards[0].kind(), s.theirs[0].name(), s.theirs[0].kind()))
+		s.refuse(unreachable("no two NICs are of one kind: here is %s (%s), there %s (%s)", s.nics[0], cards[0].kind(),
+			s.theirs[0].name(), s.theirs[0].kind()))
 		return
 	}
 	for _, l := range links {
@@ -542,7 +545,8 @@ func (s *Set) answer(perLink int) {
 		s.perLink = min(s.perLink, s.nics[l.Ours].queuePairs(s.fabric.config.Verbs))
 	}
 	s.work(s.build, func() {
-		m := &answer{Kind: kindAnswer, Cards: uint32(len(cards)), Links: uint32(len(links)), Pairs: uint32(s.perLink), Page: s.ownPage(), Secret: s.cm.own}
+		m := &answer{Kind: kindAnswer, Cards: uint32(len(cards)), Links: uint32(len(links)), Pairs: uint32(s.perLink),
+			Page: s.ownPage(), Secret: s.cm.own}
 		copy(m.Card[:], cards)
 		copy(m.Link[:], links)
 		copy(m.End[:], s.own())
@@ -625,7 +629,8 @@ func (s *Set) build() (err error) {
 	if err := s.prepare(); err != nil {
 		return err
 	}
-	if s.first, err = unix.Mmap(-1, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+	if s.first, err = unix.Mmap(-1, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return os.NewSyscallError("mmap", err)
 	}
 	flushes := s.flushing()
@@ -736,7 +741,8 @@ func (s *Set) connect(to []end) error {
 			return err
 		}
 		// A receiver that has none posted is waited for: 7 stands for ever.
-		if err := p.ReadyToSend(verbs.Sending{PSN: p.psn, Timeout: uint8(c.Timeout), Retries: uint8(c.Retries), ReceiverRetries: 7, Reads: 1}); err != nil {
+		if err := p.ReadyToSend(verbs.Sending{PSN: p.psn, Timeout: uint8(c.Timeout), Retries: uint8(c.Retries),
+			ReceiverRetries: 7, Reads: 1}); err != nil {
 			return err
 		}
 	}
@@ -824,7 +830,8 @@ func (s *Set) await() error {
 func (s *Set) untried(i int, err error) error {
 	p := s.pairs[i]
 	t := &s.theirs[s.links[p.link].theirs]
-	return &ofLink{p.link, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)", s.mtu(p.link).Bytes(), err, p.queue.nic.name, t.name(), t.address())}
+	return &ofLink{p.link, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)",
+		s.mtu(p.link).Bytes(), err, p.queue.nic.name, t.name(), t.address())}
 }
 
 // triedOne takes the end of a first write of one side, by queue pair i. It reports whether await

@@ -45,7 +45,8 @@ type side struct {
 // hears is what stands between a Set and what the other one says; nil for nothing.
 type hears func(nic string, s *Set) tcp.Extension
 
-func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, accept func(*Set, *tcp.Channel), by hears, changes ...func(string, *Config)) *side {
+func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, accept func(*Set, *tcp.Channel),
+	by hears, changes ...func(string, *Config)) *side {
 	t.Helper()
 	loop, err := poll.New()
 	if err != nil {
@@ -54,7 +55,8 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	e := &side{t: t, loop: loop, down: make(chan error, 1)}
 	v := launch.DefaultVerbs
 	v.QueuePairs, v.Timeout = 2, 14 // 0.5 s with 7 retries
-	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime, Redial: waitTime, PortWait: time.Millisecond, minPairPart: minLinkPart}
+	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime,
+		Redial: waitTime, PortWait: time.Millisecond, minPairPart: minLinkPart}
 	for _, change := range changes {
 		change(nic, &config)
 	}
@@ -202,7 +204,8 @@ func connectedOf(t *testing.T, devices []softdevice.Device, changes ...func(stri
 	return w
 }
 
-func joiningOf(t *testing.T, devices []softdevice.Device, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
+func joiningOf(t *testing.T, devices []softdevice.Device, by hears,
+	changes ...func(string, *Config)) (w *two, settled chan error) {
 	t.Helper()
 	rdma, err := softdevice.New(t.TempDir(), devices...)
 	if err != nil {
@@ -210,10 +213,12 @@ func joiningOf(t *testing.T, devices []softdevice.Device, by hears, changes ...f
 	}
 	changes = append(changes, func(_ string, c *Config) {
 		c.Addresses = func() ([]netip.Addr, error) {
-			return []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.4"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")}, nil
+			return []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.4"),
+				netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")}, nil
 		}
 	})
-	w = &two{rdma: rdma, iwarp: devices[0].IWARP, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000), ended: make(chan error, 1)}
+	w = &two{rdma: rdma, iwarp: devices[0].IWARP, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000),
+		ended: make(chan error, 1)}
 	dialed, accepted := streams(t)
 	w.b = newSide(t, accepted, rdma, "b0", func(s *Set, c *tcp.Channel) {
 		c.Handle(func(wire.Message, uint32, []int) {}, func(err error) { w.ended <- err })
@@ -313,7 +318,8 @@ func ticketsAreReceives(t *testing.T, w *two) {
 	w.a.loop.Call(func() {
 		w.link.AddTarget(7, wire.MemoryRemote, nil, func(err error) { ready <- err })
 		for i := range uint64(grants) {
-			w.link.Write(transport.Target{Region: 7, Offset: i * n}, transport.Source{Place: from.At(i * n)}, n, i, func(err error) { done <- err })
+			w.link.Write(transport.Target{Region: 7, Offset: i * n}, transport.Source{Place: from.At(i * n)}, n, i,
+				func(err error) { done <- err })
 		}
 	})
 	if err := receive(t, ready, "the target"); err != nil {
@@ -430,7 +436,8 @@ func TestTheEndOfAChannelAndOfAPeer(t *testing.T) {
 	var err error
 	var link *Link
 	w.a.loop.Call(func() {
-		if _, link, err = w.a.set.Open(&wire.Done{}, func(wire.Message, uint32, []int) {}, func(error) {}, nil, slot); err == nil {
+		if _, link, err = w.a.set.Open(&wire.Done{}, func(wire.Message, uint32, []int) {}, func(error) {}, nil,
+			slot); err == nil {
 			link.regions[7] = &regionKeys{Region: 7, Address: 1 << 40, Bytes: slot}
 		}
 	})
@@ -454,17 +461,18 @@ func TestTheEndOfAChannelAndOfAPeer(t *testing.T) {
 func TestMessagesOutOfPlace(t *testing.T) {
 	for name, m := range map[string]any{
 		"an offer of the one who accepted": &offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: [maxCards]card{aCard()}},
-		"a second answer":                  &answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1, Card: [maxCards]card{aCard()}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
-		"a connect":                        &connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{Number: 17, PSN: 5}}},
-		"ready again":                      &short{Kind: kindReady},
-		"use":                              &short{Kind: kindUse},
-		"a refusal":                        &refusal{Kind: kindRefuse},
-		"a path of no channel":             &path{Kind: kindPath, Links: 1, Most: 1},
-		"a fall of other queue pairs":      &fall{Kind: kindFall, Epoch: 1},
-		"an end of what has not failed":    &fallen{Kind: kindFallen},
-		"paths of the first queue pairs":   &step{Kind: kindResume},
-		"tickets of other queue pairs":     &step{Kind: kindGranted, Epoch: 7},
-		"nothing":                          &short{Kind: 77},
+		"a second answer": &answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1,
+			Card: [maxCards]card{aCard()}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
+		"a connect":                      &connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{Number: 17, PSN: 5}}},
+		"ready again":                    &short{Kind: kindReady},
+		"use":                            &short{Kind: kindUse},
+		"a refusal":                      &refusal{Kind: kindRefuse},
+		"a path of no channel":           &path{Kind: kindPath, Links: 1, Most: 1},
+		"a fall of other queue pairs":    &fall{Kind: kindFall, Epoch: 1},
+		"an end of what has not failed":  &fallen{Kind: kindFallen},
+		"paths of the first queue pairs": &step{Kind: kindResume},
+		"tickets of other queue pairs":   &step{Kind: kindGranted, Epoch: 7},
+		"nothing":                        &short{Kind: 77},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -480,7 +488,8 @@ func TestMessagesOutOfPlace(t *testing.T) {
 		from, to := w.a.memory(slot), w.b.memory(slot)
 		r := w.b.fabric.memories[purpose{to, true}]
 		w.a.loop.Call(func() {
-			w.link.regions[7] = &regionKeys{Region: 7, Address: r.base, Bytes: slot, Keys: [maxCards]uint32{r.region(w.b.set.nics[0]).RKey()}}
+			w.link.regions[7] = &regionKeys{Region: 7, Address: r.base, Bytes: slot,
+				Keys: [maxCards]uint32{r.region(w.b.set.nics[0]).RKey()}}
 			w.link.tickets[5] = 99
 			w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, 1, 5, func(error) {})
 		})
@@ -526,7 +535,8 @@ func TestANICThatIsGone(t *testing.T) {
 		old = f.nics[0]
 		f.events(old, unix.EPOLLERR)
 	})
-	if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a0") {
+	if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied ||
+		!strings.Contains(err.Error(), "a0") {
 		t.Errorf("the Peer ended with %v", err)
 	}
 	for range 2 {
@@ -606,7 +616,8 @@ func TestAFlushOutlivesItsChannel(t *testing.T) {
 				s := w.b.set
 				region := w.arrivals.regions[7] // the host's, which would not be flushed
 				list := slices.Clone(*region.regions.Load())
-				known, err := s.queues[0].nic.domain.Register(uintptr(region.base), region.bytes, region.base, s.fabric.access(true)|verbs.RemoteRead)
+				known, err := s.queues[0].nic.domain.Register(uintptr(region.base), region.bytes, region.base,
+					s.fabric.access(true)|verbs.RemoteRead)
 				if err != nil {
 					t.Error(err)
 					return

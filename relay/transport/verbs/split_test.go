@@ -9,8 +9,10 @@ import (
 // as many as the receiver expects. Each link has the share of its weight in all writes of a length.
 func TestSplitKeepsPartsAndShares(t *testing.T) {
 	for _, perLink := range []int{1, 3, 4} {
-		for _, weights := range [][]float64{{1}, {1, 1}, {1, 1, 1}, {3, 1}, {2, 1, 0}, {0, 0, 5, 1}, {0.5, 0.5, 3}, {0, 0}, {7}} {
-			for _, n := range []uint64{1, 129, minLinkPart, minLinkPart + 1, 2*minLinkPart + 1, 64 << 10, 1<<20 + 5, 4<<20 - 1, 32 << 20} {
+		for _, weights := range [][]float64{{1}, {1, 1}, {1, 1, 1}, {3, 1}, {2, 1, 0}, {0, 0, 5, 1}, {0.5, 0.5, 3}, {0, 0},
+			{7}} {
+			for _, n := range []uint64{1, 129, minLinkPart, minLinkPart + 1, 2*minLinkPart + 1, 64 << 10, 1<<20 + 5, 4<<20 - 1,
+				32 << 20} {
 				shape := pathShape{len(weights), perLink, minPairPart}
 				checkSplit(t, n, shape, weights)
 			}
@@ -25,7 +27,8 @@ func checkSplit(t *testing.T, n uint64, shape pathShape, weights []float64) {
 	for range 400 {
 		pieces, used, end := w.split(n, shape, weights), map[int]bool{}, uint64(0)
 		if len(pieces) != shape.parts(n) {
-			t.Fatalf("%d bytes by %v over %+v have %d parts, and the receiver waits for %d", n, weights, shape, len(pieces), shape.parts(n))
+			t.Fatalf("%d bytes by %v over %+v have %d parts, and the receiver waits for %d", n, weights, shape, len(pieces),
+				shape.parts(n))
 		}
 		for _, p := range pieces {
 			if p.at != end || p.at%granule != 0 && p.length > 0 || used[p.pair] {
@@ -51,7 +54,8 @@ func checkSplit(t *testing.T, n uint64, shape pathShape, weights []float64) {
 			want = weight / sum
 		}
 		if off := float64(byLink[i])/float64(all) - want; off > 0.02 || off < -0.02 {
-			t.Errorf("%d bytes by %v over %+v: link %d has carried %.3f of all, want %.3f", n, weights, shape, i, float64(byLink[i])/float64(all), want)
+			t.Errorf("%d bytes by %v over %+v: link %d has carried %.3f of all, want %.3f", n, weights, shape, i,
+				float64(byLink[i])/float64(all), want)
 		}
 		for _, got := range byPair[i*shape.perLink : (i+1)*shape.perLink] {
 			share := float64(byLink[i]) / float64(shape.perLink)
@@ -67,7 +71,8 @@ func checkSplit(t *testing.T, n uint64, shape pathShape, weights []float64) {
 func TestWriteOfAMiBHasOnePartForEachLink(t *testing.T) {
 	var w splitter
 	for i := range 8 {
-		if pieces := w.split(1<<20, pathShape{1, 4, minPairPart}, nil); len(pieces) != 1 || pieces[0] != (piece{i % 4, 0, 1 << 20}) {
+		if pieces := w.split(1<<20, pathShape{1, 4, minPairPart}, nil); len(pieces) != 1 ||
+			pieces[0] != (piece{i % 4, 0, 1 << 20}) {
 			t.Fatalf("write %d: parts %v", i, pieces)
 		}
 	}
@@ -102,7 +107,8 @@ func TestWeightsOfBothSidesShareQueuePairs(t *testing.T) {
 		want        []float64 // ratios
 	}{
 		{"no weights", [][2]int{{0, 0}, {1, 1}}, nil, nil, []float64{1, 1}},
-		{"own ones, two queue pairs a link", [][2]int{{0, 0}, {0, 0}, {1, 1}, {1, 1}}, []float64{3, 1}, nil, []float64{3, 3, 1, 1}},
+		{"own ones, two queue pairs a link", [][2]int{{0, 0}, {0, 0}, {1, 1}, {1, 1}}, []float64{3, 1}, nil,
+			[]float64{3, 3, 1, 1}},
 		{"the other side's", [][2]int{{0, 0}, {1, 1}}, nil, []float64{1, 4}, []float64{1, 4}},
 		{"equal ones of both", [][2]int{{0, 0}, {1, 1}}, []float64{3, 1}, []float64{3, 1}, []float64{3, 1}},
 		{"one NIC here, two there", [][2]int{{0, 0}, {0, 1}}, []float64{5}, []float64{3, 1}, []float64{3, 1}},
