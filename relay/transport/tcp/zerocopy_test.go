@@ -108,6 +108,8 @@ func TestMain(m *testing.M) {
 		err = zerocopyTransportSink(words[3])
 	case words[0] == "sink":
 		err = zerocopySink()
+	case words[0] == "killed":
+		err = zerocopyKilled(words[1])
 	case words[0] == "transport":
 		err = zerocopyTransport(words[1] == "zerocopy", words[2])
 	default:
