@@ -648,7 +648,7 @@ func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 			}
 			within("the fault", func() bool {
 				_, way := p.data(t)
-				return strings.Contains(way, "reconnected")
+				return strings.Contains(way, "reconnect")
 			})
 			if err := p.rdma.Script("send delay=2"); err != nil {
 				t.Fatal(err)
