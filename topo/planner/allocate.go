@@ -663,7 +663,8 @@ func (a *allocation) nccl() (name string, lanes []mix) {
 
 // cachedDefaults caches ncclDefaults, which is slow and has several callers.
 func (p *planner) cachedDefaults(gpus []int, pxn bool) []carried {
-	if known, is := p.defaults[pxn]; is && slices.EqualFunc(known, gpus, func(c carried, g int) bool { return c.gpu == g }) {
+	same := func(c carried, g int) bool { return c.gpu == g }
+	if known, is := p.defaults[pxn]; is && slices.EqualFunc(known, gpus, same) {
 		return known
 	}
 	if p.defaults == nil {

@@ -36,8 +36,8 @@ func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
 	virtual.GPUs, virtual.Switches, virtual.NICs = slices.Clone(virtual.GPUs), slices.Clone(virtual.Switches), nil
 	virtual.Notes = []string{"The virtual switch of Peerlane: peerlane_N stands for the physical NIC of GPU N's lane."}
 	if local {
-		virtual.Notes = []string{"The virtual switch of Peerlane: peerlane_N is the lane of GPU N to the other containers of " +
-			"this host."}
+		virtual.Notes = []string{"The virtual switch of Peerlane: peerlane_N is the lane of GPU N to the other " +
+			"containers of this host."}
 	}
 	for i := range virtual.Switches {
 		// For a missing value NCCL asks the host. The answers of ranks differ, and NCCL then
