@@ -250,8 +250,8 @@ func (a *query) links() {
 		}
 		kind := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_UNKNOWN)
 		if a.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
-			if far, result := a.device.GetNvLinkRemoteDeviceType(link); a.linkSucceeded("nvmlDeviceGetNvLinkRemoteDeviceType", link,
-				result) {
+			far, result := a.device.GetNvLinkRemoteDeviceType(link)
+			if a.linkSucceeded("nvmlDeviceGetNvLinkRemoteDeviceType", link, result) {
 				kind = far
 			}
 		}
