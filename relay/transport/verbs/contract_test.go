@@ -82,8 +82,8 @@ func TestAdaptiveRoutingSplitsLongWrites(t *testing.T) {
 	}
 }
 
-// TestGlobalRoutesOfInfiniBand demands a GRH where the port requires one and across subnets, with the
-// router's LID where the GID has it, as NCCL's ncclIbQpRtr has.
+// TestGlobalRoutesOfInfiniBand demands a GRH if the port requires one and across subnets, with the
+// LID of the router if the GID has a FLID, as in NCCL's ncclIbQpRtr.
 func TestGlobalRoutesOfInfiniBand(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -124,13 +124,13 @@ func TestGlobalRoutesOfInfiniBand(t *testing.T) {
 	}
 }
 
-// TestECEIsNegotiated demands that both ends of a connection set the options that both devices have,
-// in the order of NCCL: query, set and query at the other side, set.
-func TestECEIsNegotiated(t *testing.T) {
+// TestECEOptionsAreNegotiated demands that both sides of a connection set the options that both devices
+// support, in the order of NCCL: query, set and query on the other side, set.
+func TestECEOptionsAreNegotiated(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		eceA, eceB   uint32
-		setA, setB   string // options that ibv_set_ece has
+		setA, setB   string // options of ibv_set_ece
 		resultA      string
 		wantAccepted uint32
 	}{
@@ -167,8 +167,8 @@ func TestECEIsNegotiated(t *testing.T) {
 	}
 }
 
-// TestDefaultQueuePairs demands 4 queue pairs of a RoCE link and 1 of others, and that a write is
-// spread over them.
+// TestDefaultQueuePairs demands 4 queue pairs for a RoCE link and 1 for other links, and that a
+// write uses every queue pair.
 func TestDefaultQueuePairs(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -230,9 +230,9 @@ func TestRelaxedOrderingSwitch(t *testing.T) {
 	}
 }
 
-// TestDataDirectNeedsFlush demands that a NIC with Data Direct is found, unless verbs.data_direct is
-// off, and that GPUs' memory is flushed then whatever the GPU orders, as NCCL's ncclTopoNeedFlush has
-// it.
+// TestDataDirectNeedsFlush demands that the relay finds a NIC with Data Direct, unless
+// verbs.data_direct is off, and then flushes memory of GPUs with any ordering, as NCCL's
+// ncclTopoNeedFlush does.
 func TestDataDirectNeedsFlush(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		a := deviceA

@@ -27,7 +27,7 @@ func aCard() card {
 		MTU: 5}
 }
 
-// examples has one of each message.
+// examples returns one message of each kind.
 func examples() []any {
 	cards := [maxCards]card{aCard(), aCard()}
 	return []any{
@@ -51,7 +51,7 @@ func examples() []any {
 	}
 }
 
-func TestMessagesAreUnderstood(t *testing.T) {
+func TestMessagesRoundTripUnchanged(t *testing.T) {
 	for _, m := range examples() {
 		b := encode(m)
 		if len(b) > tcp.MaxExtension {
@@ -69,8 +69,8 @@ func TestMessagesAreUnderstood(t *testing.T) {
 	}
 }
 
-// What makes no sense is refused, with a sentence.
-func TestMessagesThatMakeNoSense(t *testing.T) {
+// TestInvalidMessagesAreRejected demands an error for each invalid message.
+func TestInvalidMessagesAreRejected(t *testing.T) {
 	cards := [maxCards]card{aCard()}
 	odd := func(change func(*card)) [maxCards]card {
 		c := cards
@@ -106,8 +106,8 @@ func TestMessagesThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// FuzzMessage has bytes of another relay read: what is understood is within its bounds, and
-// says the same when it is written again.
+// FuzzMessage decodes bytes of a peer: an accepted message is within its limits and encodes to the
+// same bytes.
 func FuzzMessage(f *testing.F) {
 	for _, m := range examples() {
 		f.Add(encode(m))

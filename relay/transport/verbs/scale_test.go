@@ -81,8 +81,8 @@ func crowds(tb testing.TB, peers int) (a, b *crowd) {
 	return a, b
 }
 
-// TestGroupsShareACompletionQueue demands one completion queue per NIC, which grows with the groups,
-// and an idle event loop that looks at none of them.
+// TestGroupsShareACompletionQueue demands one completion queue per NIC, which grows with the
+// groups, and an event loop that visits no idle group.
 func TestGroupsShareACompletionQueue(t *testing.T) {
 	const peers = 10
 	a, b := crowds(t, peers)
@@ -158,8 +158,8 @@ func TestGroupsLeaveTheDeviceToTheFabric(t *testing.T) {
 	receive(t, w.arrived, "an arrival")
 }
 
-// TestNoResizeMakesAnotherCompletionQueue demands that groups come up where a completion queue cannot
-// grow.
+// TestNoResizeMakesAnotherCompletionQueue demands that groups connect although a completion queue
+// cannot grow.
 func TestNoResizeMakesAnotherCompletionQueue(t *testing.T) {
 	a, b := deviceA, deviceB
 	a.NoResize, b.Entries = true, 4096

@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// Parts lie side by side, are of whole granules but for the last, are each on a pair of its own, and are
-// as many as the receiver expects. Each link has the share of its weight in all writes of a length.
+// TestSplitKeepsPartsAndShares demands adjacent parts of whole granules, except the last part, on
+// different queue pairs, in the number that the receiver expects. Each link has the share of its
+// weight in the writes of a length.
 func TestSplitKeepsPartsAndShares(t *testing.T) {
 	for _, perLink := range []int{1, 3, 4} {
 		for _, weights := range [][]float64{{1}, {1, 1}, {1, 1, 1}, {3, 1}, {2, 1, 0}, {0, 0, 5, 1}, {0.5, 0.5, 3}, {0, 0},
@@ -66,8 +67,8 @@ func checkSplit(t *testing.T, n uint64, shape pathShape, weights []float64) {
 	}
 }
 
-// Each part is a work request, a completion and a receive: a write of a MiB over one link has one, and the
-// next one is on the next queue pair.
+// TestWriteOfAMiBHasOnePartForEachLink demands one part for each link in a write of a MiB, and the
+// next queue pair for the next write: each part costs a work request, a completion and a receive.
 func TestWriteOfAMiBHasOnePartForEachLink(t *testing.T) {
 	var w splitter
 	for i := range 8 {
@@ -84,7 +85,8 @@ func TestWriteOfAMiBHasOnePartForEachLink(t *testing.T) {
 	}
 }
 
-// After a reconnect a path can have fewer queue pairs: no part goes to one that is gone.
+// TestSplitAfterReconnectUsesExistingQueuePairs demands that no part uses a missing queue pair
+// after a reconnect with fewer queue pairs.
 func TestSplitAfterReconnectUsesExistingQueuePairs(t *testing.T) {
 	var w splitter
 	for range 3 {
@@ -97,12 +99,13 @@ func TestSplitAfterReconnectUsesExistingQueuePairs(t *testing.T) {
 	}
 }
 
-// The weights of both sides' NICs share a write: of links that have one, and of links in conflict.
+// TestWeightsOfBothSidesShareQueuePairs demands that the weights of both sides' NICs divide a
+// write, also if some links have no weight and if the sides conflict.
 func TestWeightsOfBothSidesShareQueuePairs(t *testing.T) {
 	by := func(w []float64) func(int) float64 { return func(i int) float64 { return w[i] } }
 	for _, c := range []struct {
 		name        string
-		ends        [][2]int // NIC of this side, NIC of the other side
+		ends        [][2]int // NIC of this side, NIC of the peer
 		own, theirs []float64
 		want        []float64 // ratios
 	}{
