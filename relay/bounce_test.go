@@ -516,37 +516,6 @@ func TestReservedStagingIsAllocatedAtStart(t *testing.T) {
 	}
 }
 
-// Slots are made before the first connection if every connection is staged; connections over them
-// take no slots in host memory. A container whose connections may be direct takes no GPU memory before
-// a connection needs it.
-func TestStagedSlotsPrecedeFirstConnection(t *testing.T) {
-	needGPUs(t, 2)
-	for _, route := range []string{launch.RouteStaged, launch.RouteAuto} {
-		t.Run(route, func(t *testing.T) {
-			h := newHost(t)
-			h.nic("nic0")
-			h.change = asConfigured
-			socket, r := h.start("first-"+route, route, -1, far(0, 1, "nic0"))
-			exported(t, attach(t, socket), 0, pairBytes)
-			if route == launch.RouteAuto {
-				time.Sleep(50 * time.Millisecond)
-				if s := r.Report(); len(s.Contexts) != 1 || len(s.Staging) > 0 {
-					t.Errorf("the relay reports %+v", s)
-				}
-				return
-			}
-			for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
-				if s := r.Report().Staging; len(s) == 1 && !s[0].Host && s[0].Bytes == 512*mib {
-					return
-				}
-				if end.Over() {
-					t.Fatalf("no slots before the first connection: %+v", r.Report())
-				}
-			}
-		})
-	}
-}
-
 // asker admits so much per GPU.
 type asker struct {
 	sync.Mutex

@@ -151,28 +151,7 @@ func (l *lane) open() error {
 	}) {
 		return errEnding
 	}
-	go l.prepare()
 	return nil
-}
-
-// prepare does beforehand, once the lane's context is made, what the first connection would wait
-// for, if every connection is staged: it makes the slots. A container whose connections may be
-// direct has no slots before it needs them.
-func (l *lane) prepare() {
-	config, ok := l.relay.configured()
-	if !ok || config.Network == nil || config.Route != launch.RouteStaged && config.Transport != launch.TransportVerbs {
-		return
-	}
-	if config.Transport != launch.TransportTCP && l.exportsDMABuf() {
-		l.reserve()
-	}
-}
-
-// exportsDMABuf reports whether NICs can register the lane's slots on server GPUs in memory that
-// openStaging makes; others need memory of cuMemAlloc.
-func (l *lane) exportsDMABuf() bool {
-	can, err := l.device.Driver.DeviceAttribute(l.device.Ordinal, cuda.AttributeDMABuf)
-	return err == nil && can != 0
 }
 
 // turns are queues that copies are given to in turn, for as many streams. They
