@@ -47,11 +47,13 @@ func TestBundleRequestBeyondListIsRefused(t *testing.T) {
 		}
 	}
 	for _, test := range []struct {
-		name    string
-		text    string
-		given   []string // by the administrator
+		name string
+		text string
+		// given are the devices of the administrator.
+		given   []string
 		allowed []string
-		hooks   int // at createRuntime
+		// hooks is the number of hooks at createRuntime.
+		hooks   int
 		refused func(error) bool
 	}{
 		{"nobody asks", `{"process":{"env":["A=PEERLANE_DEVICES=probe.dev/thing=0"]}}`, nil, nil, 0, nil},
@@ -114,7 +116,7 @@ func TestBundleRequestBeyondListIsRefused(t *testing.T) {
 	}
 }
 
-// alone demands that nothing is beside a file.
+// alone checks that the directory of path has no other file.
 func alone(t *testing.T, path string) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -203,7 +205,7 @@ func TestFilesThatAreNoConfig(t *testing.T) {
 			}
 		})
 	}
-	// Where nothing is asked for, a link is the runtime's to judge.
+	// Without a request, Bundle leaves a link to the runtime.
 	path := filepath.Join(t.TempDir(), "config.json")
 	if err := errors.Join(os.WriteFile(path+".real", []byte(`{}`), 0o600), os.Symlink(path+".real", path)); err != nil {
 		t.Fatal(err)
@@ -216,8 +218,8 @@ func TestFilesThatAreNoConfig(t *testing.T) {
 	}
 }
 
-// A container without a request costs the reading of config.json; a container with a request
-// costs the CDI library as well.
+// BenchmarkBundle measures a container without a request, which costs the reading of config.json,
+// and a container with a request, which costs the CDI library as well.
 func BenchmarkBundle(b *testing.B) {
 	dir := specDir(b, map[string]string{"probe.json": everything})
 	path := filepath.Join(b.TempDir(), "config.json")
