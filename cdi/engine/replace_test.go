@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// accessList returns an access control list in the kernel's form, by which a user may read a file
-// beside the owner.
+// accessList returns an access control list in the kernel's form that lets a user read a file, in
+// addition to its owner.
 func accessList(user uint32) []byte {
 	const nobody = 1<<32 - 1
 	list := binary.LittleEndian.AppendUint32(nil, 2)
@@ -98,8 +98,7 @@ func TestRemoveRefusesAnotherFile(t *testing.T) {
 	}
 }
 
-// A file that comes into directories which are not there yet, below a link, is known
-// again.
+// Remove recognises a file that Configure created in new directories below a link.
 func TestNewDirectoriesBelowALink(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	if err := os.Mkdir(filepath.Join(root, "disk"), 0o755); err != nil {
