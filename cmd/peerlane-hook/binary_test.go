@@ -8,7 +8,8 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// The hook runs before every container: it loads no file of an image, and is small.
+// The hook runs on the host before every container: it must load no library that an image could
+// replace, and start fast.
 func TestBinaryIsStaticAndSmall(t *testing.T) {
 	path := programs.Path(t, programs.Hook)
 	f, err := elf.Open(path)
