@@ -34,14 +34,14 @@ func allCommands(t *testing.T) (all []*cobra.Command) {
 	return all
 }
 
-// prints lists commands without a table, and so without -o json, with the output.
+// prints maps the commands without a table, and so without -o json, to their output.
 var prints = map[string]string{
 	"peerlane cdi generate": "specifications, which are JSON",
 	"peerlane exporter":     "metrics, in Prometheus' form",
 	"peerlane topo capture": "a tar file",
 }
 
-// noValues are the flags with a value that no list can have.
+// noValues matches flags whose values cannot be listed for completion.
 var noValues = regexp.MustCompile(`^(root|sysfs|proc|dev-root|input|save|hook|timeout|interval|duration|pace|sizes|depths|bytes|seed|slots|slot-size|config|file|to|key|listen)$`)
 
 func TestEveryCommandIsWhole(t *testing.T) {
@@ -140,7 +140,7 @@ func TestMisspeltFlagsGetSuggestion(t *testing.T) {
 	}
 }
 
-// A panic prints one sentence and sets an exit status, as errors do.
+// A panic prints one sentence and exits with a status, like an error.
 func TestNoStackTrace(t *testing.T) {
 	t.Setenv("GOTRACEBACK", "")
 	var out, errOut bytes.Buffer
