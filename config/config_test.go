@@ -207,7 +207,7 @@ data_direct = false
 	}
 }
 
-// keyOf returns the key of an error: of this package, or of the TOML library.
+// keyOf returns the key in an error of this package or of the TOML library.
 func keyOf(err error) string {
 	var key *config.KeyError
 	var syntax toml.ParseError
@@ -220,7 +220,7 @@ func keyOf(err error) string {
 	return ""
 }
 
-// An error names the file and the key.
+// The error names the file and the key.
 func TestLoadBadValueIsRefused(t *testing.T) {
 	for _, test := range []struct{ name, text, key string }{
 		{"unknown key", "[relay]\nslotsize = \"1MiB\"", "relay.slotsize"},
