@@ -217,7 +217,7 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 			dirs, devices := []string{specDir(t, test.files)}, []string{"probe.dev/thing=0"}
 			_, err := apply([]byte(test.config), dirs, devices)
 			if err == nil {
-				t.Fatal("it was given")
+				t.Fatal("apply succeeded")
 			}
 			unknown, ok := errors.AsType[*unknownDeviceError](err)
 			switch {
