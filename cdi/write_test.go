@@ -178,7 +178,7 @@ func TestTwoLanesInOneContainer(t *testing.T) {
 	at := func(m oci.Mount) bool { return m.Destination == "/run/peerlane" }
 	i := slices.IndexFunc(c.Mounts, at)
 	if i < 0 {
-		t.Fatalf("nothing is mounted at /run/peerlane: %+v", c.Mounts)
+		t.Fatalf("no mount at /run/peerlane: %+v", c.Mounts)
 	}
 	for _, option := range []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"} {
 		if !slices.Contains(c.Mounts[i].Options, option) {

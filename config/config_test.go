@@ -203,7 +203,7 @@ data_direct = false
 		Exclude: want.Plan.Exclude, Rails: want.Plan.Rails, Groups: want.Groups,
 		Staging: planner.StagingConfig{Slots: 4, SlotBytes: 1 << 20, Limit: &bytes, GPUs: map[string]uint64{"1": 0}},
 	}, planning); diff != "" {
-		t.Errorf("what the plan is told (-want +got)\n%s", diff)
+		t.Errorf("Planning (-want +got)\n%s", diff)
 	}
 }
 

@@ -46,7 +46,7 @@ func TestContainerdIsAsked(t *testing.T) {
 	}()
 	got, err := askEngine(context.Background(), Containerd, address)
 	if want := (reply{Version: "2.4.2", Daemon: true}); err != nil || got != want {
-		t.Errorf("it said %+v, %v, want %+v", got, err, want)
+		t.Errorf("askEngine returned %+v, %v, want %+v", got, err, want)
 	}
 }
 
@@ -78,26 +78,26 @@ func TestProgramsAreAsked(t *testing.T) {
 		CRIO: {Version: "1.30.1"},
 	} {
 		if got := ask(name); got != want {
-			t.Errorf("%s says %+v, want %+v", name, got, want)
+			t.Errorf("%s: askEngine returned %+v, want %+v", name, got, want)
 		}
 	}
 	program("crio", "exit 3")
 	var failed *exec.ExitError
 	if _, err := askEngine(context.Background(), CRIO, ""); errors.Is(err, ErrNotInstalled) ||
 		!errors.As(err, &failed) || failed.ExitCode() != 3 {
-		t.Errorf("it said %v", err)
+		t.Errorf("error %v, want exit status 3", err)
 	}
 	t.Setenv("PATH", t.TempDir())
 	for _, name := range Names {
 		if _, err := askEngine(context.Background(), name, filepath.Join(dir, "none")); !errors.Is(err, ErrNotInstalled) {
-			t.Errorf("of %s it said %v", name, err)
+			t.Errorf("%s: error %v, want %v", name, err, ErrNotInstalled)
 		}
 	}
 	// A daemon that does not answer is an error, not a missing engine.
 	for _, name := range []string{docker, Containerd} {
 		_, err := askEngine(context.Background(), name, dir)
 		if f, ok := errors.AsType[*fault.Error](err); !ok || f.Object != dir || errors.Is(err, ErrNotInstalled) {
-			t.Errorf("of %s it said %v", name, err)
+			t.Errorf("%s: error %v, want a fault of %s", name, err, dir)
 		}
 	}
 }

@@ -452,7 +452,7 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 			}
 			if c.want == "" {
 				if diff := cmp.Diff(before, files(t, root)); diff != "" || !first.None() || first.Restart != "" {
-					t.Errorf("it changed (-before +after), restart %q:\n%s", first.Restart, diff)
+					t.Errorf("unexpected change (-before +after), restart %q:\n%s", first.Restart, diff)
 				}
 			} else {
 				want := map[string]string{}
@@ -638,7 +638,7 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 			before := files(t, root)
 			_, _, err := configure(root, store, c.engine, c.version)
 			if !c.is(err) {
-				t.Errorf("it said %v", err)
+				t.Errorf("unexpected error: %v", err)
 			}
 			if diff := cmp.Diff(before, files(t, root)); diff != "" {
 				t.Errorf("(-before +after):\n%s", diff)
@@ -732,7 +732,7 @@ func TestLinksModesAndOthers(t *testing.T) {
 	}
 	put(t, filepath.Join(root, "srv/docker.json"), "{ }")
 	if err := back.Apply(); !errors.Is(err, errConcurrent) {
-		t.Errorf("it said %v", err)
+		t.Errorf("error %v, want %v", err, errConcurrent)
 	}
 	if back, err = Remove(store, docker); err == nil {
 		err = back.Apply()

@@ -91,7 +91,7 @@ func TestRemoveRefusesAnotherFile(t *testing.T) {
 	}
 	before := files(t, root)
 	if _, err := Remove(store, docker); !errors.Is(err, errOtherFile) {
-		t.Errorf("it said %v", err)
+		t.Errorf("error %v, want %v", err, errOtherFile)
 	}
 	if diff := cmp.Diff(before, files(t, root)); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)

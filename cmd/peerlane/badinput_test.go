@@ -72,7 +72,7 @@ func TestInputDashReadsStandardInput(t *testing.T) {
 	os.Stdin = before
 	want := peerlane(t, "plan", "--root", t.TempDir(), "--input", file)
 	if got = strings.Replace(got, "standard input", file, 1); got != want {
-		t.Errorf("of standard input: %s\nof the file: %s", got, want)
+		t.Errorf("plan from standard input:\n%s\nplan from the file:\n%s", got, want)
 	}
 }
 

@@ -326,7 +326,7 @@ func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
 	h.generate()
 	before := h.state()
 	if out := h.run("refresh", "--dry-run"); out != "" {
-		t.Errorf("nothing to change, output %q", out)
+		t.Errorf("refresh without a change printed %q", out)
 	}
 	h.edit("proc/driver/nvidia/gpus/"+h.gpu(3).BusID+"/information", func(text string) string {
 		return strings.ReplaceAll(text, h.gpu(3).UUID, "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff")
@@ -400,7 +400,7 @@ func (h *cdiHost) loads(t *testing.T) {
 	}
 	for _, name := range []string{"peerlane.dev/lane=3", "peerlane.dev/gpu=3", "peerlane.dev/nic=mlx5_0"} {
 		if cache.GetDevice(name) == nil {
-			t.Errorf("there is no %s", name)
+			t.Errorf("missing file %s", name)
 		}
 	}
 }
@@ -463,7 +463,7 @@ func TestManyAtOnce(t *testing.T) {
 	case reads := <-reader:
 		t.Logf("read %d times meanwhile", reads)
 		if reads == 0 {
-			t.Error("nothing was read meanwhile")
+			t.Error("the reader has read no file during the writes")
 		}
 	case <-testutil.After(time.Minute):
 		t.Fatal("the reader hangs")

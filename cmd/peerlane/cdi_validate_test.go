@@ -59,7 +59,7 @@ func (h *cdiHost) drift() (list []cdi.Drift) {
 		h.t.Fatal(err)
 	}
 	if got.Fits {
-		h.t.Error("it says that it fits")
+		h.t.Error("validate reports drift and fits = true")
 	}
 	return got.Drift
 }
@@ -419,14 +419,14 @@ func TestListSaysWhatEnginesIgnore(t *testing.T) {
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(h.specDir, "old.json"), text, 0o644))
 	if out := h.run("list", "lane=3"); strings.Count(out, "also defines it, so engines ignore both") != 2 {
-		t.Errorf("it printed\n%s", out)
+		t.Errorf("cdi list printed\n%s", out)
 	}
 	check(t, os.Remove(filepath.Join(h.specDir, "old.json")))
 	later := filepath.Join(h.root, "var/run/cdi")
 	check(t, os.MkdirAll(later, 0o755))
 	check(t, os.WriteFile(filepath.Join(later, "peerlane.dev-lane.json"), text, 0o644))
 	if out := h.run("list"); strings.Count(out, later+"/peerlane.dev-lane.json hides it") != 10 {
-		t.Errorf("it printed\n%s", out)
+		t.Errorf("cdi list printed\n%s", out)
 	}
 	check(t, os.WriteFile(h.specFile("gpu"), []byte("{"), 0o644))
 	var out, errOut bytes.Buffer

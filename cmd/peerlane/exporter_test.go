@@ -352,6 +352,6 @@ func TestExporterSpeaksTLSAndAsksForAPassword(t *testing.T) {
 	}
 	if status, _ := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "prometheus",
 		"lanes"); status == http.StatusOK {
-		t.Error("it answers without TLS")
+		t.Error("the exporter answers without TLS")
 	}
 }

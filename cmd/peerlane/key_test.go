@@ -139,7 +139,7 @@ func TestClusterKeyLockByOthersIsIgnored(t *testing.T) {
 			t.Errorf("exit status %d", code)
 		}
 	case <-testutil.After(time.Minute):
-		t.Error("it waits for somebody else's lock")
+		t.Error("the command waits for the lock of another user")
 	}
 }
 

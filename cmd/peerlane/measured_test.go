@@ -83,7 +83,7 @@ func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
 	}
 	before := estimate()
 	if strings.Contains(before, "measured") && !strings.Contains(before, "plan --measure") {
-		t.Errorf("nothing was measured:\n%s", before)
+		t.Errorf("estimate without a measurement:\n%s", before)
 	}
 	m := &topo.Measured{Fingerprint: h.Fingerprint(), At: 1}
 	for _, g := range h.GPUs {
@@ -111,7 +111,7 @@ func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	if estimate() != before {
-		t.Error("what was measured on another host changes the estimate")
+		t.Error("the rates of another host change the estimate")
 	}
 	if err := os.WriteFile(filepath.Join(root, "var/lib/peerlane/measured.json"), []byte("{torn"), 0o644); err != nil {
 		t.Fatal(err)

@@ -39,7 +39,7 @@ func TestConfigurationOfReadmeIsValid(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(c.Plan.Lanes) != 1 {
-		t.Fatalf("it assigns %d lanes, want one", len(c.Plan.Lanes))
+		t.Fatalf("the README's configuration assigns %d lanes, want 1", len(c.Plan.Lanes))
 	}
 	// All other keys show their defaults, and the lane fits the recorded host.
 	c.Plan.Lanes = nil

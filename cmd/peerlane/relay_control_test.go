@@ -224,7 +224,7 @@ func TestRelayTextIsSanitised(t *testing.T) {
 	run([]string{"topo", "--from", escape}, &out, &errOut)
 	for _, text := range []string{out.String(), errOut.String()} {
 		if !strings.Contains(text, "evil") {
-			t.Errorf("nothing hostile in\n%s", text)
+			t.Errorf("the output lacks the hostile name:\n%s", text)
 		}
 		for line := range strings.Lines(text) {
 			line = strings.TrimSuffix(line, "\n")

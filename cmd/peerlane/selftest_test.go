@@ -52,7 +52,7 @@ func TestSelfTestTable(t *testing.T) {
 		}
 	}
 	if strings.Contains(out.String(), "\x1b") {
-		t.Error("what a tester says reaches the terminal as it is")
+		t.Error("the text of a tester is not sanitised")
 	}
 }
 

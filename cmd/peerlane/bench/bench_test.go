@@ -116,7 +116,7 @@ func TestVerdictsNameWorstRow(t *testing.T) {
 				return v
 			}
 		}
-		t.Fatalf("nothing is asked of %q", what)
+		t.Fatalf("no verdict on %q", what)
 		return Verdict{}
 	}
 	const copies, local, even, cpu, memory = "relay's copy", "8 bytes", "uniformity", "processor time", "GPU memory"

@@ -330,7 +330,7 @@ func TestListenNoticesLostBench(t *testing.T) {
 					t.Errorf("error %v", err)
 				}
 			case <-testutil.After(time.Minute):
-				t.Error("it waits")
+				t.Error("serve blocks after the end of the other bench")
 				_ = client.Process.Kill() // end the test
 				<-ended
 			}

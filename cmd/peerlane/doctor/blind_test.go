@@ -145,7 +145,7 @@ func TestDoctorHungDriverDelaysNoNames(t *testing.T) {
 	h.NVML = driver
 	_, err := h.lane(context.Background(), "2", 10*time.Millisecond)
 	if !testutil.HasError(err, &silentError{"2", 10 * time.Millisecond}) {
-		t.Errorf("of a driver that hangs: %v", err)
+		t.Errorf("error of a driver that hangs: %v", err)
 	}
 	close(driver.until)
 	if index, err := h.Lane(context.Background(), far); err != nil || index != 2 {
@@ -381,12 +381,12 @@ func TestRemediesToPaste(t *testing.T) {
 		return list
 	}
 	if f := named("a GPU off the bus"); len(f) != 1 || !strings.Contains(f[0].Remedy, "nvidia-smi --gpu-reset -i 2") {
-		t.Errorf("of a GPU off the bus: %+v", f)
+		t.Errorf("findings for a GPU off the bus: %+v", f)
 	}
 	for _, f := range named("ACS redirection") {
 		caution, command := strings.Index(f.Remedy, "virtual machine"), strings.Index(f.Remedy, "setpci")
 		if caution < 0 || command < caution || !strings.Contains(f.Remedy, `"pci=disable_acs_redir=`) {
-			t.Errorf("of ACS: %s", f.Remedy)
+			t.Errorf("remedy for ACS redirection: %s", f.Remedy)
 		}
 	}
 }

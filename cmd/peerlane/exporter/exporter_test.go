@@ -287,7 +287,7 @@ func TestRemoteReadsWhatWriteWrites(t *testing.T) {
 	_, err = Remote(socket)()
 	if f, ok := errors.AsType[*fault.Error](err); !ok || f.Object != socket || !errors.Is(err, io.ErrUnexpectedEOF) ||
 		f.Remedy != "journalctl -u 'peerlane-exporter-collector@*' has the collector's error" {
-		t.Errorf("of half a snapshot: %v", err)
+		t.Errorf("error of an incomplete snapshot: %v", err)
 	}
 	for range 2 {
 		if err := <-served; err != nil {
@@ -412,7 +412,7 @@ func TestDashboardNamesExistingMetrics(t *testing.T) {
 		`peerlane_relays{nic="x"}`:             "no label nic", `up`: "no metric",
 	} {
 		if wrong := strings.Join(checkQuery(known, query), ", "); !strings.Contains(wrong, want) {
-			t.Errorf("of %s it says %q", query, wrong)
+			t.Errorf("checkQuery(%s) = %q", query, wrong)
 		}
 	}
 }
