@@ -15,9 +15,9 @@
 //	RUN/sockets/GEN/relay.sock     in the directory that the container sees
 //	RUN/peers/GEN.sock             for the other relays of the host
 //
-// A container is known by its init process: number, start time and the kernel's boot. The
-// container's id is for messages only: runtimes reuse ids.
+// A container is identified by its init process: process id, start time and the kernel's boot. The
+// container's id is for messages only, because runtimes reuse ids.
 //
-// All locks are flocks on descriptors that no other program inherits, so they end with the
-// process that holds them.
+// All locks are flocks on descriptors that no other program inherits, so a lock ends with the
+// process that holds it.
 package generation
