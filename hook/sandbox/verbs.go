@@ -10,14 +10,14 @@ import (
 var Uverbs = "/sys/class/infiniband_verbs"
 
 // VerbsNodes returns the device nodes of an RDMA device, with or without a PCI function (rxe,
-// siw): the nodes whose uverbsN/ibdev has the name. An emulated device has no nodes.
+// siw): the nodes with its name in uverbsN/ibdev. An emulated device has no nodes.
 func VerbsNodes(nic string) (nodes []string) {
 	entries, err := os.ReadDir(Uverbs)
 	if err != nil {
 		return nil
 	}
 	for _, e := range entries {
-		// abi_version is in the same directory.
+		// The directory also contains the file abi_version.
 		if is, err := os.ReadFile(filepath.Join(Uverbs, e.Name(), "ibdev")); err == nil &&
 			strings.TrimSpace(string(is)) == nic {
 			nodes = append(nodes, filepath.Join("/dev/infiniband", e.Name()))
