@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The help of programs becomes a page per command and program, and no page of an earlier version
+// Each command and each program has a page from its help text, and no page of an earlier build
 // stays.
 func TestWriteMakesPagePerCommand(t *testing.T) {
 	dir := t.TempDir()
