@@ -18,7 +18,7 @@ type daemon struct {
 	name    string
 	command []string
 	ready   func() error // nil: ready at the start
-	log     string // a path
+	log     string       // a path
 	process *os.Process
 	ended   chan error
 }

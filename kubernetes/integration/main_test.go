@@ -37,7 +37,7 @@ exec "$@"`
 
 // Directories of programs, set by run.
 var (
-	peerlanes string // of Peerlane
+	peerlanes string   // of Peerlane
 	kubelet   string   // of peerlane-kubelet
 	installed []string // of Kubernetes and the container engine
 )

@@ -1,5 +1,5 @@
-// Command manpages writes the man pages of Peerlane's programs, from the help texts of the programs
-// and from docs/configuration.md, which is generated from the code.
+// Command manpages writes the man pages of Peerlane's programs from the programs' help texts and
+// from docs/configuration.md.
 package main
 
 import (

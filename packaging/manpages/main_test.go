@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// Each command and each program has a page from its help text, and no page of an earlier build
-// stays.
+// The help of a command or a program becomes a page, and pages of an earlier build disappear.
 func TestWriteMakesPagePerCommand(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, text string) {
