@@ -218,7 +218,7 @@ func TestNICWithoutFlushReceivesIntoHostMemory(t *testing.T) {
 	p.arrive(t, 1<<20+3)
 	from, to := p.relayA.Report().Connections, p.relayB.Report().Connections
 	if len(from) != 1 || !from[0].GDR || len(to) != 1 || to[0].GDR || !strings.Contains(to[0].Registration,
-		"what rocep1 writes into a GPU's memory cannot be flushed") {
+		"writes of rocep1 into memory of a GPU cannot be flushed") {
 		t.Errorf("inspect shows %+v and %+v", from, to)
 	}
 }

@@ -131,9 +131,9 @@ func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 				a.DMABuf = func() (int, error) { return unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0) }
 			}},
 		{name: "what arrives cannot be flushed", a: place,
-			b:      bounce("what rocep1 writes into a GPU's memory cannot be flushed"),
+			b:      bounce("writes of rocep1 into memory of a GPU cannot be flushed"),
 			script: []string{"ibv_create_qp errno=12 device=rocep1 call=1"}, unflushed: true},
-		{name: "iWARP", a: place, b: bounce("what rocep1 writes into a GPU's memory cannot be flushed"), kind: iwarp,
+		{name: "iWARP", a: place, b: bounce("writes of rocep1 into memory of a GPU cannot be flushed"), kind: iwarp,
 			unflushed: true},
 	}
 	for _, errno := range []syscall.Errno{unix.EINVAL, unix.EOPNOTSUPP} {
@@ -479,7 +479,7 @@ func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 			if !bytes.Equal(p.target.read(0, n), want) {
 				t.Error("wrong bytes")
 			}
-			if _, way := p.data(t); !strings.Contains(way, "connected anew ") {
+			if _, way := p.data(t); !strings.Contains(way, "reconnected ") {
 				t.Errorf("inspect says %q", way)
 			}
 			if c.unexport {

@@ -660,7 +660,7 @@ func (r *rails) broken(p *tcp.Peer) error {
 		for _, c := range append([]net.Conn{control}, data...) {
 			if a, known := r.interfaceAt(c.LocalAddr()); known && r.down[a.Interface] {
 				return wire.Errorf(wire.StatusPeerRelayDied, "%w", &tcp.PeerError{Peer: p.Name(), Route: r.route(c),
-					Event: "cannot be reached any more: the interface has no link, or its address is gone"})
+					Event: "is unreachable: the interface has no link, or its address is gone"})
 			}
 		}
 		return nil

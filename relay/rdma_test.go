@@ -441,15 +441,15 @@ func TestRDMAUnavailableUsesTCPOrIsRefused(t *testing.T) {
 		"a port that is down": {append(slices.Clone(ofA), down), nil, forced, auto,
 			[]string{"rocep1", "no port is active"}},
 		"RoCE and iWARP": {slices.Concat(ofA, other), nil, forced, auto,
-			[]string{"no two NICs are of one kind", "rocep1", "iWARP", "RoCE"}},
+			[]string{"no NIC has the kind of a NIC of the peer", "rocep1", "iWARP", "RoCE"}},
 		"iWARP and RoCE": {slices.Concat(iwarp(ofA), ofB), nil, forced, auto,
-			[]string{"no two NICs are of one kind", "mlx5_0", "iWARP", "RoCE"}},
+			[]string{"no NIC has the kind of a NIC of the peer", "mlx5_0", "iWARP", "RoCE"}},
 		"iWARP without an address": {slices.Concat(iwarp(ofA), addressless), nil, forced, auto,
-			[]string{"rocep1", "none of this host's leads to it"}},
+			[]string{"rocep1", "no address of this host leads to the device"}},
 		"no connection manager": {both, []string{"rdma_create_event_channel errno=2"}, forced, auto,
 			[]string{"rdma_create_event_channel", "rdma_ucm"}},
 		"no port to listen at": {both, []string{"rdma_listen errno=98 device=mlx5_0"}, forced, auto,
-			[]string{"mlx5_0", "takes no connection", "rdma_listen"}},
+			[]string{"mlx5_0", "listen at mlx5_0", "rdma_listen"}},
 		"an address that is not found": {both, []string{"rdma_resolve_addr errno=101"}, forced, auto,
 			[]string{"rocep1", "10.0.0.1", "ENETUNREACH"}},
 		"a way that is not found": {both, []string{"rdma_resolve_route errno=110"}, forced, auto,
@@ -459,17 +459,17 @@ func TestRDMAUnavailableUsesTCPOrIsRefused(t *testing.T) {
 		"a NIC that does not accept": {both, []string{"rdma_accept errno=5"}, forced, auto,
 			[]string{"mlx5_0", "rdma_accept", "EIO"}},
 		"iWARP that carries nothing": {both, []string{"send status=12"}, forced, auto,
-			[]string{"a first write", "rocep1", "transport retry counter exceeded"}},
+			[]string{"first write", "rocep1", "transport retry counter exceeded"}},
 		"InfiniBand and RoCE": {append(slices.Clone(ofA), softdevice.Device{Name: "rocep1", InfiniBand: true,
-			LID: 7}), nil, forced, auto, []string{"no two NICs are of one kind"}},
+			LID: 7}), nil, forced, auto, []string{"no NIC has the kind of a NIC of the peer"}},
 		"queue pairs that cannot be made": {nil, []string{"ibv_create_qp errno=12 device=rocep1"}, forced, auto,
 			[]string{"rocep1", "ENOMEM"}},
 		"a way that is refused": {nil, []string{"ibv_modify_qp errno=110 device=mlx5_0"}, forced, auto,
 			[]string{"mlx5_0", "ETIMEDOUT"}},
 		"a network that carries nothing": {nil, []string{"send status=12"}, forced, auto,
-			[]string{"a first write", "rocep1", "transport retry counter exceeded"}},
+			[]string{"first write", "rocep1", "transport retry counter exceeded"}},
 		"a network of one direction": {nil, []string{"send status=12 device=mlx5_0"}, forced, auto,
-			[]string{"a first write", "mlx5_0", "transport retry counter exceeded"}},
+			[]string{"first write", "mlx5_0", "transport retry counter exceeded"}},
 		"slots that cannot be registered": {nil, []string{"ibv_reg_mr errno=12 device=mlx5_0",
 			"ibv_reg_mr_iova2 errno=12 device=mlx5_0"}, forced, auto, []string{"registered", "ulimit -l"}},
 	} {
@@ -568,7 +568,7 @@ func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 			t.Fatal(err)
 		}
 		for end := testutil.Begin(); ; time.Sleep(5 * time.Millisecond) {
-			if _, way := p.data(t); strings.Contains(way, "is being connected anew") {
+			if _, way := p.data(t); strings.Contains(way, "RDMA reconnects") {
 				break
 			}
 			if end.Over() {
@@ -587,7 +587,7 @@ func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 			t.Error("wrong bytes")
 		}
 	}
-	if _, way := p.data(t); !strings.Contains(way, "connected anew 3 times") {
+	if _, way := p.data(t); !strings.Contains(way, "reconnected 3 times") {
 		t.Errorf("inspect says %q", way)
 	}
 	// And a connection that is made now.
@@ -648,14 +648,14 @@ func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 			}
 			within("the fault", func() bool {
 				_, way := p.data(t)
-				return strings.Contains(way, "connected anew")
+				return strings.Contains(way, "reconnect")
 			})
 			if err := p.rdma.Script("send delay=2"); err != nil {
 				t.Fatal(err)
 			}
 			moved := func() bool {
 				_, way := p.data(t)
-				return strings.Contains(way, "connected anew ") && !strings.Contains(way, "is being connected anew") &&
+				return strings.Contains(way, "reconnected ") && !strings.Contains(way, "RDMA reconnects") &&
 					!strings.Contains(way, all[of.down].Address)
 			}
 			waits := func() bool {

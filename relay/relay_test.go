@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -947,6 +948,32 @@ func TestStrangersOnSocketAreRefusedWithReason(t *testing.T) {
 	demand(t, say(hello(0, 0)), wire.StatusVersion)
 	demand(t, say(hello(9, 1)), wire.StatusVersion)
 	attach(t, socket) // it goes on
+}
+
+func TestReportNamesProgramsOfClients(t *testing.T) {
+	h := newHost(t)
+	socket, r := h.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
+	for _, program := range []uint64{wire.ProgramNIXL, wire.ProgramNCCL, 0, 1 << 40} {
+		c, err := packet.Dial(socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		hello := &wire.Hello{Magic: wire.Magic, Oldest: 1, Newest: wire.NewestVersion, Program: program}
+		_, fds, err := c.Exchange(hello, 20*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		packet.CloseAll(fds)
+	}
+	var got []string
+	for _, c := range r.Report().Clients {
+		got = append(got, c.Program)
+	}
+	slices.Sort(got)
+	if want := []string{"", "", launch.ProgramNCCL, launch.ProgramNIXL}; !slices.Equal(got, want) {
+		t.Errorf("the programs are %q, want %q", got, want)
+	}
 }
 
 func TestSessionGarbageEndsThatSessionOnly(t *testing.T) {

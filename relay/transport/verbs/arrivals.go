@@ -114,10 +114,11 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	r, p := a.regions[region], s.endsOf(a.channel).path
 	switch {
 	case r == nil || length == 0 || offset > r.bytes || length > r.bytes-offset:
-		return wire.Errorf(wire.StatusInternal, "%d bytes at %d of region %d cannot be granted", length, offset, region)
+		return wire.Errorf(wire.StatusInternal, "grant %d bytes at %d of region %d: outside the region", length, offset,
+			region)
 	case p == nil || length > p.Most || s.granting && !s.leads(p):
 		// a path from before resume is not validated yet
-		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length,
+		return wire.Errorf(wire.StatusInternal, "grant %d bytes: the sender writes at most %d at a time", length,
 			a.Most())
 	}
 	t := &ticket{arrivals: a, grant: grant, length: length, region: r, offset: offset}
@@ -214,7 +215,7 @@ func (s *Set) immediate(i int, number uint32) error {
 	if t == nil {
 		left, stale := s.stale[number]
 		if !stale {
-			return malformed("a write with ticket %d, which is not out", number)
+			return malformed("%w", &ticketError{number, errNotOutstanding})
 		}
 		if left--; left == 0 {
 			delete(s.stale, number)
@@ -225,7 +226,7 @@ func (s *Set) immediate(i int, number uint32) error {
 		return nil
 	}
 	if t.seen&(1<<i) != 0 {
-		return malformed("two writes with ticket %d on one queue pair", number)
+		return malformed("%w", &ticketError{number, errTicketTwice})
 	}
 	if t.seen |= 1 << i; bits.OnesCount64(t.seen) < t.parts {
 		return nil
@@ -272,7 +273,7 @@ func (s *Set) heardOf(c *tcp.Channel, m any) error {
 		// Once, and again after a reconnect.
 		if s.used && (e == nil || e.link == nil && (e.path == nil || !s.granting)) {
 			if s.phase == running && !s.leads(m) {
-				return malformed("a path by a link beyond all %d", len(s.links))
+				return malformed("a path with a link outside the %d links", len(s.links))
 			}
 			s.endsOf(c).path = m
 			return nil
@@ -294,5 +295,5 @@ func (s *Set) heardOf(c *tcp.Channel, m any) error {
 			return e.link.arrived(m)
 		}
 	}
-	return malformed("a %T that was not to come, of a channel", m)
+	return malformed("unexpected %T message about a channel", m)
 }

@@ -285,7 +285,7 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	}
 	i := slices.IndexFunc(devices, func(d verbs.Device) bool { return d.Name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("%s: there is no such device, or no provider of rdma-core for it", name)
+		return nil, fmt.Errorf("%s: no such device, or no rdma-core provider for the device", name)
 	}
 	n := &nic{name: name, dead: &atomic.Bool{}, changes: &atomic.Uint32{}, life: &life{}, software: library.Software()}
 	switch devices[i].Transport {
@@ -295,7 +295,8 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 		n.sends = true
 		n.cm, n.context, err = openManaged(library, name, config)
 	default:
-		err = fmt.Errorf("%s: it speaks %s; InfiniBand, RoCE and iWARP can be used", name, devices[i].Transport)
+		err = fmt.Errorf("%s: unsupported transport %s; Peerlane supports InfiniBand, RoCE and iWARP", name,
+			devices[i].Transport)
 	}
 	if err != nil {
 		return nil, err
@@ -670,7 +671,7 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 			// Fill only this registration: the memory may be forgotten by now.
 			err := s.registering(r.flush, func(nics []*nic) error { return r.fill(f, nics) })
 			if err != nil && err != errForgotten {
-				logrus.WithError(err).Warn("memory of a client goes through slots: it cannot be registered with the NICs")
+				logrus.WithError(err).Warn("memory of a client goes through slots: the registration with the NICs failed")
 			}
 		}()
 	}
@@ -755,7 +756,7 @@ func (f *Fabric) Close() {
 	}
 	close(f.forgotten)
 	if !up {
-		logrus.Warnf("queue pairs are still being connected, or given back, after %v; the NICs are left to the kernel",
+		logrus.Warnf("queue pairs are still being connected or released after %v; the kernel releases the NICs",
 			f.ending)
 		return
 	}

@@ -110,14 +110,13 @@ func (s *Set) flushing() bool {
 // withoutFlush records the failure of a flusher. The group then receives no writes into memory of
 // GPUs; other data continues.
 func (s *Set) withoutFlush(q *queue, err error) {
-	s.cannotFlush = errors.Join(s.cannotFlush, fmt.Errorf("what %s writes into a GPU's memory cannot be flushed: %w",
-		q.nic.name, err))
+	s.cannotFlush = errors.Join(s.cannotFlush, &flushError{q.nic.name, err})
 }
 
 // buildFlusher creates the flusher of a NIC. It blocks.
 func (s *Set) buildFlusher(q *queue, managed bool) {
 	if managed {
-		s.withoutFlush(q, errors.New("a connection manager leads no queue pair to itself"))
+		s.withoutFlush(q, errors.New("a connection manager connects no queue pair to itself"))
 		return
 	}
 	made, err := q.nic.domain.NewPair(verbs.PairConfig{Send: q.Queue, Recv: q.Queue, SendDepth: flushDepth, RecvDepth: 1})
@@ -174,8 +173,9 @@ func (s *Set) tryFlushers() error {
 			return err
 		}
 		if time.Now().After(end) {
-			s.withoutFlush(s.queues[0], fmt.Errorf("a first read by a queue pair that leads to itself has not ended within %v",
-				limit))
+			s.withoutFlush(s.queues[0],
+				fmt.Errorf("the first read by a queue pair that is connected to itself has not completed within %v",
+					limit))
 			return nil
 		}
 		for _, q := range s.queues {
@@ -333,7 +333,7 @@ func (s *Set) cannot(q *queue, tickets []*ticket, err error) {
 		s.keep(q, t)
 	}
 	if s.phase == running {
-		s.fault(q.nic, "flushing what it has written: "+err.Error())
+		s.fault(q.nic, "flush of its writes: "+err.Error())
 	}
 }
 
@@ -382,7 +382,7 @@ func (s *Set) unflushed() (nics []*nic) {
 func withAll(nics, needed []*nic) error {
 	for _, n := range needed {
 		if !slices.ContainsFunc(nics, func(other *nic) bool { return other.context == n.context }) {
-			return unreachable("what %s has written into a GPU's memory cannot be flushed: it is not active any more", n.name)
+			return unreachable("%w", &flushError{n.name, errInactive})
 		}
 	}
 	return nil
@@ -402,11 +402,10 @@ func (s *Set) flushAgain() {
 		if i < 0 || s.cannotFlush != nil {
 			why := s.cannotFlush
 			if i < 0 {
-				why = errors.New("it is in no link any more")
+				why = errors.New("no link uses the NIC")
 			}
 			s.kept = kept[done:] // keepFlushes keeps the earlier flushes
-			s.giveUp(nil, fmt.Sprintf("by %s of host %s: what it had written into a GPU's memory cannot be flushed: %v",
-				k.nic.name, hostname(), why))
+			s.giveUp(nil, fmt.Sprintf("by %s of host %s: %v", k.nic.name, hostname(), &flushError{k.nic.name, why}))
 			return
 		}
 		s.readAgain(k.ticket, s.queues[i])

@@ -59,7 +59,7 @@ func TestChangedGIDReplacesQueuePairs(t *testing.T) {
 			w.mustGoBy(t, c.index, c.address)
 			s.mustEnd(t)
 			w.b.loop.Call(func() { // the peer may have a fault of its own by then
-				for _, words := range []string{"by b0 of host ", "(port 1)", "GID 3 (10.0.0.2, RoCE v2) is its address no more",
+				for _, words := range []string{"by b0 of host ", "(port 1)", "GID 3 (10.0.0.2, RoCE v2) is no longer an address",
 					strconv.Itoa(c.index) + " (" + c.address} {
 					if said := w.b.set.lastFault; !strings.Contains(said, words) {
 						t.Errorf("the fault says nothing of %q: %s", words, said)
@@ -99,7 +99,7 @@ func TestMissingConfiguredGIDEndsPeer(t *testing.T) {
 	if err := devices(func(_, b *softdevice.Device) { b.Address = "" })(w); err != nil {
 		t.Fatal(err)
 	}
-	words := []string{"b0 of host", "GID 3 (10.0.0.2, RoCE v2) is its address no more", "b0 port 1",
+	words := []string{"b0 of host", "GID 3 (10.0.0.2, RoCE v2) is no longer an address", "b0 port 1",
 		"GID index 3 is empty", "GID 1 (fe80::2, RoCE v2)"}
 	w.b.until("the reason", func(s *Set) bool { return strings.Contains(s.lastFault, "GID index 3") })
 	w.b.loop.Call(func() {

@@ -75,7 +75,7 @@ func (s *Set) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
 }
 
 // ErrKept reports that Try could not release its test memory.
-var ErrKept = errors.New("memory of a test cannot be given back")
+var ErrKept = errors.New("release of test memory failed")
 
 func (f *Fabric) try(from gdr.Allocator, bytes uint64, all []*nic) (tried *gdr.Registered, err error) {
 	var nics []gdr.NIC
@@ -156,7 +156,7 @@ func (f *Fabric) taken(what purpose, s *Set) (*registration, error) {
 	f.mu.Unlock()
 	switch {
 	case r == nil || !r.known(s.nics):
-		return nil, wire.Errorf(wire.StatusInternal, "a GPU's memory is received into that is not registered")
+		return nil, wire.Errorf(wire.StatusInternal, "receive into memory of a GPU: the memory is not registered")
 	case r.flush && s.noFlush() != nil:
 		return nil, s.noFlush()
 	}

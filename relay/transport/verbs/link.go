@@ -163,7 +163,7 @@ func (s *Set) Left(c *tcp.Channel) {
 // AddTarget adds memory whose keys have arrived.
 func (l *Link) AddTarget(region, _ uint32, _ []device.Part, ready func(error)) {
 	if l.regions[region] == nil {
-		ready(malformed("region %d comes without its keys", region))
+		ready(malformed("region %d without keys", region))
 		return
 	}
 	ready(nil)
@@ -204,7 +204,7 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 	case s.gone != nil || s.over:
 		done(s.why)
 	case region == nil || to.Offset > region.Bytes || n > region.Bytes-to.Offset || n == 0:
-		done(malformed("%d bytes at %d of region %d, which has not as many", n, to.Offset, to.Region))
+		done(malformed("write %d bytes at %d of region %d: outside the region", n, to.Offset, to.Region))
 	case source == nil:
 		done(errUnregistered)
 	default:
@@ -224,9 +224,9 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 }
 
 var errDeserted = wire.Errorf(wire.StatusPeerClosed,
-	"the other relay has left a connection that was being written, and the queue pairs have failed")
+	"the peer has closed a connection during a write, and the queue pairs have failed")
 
-var errUnregistered = wire.Errorf(wire.StatusInternal, "a write by RDMA out of memory that is not registered")
+var errUnregistered = wire.Errorf(wire.StatusInternal, "RDMA write: the source is not registered")
 
 // maxTickets limits the tickets that a receiver makes this relay store.
 const maxTickets = 1 << 14
@@ -237,14 +237,14 @@ func (l *Link) ticketed(m *ticketed) error {
 	}
 	if w := l.writes[m.Grant]; w != nil {
 		if !w.doubtful {
-			return malformed("grant %d has another ticket while it is written", m.Grant)
+			return malformed("second ticket for grant %d during the write", m.Grant)
 		}
 		w.doubtful = false
 		l.set.post(w, m.Ticket)
 		return nil
 	}
 	if _, again := l.tickets[m.Grant]; again || len(l.tickets) >= maxTickets {
-		return malformed("grant %d has a ticket, or %d others have", m.Grant, len(l.tickets))
+		return malformed("second ticket for grant %d, or one beside %d unused tickets", m.Grant, len(l.tickets))
 	}
 	l.tickets[m.Grant] = m.Ticket
 	if f := l.waiting[m.Grant]; f != nil {

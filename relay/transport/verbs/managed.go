@@ -88,8 +88,8 @@ func leading(events *verbs.Events, name string, config Config) (*verbs.ID, netip
 			return nil, a, err
 		}
 	}
-	return nil, netip.Addr{}, fmt.Errorf("%s: it connects by address (RDMA CM), and none of this host's leads to "+
-		"it: %v; give its network interface one", name, addresses)
+	return nil, netip.Addr{}, fmt.Errorf("%s: RDMA CM needs an address, and no address of this host leads "+
+		"to the device: %v; assign an address to its network interface", name, addresses)
 }
 
 // now returns m with the address that leads to the device now. It blocks.
@@ -170,7 +170,7 @@ func (s *Set) listen() error {
 		}
 		id, err := listenAt(s.cm.events, n.cm.address, s.fabric.config.Ports, maxPairs)
 		if err != nil {
-			return unreachable("%s of host %s takes no connection by RDMA CM: %w", n.name, hostname(), err)
+			return unreachable("listen at %s of host %s by RDMA CM: %w", n.name, hostname(), err)
 		}
 		s.cm.listeners = append(s.cm.listeners, id)
 		s.cm.ports[l.ours] = id.Port()
@@ -243,8 +243,8 @@ func (s *Set) pairBy(i int, id *verbs.ID) (err error) {
 func (s *Set) failedBy(i int, err error) error {
 	p := s.pairs[i]
 	t := &s.theirs[s.links[p.link].theirs]
-	return &ofLink{p.link, unreachable("%s (%s) of host %s and %s (%s) do not connect by RDMA CM: %w", p.queue.nic.name,
-		p.queue.nic.cm.address, hostname(), t.name(), t.address(), err)}
+	return &ofLink{p.link, unreachable("%w", &connectError{p.queue.nic.name, p.queue.nic.cm.address.String(), hostname(),
+		t.name(), t.address(), err})}
 }
 
 // ask requests the connections of every managed queue pair from the listeners of the peer. It
@@ -262,7 +262,7 @@ func (s *Set) ask(ports [maxCards]uint16) error {
 		// A relay connects only to ports of relays.
 		if c := s.fabric.config.Ports; to.Port() == 0 || c != (address.Ports{}) && (to.Port() < c.First ||
 			to.Port() > c.Last) {
-			return malformed("%s listens at port %d, which is none of network.ports %v", t.name(), to.Port(), c)
+			return malformed("%w", &portError{t.name(), to.Port(), c})
 		}
 		id, err := s.cm.events.NewID()
 		if err != nil {
@@ -293,7 +293,7 @@ func (s *Set) ask(ports [maxCards]uint16) error {
 				}
 			case verbs.Established:
 				if !isSecret(e.Private, s.cm.own) {
-					err = errors.New("who answers is not the relay that was asked")
+					err = errWrongSecret
 				}
 				left--
 			}
@@ -330,7 +330,7 @@ func (s *Set) beAsked() error {
 				if err := e.ID.Reject(nil); err != nil {
 					// fails if the sender has closed the connection; the number of senders is not
 					// limited
-					logrus.WithError(err).Debug("refusing a stranger a queue pair")
+					logrus.WithError(err).Debug("reject a connection request without the secret")
 				}
 				logged(e.ID.Close())
 				continue

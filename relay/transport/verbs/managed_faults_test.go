@@ -60,8 +60,9 @@ func TestBlockedConnectDelaysNoEnd(t *testing.T) {
 	t.Parallel()
 	w, _ := holding(t, "rdma_connect hold=1 device=b0", func(*connect) {})
 	w.held(t)
-	w.b.peer.Fail(errors.New("a cable was pulled"))
-	if err := receive(t, w.b.down, "the Peer's end"); !strings.Contains(err.Error(), "a cable was pulled") {
+	pulled := errors.New("a cable was pulled")
+	w.b.peer.Fail(pulled)
+	if err := receive(t, w.b.down, "the Peer's end"); !errors.Is(err, pulled) {
 		t.Errorf("the Peer ended with %v", err)
 	}
 	w.b.fabric.ending = time.Millisecond
@@ -194,7 +195,7 @@ func TestMessageWithoutTicketEndsPeer(t *testing.T) {
 		}
 	})
 	if err := receive(t, w.b.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed ||
-		!strings.Contains(err.Error(), "tells of no write") {
+		!errors.Is(err, errNoTicket) {
 		t.Errorf("the Peer ended with %v", err)
 	}
 }
@@ -234,12 +235,15 @@ func TestBlockedReconnectEndsInTime(t *testing.T) {
 	done := make(chan error, 1)
 	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
 	w.held(t)
-	for _, err := range []error{receive(t, done, "the write's end"), receive(t, w.a.down, "the Peer's end"),
-		receive(t, w.b.down, "the other Peer's end")} {
-		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(),
-			"could not be connected anew within 1s") {
+	for _, err := range []error{receive(t, done, "the write's end"), receive(t, w.a.down, "the Peer's end")} {
+		var end *reconnectError
+		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !errors.As(err, &end) || end.Limit != time.Second {
 			t.Errorf("it ended with %v", err)
 		}
+	}
+	err := receive(t, w.b.down, "the other Peer's end")
+	if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(reason(err), "no reconnect within 1s") {
+		t.Errorf("the other Peer ended with %v", err)
 	}
 }
 

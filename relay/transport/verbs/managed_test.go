@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -223,20 +224,25 @@ func TestWrongPeerIsRejected(t *testing.T) {
 			go func() { s.answers(ctx); close(over) }()
 		}))
 		close(ready)
-		err := receive(t, settled, "the end of the bringing up")
-		if wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(err.Error(), "not the relay that was asked") ||
-			!strings.Contains(err.Error(), "b0 (10.0.0.2)") {
+		err := receive(t, settled, "the end of the negotiation")
+		refusal := w.b.refusal()
+		var failed *connectError
+		if wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(reason(err), reason(refusal)) ||
+			!errors.Is(refusal, errWrongSecret) || !errors.As(refusal, &failed) || failed.NIC != "b0" ||
+			failed.Address != "10.0.0.2" {
 			t.Errorf("it ended with %v", err)
 		}
 		cancel()
 		receive(t, over, "the stranger's end")
 	})
 	t.Run("a port of others", func(t *testing.T) {
-		_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 22 }), func(_ string, c *Config) {
+		w, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 22 }), func(_ string, c *Config) {
 			c.Ports = address.Ports{First: 20000, Last: 20999}
 		})
-		if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(),
-			"port 22, which is none of network.ports") {
+		err := receive(t, settled, "the end of the negotiation")
+		refusal := w.b.refusal()
+		var port *portError
+		if !errors.As(refusal, &port) || port.Port != 22 || !strings.Contains(reason(err), reason(refusal)) {
 			t.Errorf("it ended with %v", err)
 		}
 	})
@@ -256,12 +262,15 @@ func TestWrongPeerIsRejected(t *testing.T) {
 // manager on the other side.
 func TestUnansweredIWARPFailsInTime(t *testing.T) {
 	t.Parallel()
-	_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 9 }))
-	err := receive(t, settled, "the end of the bringing up")
-	for _, words := range []string{"b0 (10.0.0.2)", "a0 (10.0.0.1)", "rejected"} {
-		if err == nil || !strings.Contains(err.Error(), words) {
-			t.Errorf("it ended with %v, and nothing of %q", err, words)
-		}
+	w, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 9 }))
+	err := receive(t, settled, "the end of the negotiation")
+	refusal := w.b.refusal()
+	var failed *connectError
+	var event *verbs.ConnectionError
+	if !errors.As(refusal, &failed) || failed.NIC != "b0" || failed.Address != "10.0.0.2" || failed.PeerNIC != "a0" ||
+		failed.PeerAddress != "10.0.0.1" || !errors.As(refusal, &event) || event.Kind != verbs.Rejected ||
+		!strings.Contains(reason(err), reason(refusal)) {
+		t.Errorf("the negotiation ended with %v, on the other side with %v", err, refusal)
 	}
 	// Without a request the waiting side gives up by itself.
 	_, settled = joining(t, true, func(nic string, s *Set) tcp.Extension {
@@ -274,8 +283,8 @@ func TestUnansweredIWARPFailsInTime(t *testing.T) {
 			c.Time = time.Second
 		}
 	})
-	if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(),
-		"not connected within 1s") {
+	var late *notConnectedError
+	if err := receive(t, settled, "the end of the negotiation"); !errors.As(err, &late) || late.Limit != time.Second {
 		t.Errorf("it ended with %v", err)
 	}
 }

@@ -153,7 +153,7 @@ func (l *Link) expect(ticket uint32, w *write) error {
 	case !s.heard(l.pairs):
 		return nil
 	case l.unheard[ticket] != nil:
-		return malformed("ticket %d is of two grants", ticket)
+		return malformed("%w", &ticketError{ticket, errTwoGrants})
 	}
 	w.left++
 	l.unheard[ticket] = w
@@ -171,7 +171,7 @@ func (l *Link) arrived(m *arrived) error {
 		if l.set.falling() { // the write is in doubt, and resetAck counts it
 			return nil
 		}
-		return malformed("the write with ticket %d has arrived, which is not under way", m.Ticket)
+		return malformed("%w", &ticketError{m.Ticket, errNotOutstanding})
 	}
 	delete(l.unheard, m.Ticket)
 	l.set.unheard--

@@ -129,7 +129,7 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 	default:
 		number, ok := p.told(c)
 		if !ok {
-			s.peer.Fail(malformed("a message on a queue pair that tells of no write"))
+			s.peer.Fail(malformed("%w", errNoTicket))
 			return
 		}
 		if err := s.immediate(i, number); err != nil {

@@ -144,7 +144,7 @@ func trusted(nics, needed []*nic, suspects map[*verbs.Context]bool) (list []*nic
 		return nics, true
 	}
 	if len(without) > 0 {
-		logrus.Warnf("RDMA is connected anew without %s: links of these NICs have not come up", strings.Join(without, ", "))
+		logrus.Warnf("RDMA reconnects without %s: links of these NICs did not connect", strings.Join(without, ", "))
 	}
 	return list, false
 }
@@ -155,7 +155,7 @@ func (s *Set) fallFor(why string) {
 	if s.since.IsZero() || s.phase == running && time.Since(s.resumed) > s.fabric.config.Redial {
 		s.since, s.faults, s.firstFault = time.Now(), 0, why
 		clear(s.suspects)
-		logrus.WithField("relay", s.peer.Name()).Warnf("RDMA has failed, and is connected anew: %s", why)
+		logrus.WithField("relay", s.peer.Name()).Warnf("RDMA has failed and reconnects: %s", why)
 	}
 	s.faults++
 	s.lastFault = why
@@ -186,7 +186,7 @@ func (s *Set) limit(left time.Duration) {
 				return
 			}
 			if s.phase == running {
-				s.lastFault = "the queue pairs were connected, and the two relays did not agree in time on what had arrived"
+				s.lastFault = "the queue pairs reconnected, but the relays did not agree in time on the arrived writes"
 			}
 			s.hopeless()
 		})
@@ -218,8 +218,7 @@ func (s *Set) hopeless() {
 		return
 	}
 	s.broken = true
-	s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s; it could not be connected anew within %v", s.peer.Name(),
-		s.firstFault, s.fabric.config.Redial), s.lastFault))
+	s.peer.Fail(rdmaFailed(s.peer.Name(), &reconnectError{s.firstFault, s.lastFault, s.fabric.config.Redial}))
 }
 
 // progressed records that the queue pairs carry data. After the agreement of both relays, the next
@@ -263,7 +262,7 @@ func (s *Set) tear() {
 				continue
 			}
 			if err := p.Fail(); err != nil {
-				logrus.WithError(err).Warn("a queue pair does not fail; it is given back")
+				logrus.WithError(err).Warn("a queue pair does not enter the error state; the relay releases the queue pair")
 			}
 		}
 		for _, q := range queues {
@@ -338,7 +337,7 @@ func (p *plumbing) close() {
 
 func logged(err error) {
 	if err != nil {
-		logrus.WithError(err).Warn("giving back what RDMA had")
+		logrus.WithError(err).Warn("release RDMA resources")
 	}
 }
 
@@ -354,8 +353,7 @@ func (s *Set) torn() {
 		return
 	case !s.drained:
 		s.broken = true
-		s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s", s.peer.Name(), s.firstFault),
-			fmt.Sprintf("what has arrived was not told of within %v", drainTime)))
+		s.peer.Fail(rdmaFailed(s.peer.Name(), &reconnectError{s.firstFault, "receives did not complete", drainTime}))
 		return
 	}
 	s.recall()
@@ -442,7 +440,7 @@ func (s *Set) start() {
 	s.bringingStop()
 	s.redials++
 	s.resumed = time.Now()
-	logrus.WithField("relay", s.peer.Name()).Infof("RDMA is connected anew, try %d: %s", s.faults, s.Way())
+	logrus.WithField("relay", s.peer.Name()).Infof("RDMA has reconnected, try %d: %s", s.faults, s.Way())
 	for c, e := range s.ends {
 		if e.link != nil {
 			c.Tell(encode(e.link.choose()))
@@ -455,12 +453,12 @@ func (s *Set) start() {
 // heardFall handles a message about a reset.
 func (s *Set) heardFall(m any) error {
 	if !s.used {
-		return malformed("a %T of queue pairs that are not in use", m)
+		return malformed("%T message before the use of RDMA", m)
 	}
 	switch m := m.(type) {
 	case *fall:
 		if m.Epoch != s.epoch || s.fellThere {
-			return malformed("queue pairs %d have failed, of %d", m.Epoch, s.epoch)
+			return malformed("reset of epoch %d in epoch %d", m.Epoch, s.epoch)
 		}
 		if !s.broken && !s.falling() {
 			s.peer.Tell(encode(m)) // as if the fault were local
@@ -469,7 +467,7 @@ func (s *Set) heardFall(m any) error {
 		s.suspect(m.Link)
 	case *fallen:
 		if m.Epoch != s.epoch || s.fellThere || !s.falling() {
-			return malformed("queue pairs %d are gone, of %d", m.Epoch, s.epoch)
+			return malformed("acknowledged reset of epoch %d in epoch %d", m.Epoch, s.epoch)
 		}
 		s.fellThere, s.arrivedThere = true, m.Arrived
 		s.apart()
@@ -478,7 +476,7 @@ func (s *Set) heardFall(m any) error {
 			return nil // the peer sent the message before the reset
 		}
 		if m.Epoch != s.epoch || s.phase != running || s.epoch == 0 {
-			return malformed("step %d of queue pairs %d, of %d", m.Kind, m.Epoch, s.epoch)
+			return malformed("step %d of epoch %d in epoch %d", m.Kind, m.Epoch, s.epoch)
 		}
 		if m.Kind == kindResume {
 			return s.resume()
@@ -491,7 +489,7 @@ func (s *Set) heardFall(m any) error {
 // resume sends the current keys and tickets to the peer.
 func (s *Set) resume() error {
 	if s.granting || s.resuming {
-		return malformed("paths are told twice")
+		return malformed("second resume message")
 	}
 	if s.catching > 0 {
 		s.resuming = true
@@ -528,7 +526,7 @@ func (s *Set) leads(m *path) bool {
 // resolve completes the doubtful writes without another ticket: they had arrived.
 func (s *Set) resolve() error {
 	if s.resolved {
-		return malformed("tickets are granted again twice")
+		return malformed("second granted message")
 	}
 	var there []*write
 	for _, e := range s.ends {

@@ -181,7 +181,7 @@ func (f *Fabric) dividesOtherwise(p *tcp.Peer) bool {
 // refuseParts selects TCP for the data.
 func (s *Set) refuseParts() {
 	s.begun = true
-	s.refuse(unreachable("the relay at %s is of an earlier release, which divides RDMA writes otherwise; "+
+	s.refuse(unreachable("the relay at %s is of an earlier release, which splits RDMA writes differently; "+
 		"install the same release of Peerlane on both hosts and restart the containers", s.peer.Name()))
 }
 
@@ -240,7 +240,7 @@ func (s *Set) begin(next func()) {
 func (s *Set) failByDead() {
 	for _, n := range s.unflushed() {
 		if n.dead.Load() {
-			s.failed(n, "the device is lost before what it has written into a GPU's memory was flushed")
+			s.failed(n, "the device is lost before the flush of its writes into memory of a GPU")
 			return
 		}
 	}
@@ -250,7 +250,7 @@ func (s *Set) failByDead() {
 // of the negotiation.
 func (s *Set) late() {
 	if !s.settled {
-		s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
+		s.refuse(unreachable("%w", &notConnectedError{s.fabric.config.Time}))
 	}
 }
 
@@ -317,7 +317,7 @@ func (s *Set) Way() string {
 	case s.err != nil:
 		return s.err.Error()
 	case s.phase != running:
-		return "RDMA is being connected anew: " + s.lastFault
+		return "RDMA reconnects: " + s.lastFault
 	}
 	var list []string
 	for _, l := range s.links {
@@ -327,7 +327,7 @@ func (s *Set) Way() string {
 	way := fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink,
 		s.mtu(0).Bytes()) + s.nics[s.links[0].ours].kind()
 	if s.redials > 0 {
-		way += fmt.Sprintf(", connected anew %d times, the last time after a fault %s", s.redials, s.lastFault)
+		way += fmt.Sprintf(", reconnected %d times, the last time after a fault: %s", s.redials, s.lastFault)
 	}
 	return way
 }
@@ -373,9 +373,9 @@ func (s *Set) refuse(why error) {
 }
 
 // rdmaFailed returns the error of a peer after a failure of RDMA.
-func rdmaFailed(with, cause string) *wire.Error {
+func rdmaFailed(peer string, cause error) *wire.Error {
 	return wire.Errorf(wire.StatusPeerRelayDied, "%w", &fault.Error{Code: fault.RDMAFailed,
-		Operation: "RDMA with the relay at", Object: with, Cause: errors.New(cause)})
+		Operation: "RDMA with the relay at", Object: peer, Cause: cause})
 }
 
 // failed fails the Peer after a permanent error of a NIC.
@@ -384,7 +384,7 @@ func (s *Set) failed(n *nic, what string) {
 		return
 	}
 	s.broken = true
-	s.peer.Fail(rdmaFailed(fmt.Sprintf("%s by %s of host %s has failed", s.peer.Name(), n.name, hostname()), what))
+	s.peer.Fail(rdmaFailed(s.peer.Name(), &nicError{n.name, hostname(), what}))
 }
 
 // uses reports whether an event of a NIC, and of a queue pair if number is not 0, concerns the
@@ -440,7 +440,7 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 	switch m := m.(type) {
 	case *refusal:
 		if s.used {
-			return malformed("RDMA is refused after it was used")
+			return malformed("refusal after the use of RDMA")
 		}
 		s.refusedThere = !s.settled
 		s.settle(unreachable("the relay at %s: %s", s.peer.Name(), wire.Text(m.Reason[:])))
@@ -496,7 +496,7 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 			return nil
 		}
 	}
-	return malformed("a %T that was not to come", m)
+	return malformed("unexpected %T message", m)
 }
 
 // offered builds queue pairs for the ports of an offer.
@@ -539,7 +539,8 @@ func (s *Set) answer(perLink int) {
 	}
 	links := joined(s.theirs, cards)
 	if len(links) == 0 {
-		s.refuse(unreachable("no two NICs are of one kind: here is %s (%s), there %s (%s)", s.nics[0], cards[0].kind(),
+		s.refuse(unreachable("no NIC has the kind of a NIC of the peer: %s (%s), and of the peer %s (%s)", s.nics[0],
+			cards[0].kind(),
 			s.theirs[0].name(), s.theirs[0].kind()))
 		return
 	}
@@ -565,10 +566,10 @@ func (s *Set) answered(m *answer) error {
 	s.theirs, s.perLink, s.page, s.cm.theirs = m.Card[:m.Cards], int(m.Pairs), m.Page, m.Secret
 	for _, l := range m.Link[:m.Links] {
 		if int(l.Theirs) >= len(s.nics) {
-			return malformed("a link of NIC %d, of %d", l.Theirs, len(s.nics))
+			return malformed("link with NIC %d of %d NICs", l.Theirs, len(s.nics))
 		}
 		if n, t := s.nics[l.Theirs], &s.theirs[l.Ours]; (n.cm != nil) != t.is(wayManaged) {
-			return malformed("a link of %s and %s (%s), which connect in two ways", n, t.name(), t.kind())
+			return malformed("link of %s and %s (%s), which connect differently", n, t.name(), t.kind())
 		}
 		s.join(int(l.Theirs), int(l.Ours))
 	}
@@ -653,7 +654,7 @@ func (s *Set) buildLink(i int, flushes bool) error {
 	l := s.links[i]
 	n := s.nics[l.ours]
 	if most := n.limits.PairRequests; sendDepth > most || receives > most {
-		return unreachable("%s has queues for %d requests, and %d are needed", n.name, most, max(sendDepth, receives))
+		return unreachable("%s has queues of %d requests; RDMA needs %d", n.name, most, max(sendDepth, receives))
 	}
 	var q *queue
 	if had := slices.IndexFunc(s.queues, func(q *queue) bool { return q.nic == n }); had >= 0 {
@@ -739,7 +740,7 @@ func (s *Set) connect(to []end) error {
 		route.Pair, route.PSN, route.MTU = to[i].Number, to[i].PSN, s.mtu(p.link)
 		s.acceptECE(p, to[i].ECE)
 		if err := p.ReadyToReceive(route); err != nil {
-			return &ofLink{p.link, fmt.Errorf("%w; the way to %s (%s)", err, t.name(), t.address())}
+			return &ofLink{p.link, fmt.Errorf("%w; the route to %s (%s)", err, t.name(), t.address())}
 		}
 		s.acceptedECE(p)
 		p.fill()
@@ -837,7 +838,7 @@ func (s *Set) await() error {
 func (s *Set) untried(i int, err error) error {
 	p := s.pairs[i]
 	t := &s.theirs[s.links[p.link].theirs]
-	return &ofLink{p.link, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)",
+	return &ofLink{p.link, unreachable("first write of %d bytes failed: %w; the route from %s to %s (%s)",
 		s.mtu(p.link).Bytes(), err, p.queue.nic.name, t.name(), t.address())}
 }
 
@@ -860,7 +861,7 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (i int, waited bool, err e
 	}
 	number, ok := p.told(c)
 	if !ok {
-		return i, false, malformed("a first write comes with no number")
+		return i, false, malformed("first write without a ticket")
 	}
 	return i, s.peer.Dialed(), s.immediate(i, number)
 }

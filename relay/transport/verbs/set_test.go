@@ -90,6 +90,22 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	return e
 }
 
+// refusal returns the error with which the side has ended the negotiation.
+func (e *side) refusal() (err error) {
+	e.loop.Call(func() { err = e.set.err })
+	return err
+}
+
+// reason returns the text of an error of package wire. A text is all that one relay tells another of a
+// cause.
+func reason(err error) string {
+	var e *wire.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	return e.Reason
+}
+
 func receive[T any](t testing.TB, from <-chan T, what string) T {
 	t.Helper()
 	select {
@@ -450,7 +466,7 @@ func TestEndOfChannelAndPeerEndsWrites(t *testing.T) {
 		link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 5, func(err error) { done <- err })
 	})
 	w.b.peer.Fail(fmt.Errorf("a cable was pulled"))
-	if err := receive(t, done, "the write's end"); err == nil || !strings.Contains(err.Error(), "a cable was pulled") {
+	if err := receive(t, done, "the write's end"); !strings.Contains(reason(err), "a cable was pulled") {
 		t.Errorf("the write ended with %v", err)
 	}
 	for _, e := range []*side{w.a, w.b} {
@@ -504,7 +520,9 @@ func TestUnexpectedMessagesEndPeer(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		if err := receive(t, w.b.down, "the Peer's end"); !strings.Contains(err.Error(), "ticket 99") {
+		var bad *ticketError
+		if err := receive(t, w.b.down, "the Peer's end"); !errors.As(err, &bad) || bad.Ticket != 99 ||
+			!errors.Is(err, errNotOutstanding) {
 			t.Errorf("the Peer ended with %v", err)
 		}
 	})
@@ -537,8 +555,9 @@ func TestLostNICEndsItsGroups(t *testing.T) {
 		old = f.nics[0]
 		f.events(old, unix.EPOLLERR)
 	})
+	var lost *nicError
 	if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied ||
-		!strings.Contains(err.Error(), "a0") {
+		!errors.As(err, &lost) || lost.NIC != "a0" {
 		t.Errorf("the Peer ended with %v", err)
 	}
 	for range 2 {
@@ -572,7 +591,7 @@ func TestFailedRegistrationIsRetried(t *testing.T) {
 	if err := w.rdma.Script("ibv_reg_mr errno=12 device=a0", "ibv_reg_mr_iova2 errno=12 device=a0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.a.set.Register(m, false); err == nil || !strings.Contains(err.Error(), "ENOMEM") {
+	if err := w.a.set.Register(m, false); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("it was registered, %v", err)
 	}
 	if err := w.rdma.Script(); err != nil {

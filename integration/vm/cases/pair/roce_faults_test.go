@@ -113,10 +113,10 @@ func bareHosts(t *testing.T, kind string) (p *hosts, begin func(guest int)) {
 // pairs, with words about the NICs or the fault.
 func (p *hosts) anew(times int, words string) {
 	p.Helper()
-	inside.Eventually(p.T, "the queue pairs are connected anew", func() (bool, string) {
+	inside.Eventually(p.T, "the queue pairs reconnect", func() (bool, string) {
 		text, n := p.both[0].errors.String(), 0
 		for line := range strings.Lines(text) {
-			if strings.Contains(line, "RDMA is connected anew, ") && strings.Contains(line, words) {
+			if strings.Contains(line, "RDMA has reconnected, ") && strings.Contains(line, words) {
 				n++
 			}
 		}
@@ -169,7 +169,7 @@ func TestFaultsOverRoCE(t *testing.T) {
 		p.anew(1, other+", RoCE v2)")
 		t.Logf("recovered after %v", time.Since(begun).Round(time.Millisecond))
 		p.finish()
-		if said := p.both[0].errors.String(); !strings.Contains(said, own+", RoCE v2) is its address no more") {
+		if said := p.both[0].errors.String(); !strings.Contains(said, own+", RoCE v2) is no longer an address") {
 			t.Errorf("the relay does not log the change of its address: %s", said)
 		}
 	})
