@@ -35,11 +35,12 @@ type Rate struct {
 	// GPU is a PCI address.
 	GPU   string `json:"gpu"`
 	Sends bool   `json:"sends"`
-	// Fields of a connection; empty for a lane.
-	PID    int    `json:"pid,omitempty"`
-	Number uint32 `json:"number,omitempty"`
-	Peer   string `json:"peer,omitempty"`
-	Route  string `json:"route,omitempty"`
+	// Fields of a connection; empty for a lane. Program is one of launch.Program*.
+	PID     int    `json:"pid,omitempty"`
+	Program string `json:"program,omitempty"`
+	Number  uint32 `json:"number,omitempty"`
+	Peer    string `json:"peer,omitempty"`
+	Route   string `json:"route,omitempty"`
 
 	Bytes uint64 `json:"bytes"`
 	// Operations is the number of ended operations.
@@ -172,7 +173,8 @@ func (r *Rates) between(now, before Answer) {
 		r.Connections = append(
 			r.Connections,
 			rate(
-				Rate{GPU: c.GPU, Sends: c.Sends, PID: c.PID, Number: c.Number, Peer: c.Peer, Route: c.Route, Slots: c.Slots},
+				Rate{GPU: c.GPU, Sends: c.Sends, PID: c.PID, Program: c.Program, Number: c.Number, Peer: c.Peer,
+					Route: c.Route, Slots: c.Slots},
 				c.Since(old.Figures),
 			),
 		)
