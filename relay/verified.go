@@ -47,7 +47,7 @@ type verdict struct {
 
 // unverified returns the reason why NICs of a Set may not access the lane's own GPU's memory. Call
 // unverified on the loop, which asks for each operation.
-func (c *connection) unverified(by *verbs.Set) string {
+func (c *connection) unverified(by *verbs.QPGroup) string {
 	r, nics := c.session.relay, by.NICsVersion()
 	if v := &c.verdict; v.nics != nics || v.configs != r.configs {
 		*v = verdict{r.configs, nics, c.lane.unverified(r.config, c.lane.spec.GPU, c.lane.carriers(by.NICNames(), c.sends))}

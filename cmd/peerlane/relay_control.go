@@ -250,7 +250,11 @@ func clientWords(c launch.Client) string {
 	if c.IPCMemories > 0 {
 		host += fmt.Sprintf(" (%d by CUDA IPC)", c.IPCMemories)
 	}
-	return fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories,
+	program := ""
+	if c.Program != "" {
+		program = " of " + c.Program
+	}
+	return fmt.Sprintf("process %d%s: %d memories with %s%s, %d connections", c.PID, program, c.Memories,
 		humanize.IBytes(c.Bytes), host, c.Connections)
 }
 

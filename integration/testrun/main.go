@@ -137,7 +137,7 @@ type testPackage struct {
 	pattern   string // of a part's tests; empty without parts
 }
 
-// list returns the packages that have tests, in the order of the patterns.
+// list returns the packages with tests, in the order of the patterns.
 func list(patterns []string) (packages []testPackage, err error) {
 	const form = "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}\t{{.Dir}}{{end}}"
 	c := exec.Command("go", append([]string{"list", "-f", form}, patterns...)...)
@@ -385,7 +385,7 @@ func costAll(packages []testPackage, o options) error {
 	return nil
 }
 
-// run runs the tests of a package, as the go command does, and returns the processor time.
+// run runs the tests of a package as the go command does, and returns the processor time.
 func (p testPackage) run(converter string, write func(line []byte) error) (time.Duration, error) {
 	if _, err := os.Stat(p.binary); err != nil {
 		return 0, fmt.Errorf("running the tests of %s: %w; run testrun -build first", p.path, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// C is the example of libpeerlane, relay/libpeerlane/examples/transfer.c, built.
+// C is the built example of libpeerlane, relay/libpeerlane/examples/transfer.c.
 type C struct {
 	Program string
 	Library string // the directory of libpeerlane.so.0
@@ -87,7 +87,7 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 
 var statusForm = regexp.MustCompile(`\(status (\d+)\)`)
 
-// said is the failure that a program ended with.
+// said returns the error that a program printed at its end.
 func (v *victim) said() error {
 	how := &failure{killed: v.wasKilled(), text: fmt.Sprintf("%s: %v: %s", v.name, v.err, &v.stderr)}
 	if m := statusForm.FindStringSubmatch(v.stderr.String()); m != nil {

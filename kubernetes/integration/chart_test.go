@@ -57,8 +57,8 @@ func (c *cluster) image() (repository, tag string) {
 	return repository, tag
 }
 
-// values gives the engine the image, and returns the settings of the chart for the cluster of a test: a node
-// without a pod network, whose host has a root of its own.
+// values imports the image into the engine, and returns the settings of the chart for the cluster
+// of a test: a node without a pod network, with a separate root of the host.
 func (c *cluster) values() []string {
 	c.Helper()
 	c.mustDo("ctr", "--address", c.in("containerd.sock"), "--namespace", "k8s.io", "images", "import", archive)
@@ -70,7 +70,7 @@ func (c *cluster) values() []string {
 	}, ","), "--set-string", "image.tag=" + tag + ",apiServer.port=" + port}
 }
 
-// plugins returns the pods of the DaemonSet, and an error unless each is ready and of the DaemonSet's last
+// plugins returns the pods of the DaemonSet, and an error unless each pod is ready and of the last
 // revision.
 func (c *cluster) plugins() ([]corev1.Pod, error) {
 	set, err := c.client.AppsV1().DaemonSets(namespace).Get(c.Context(), "peerlane", metav1.GetOptions{})
@@ -114,12 +114,12 @@ func (c *cluster) untilDeployed() corev1.Pod {
 	return pods[0]
 }
 
-// useInstalledHook has the CDI specifications name the hook that the chart installed, as the refresh that
-// the chart's units start on a host with systemd does.
+// useInstalledHook makes the CDI specifications name the hook that the chart installed, like the
+// refresh of the chart's units on a host with systemd.
 func (c *cluster) useInstalledHook() (programs string) {
 	c.Helper()
 	programs = filepath.Join(c.Layout.Root, hostinstall.Prefix, "libexec/peerlane")
-	// Without the key relay.binary the hook starts the relay of its own directory.
+	// Without the key relay.binary the hook starts the relay in the hook's directory.
 	if err := c.Configure(func(c *config.Config) { configureRelays(c); c.Relay.Binary = "" }); err != nil {
 		c.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func (c *cluster) relays() map[string]int {
 	return relays
 }
 
-// key runs peerlane key on files of the test, and gives the cluster the Secret of the result.
+// key runs peerlane key on files of the test, and stores the resulting key in the cluster's Secret.
 func (c *cluster) key(do string) (text []byte) {
 	c.Helper()
 	root := c.in("keys")
@@ -273,7 +273,8 @@ func TestClusterInstallsAndUpgradesByTheChart(t *testing.T) {
 		}
 	}
 
-	// An upgrade of the DaemonSet: the new pod registers beside the old one, and relays carry data.
+	// An upgrade of the DaemonSet: the new pod registers beside the old pod, and relays keep
+	// transferring.
 	before, containers := c.relays(), c.containers("a", "b")
 	c.mustDo(append([]string{"helm", "upgrade", "peerlane", chart, "--namespace", namespace, "--set",
 		"metrics.enabled=false,evict=true"}, values...)...)
@@ -316,7 +317,7 @@ func TestClusterInstallsAndUpgradesByTheChart(t *testing.T) {
 	c.untilPublished(0)
 }
 
-// commands returns the commands of the page's first block for a shell.
+// commands returns the commands of the page's first shell block.
 func commands(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/kubernetes.md")
@@ -367,7 +368,7 @@ func TestClusterRunsTheCommandsOfThePage(t *testing.T) {
 	c := startCluster(t, options{accounts: true})
 	c.startNVIDIA()
 	values := c.values() // imports the image
-	// Of the page's text, the test replaces paths, and adds the values of the cluster.
+	// The test replaces paths in the page's text, and adds the values of the cluster.
 	replace := strings.NewReplacer(
 		"bin/peerlane --root", filepath.Join(peerlanes, "peerlane")+" --root",
 		"=cluster/", "="+c.in("keys")+"/", `"$PWD/cluster"`, c.in("keys"),

@@ -37,8 +37,8 @@ import (
 
 const (
 	nodeName = "n1"
-	// kubeletDir is the kubelet's directory, a file system of this run alone. The directory of device
-	// plugins is there for any --root-dir.
+	// kubeletDir is the kubelet's directory, a file system of this run only. The directory of
+	// device plugins does not depend on --root-dir.
 	kubeletDir = "/var/lib/kubelet"
 	imageName  = "localhost/peerlane-test:1"
 	apiServer  = "https://127.0.0.1:16443"
@@ -69,11 +69,11 @@ func configureRelays(c *config.Config) {
 	c.Relay.Route, c.Relay.Slots, c.Relay.SlotSize = launch.RouteAuto, 4, 1<<20
 }
 
-// startCluster starts a cluster without drivers, which ends with the test.
+// startCluster starts a cluster without drivers until the end of the test.
 func startCluster(t *testing.T, o options) *cluster {
 	t.Helper()
 	begun := time.Now()
-	// Short, for the length of a socket's path.
+	// Short, because paths of sockets have a limit.
 	root, err := os.MkdirTemp("", "pl")
 	if err != nil {
 		t.Fatal(err)
@@ -140,7 +140,8 @@ contexts: [{name: test, context: {cluster: test, user: admin}}]
 clusters: [{name: test, cluster: {server: "` + apiServer + `", insecure-skip-tls-verify: true}}]
 users: [{name: admin, user: {token: admintoken}}]
 `,
-		// Without this the node is not ready; each pod has a network namespace with a loopback interface.
+		// Without a CNI configuration the node is not ready. Each pod has a network namespace with
+		// a loopback interface.
 		"cni/peerlane-test": `#!/bin/sh
 case $CNI_COMMAND in
 VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}';;
@@ -201,7 +202,7 @@ func (c *cluster) expand(text string) string {
 	return strings.NewReplacer("$DIR", c.dir, "$CDI", c.CDIDir(), "$IMAGE", imageName).Replace(text)
 }
 
-// daemon starts a program of the cluster. The name is also that of its log.
+// daemon starts a program of the cluster. The log has the same name.
 func (c *cluster) daemon(name string, ready func() error, command ...string) *daemon {
 	c.Helper()
 	d := &daemon{name: name, command: command, ready: ready, log: c.in(name + ".log")}
@@ -292,8 +293,8 @@ func (c *cluster) startPlugin() {
 		"--root", c.Layout.Root)
 }
 
-// patient repeats requests that a loaded API server did not end in time. The server may have executed the
-// request.
+// patient repeats requests that a loaded API server did not complete in time. The server may have
+// executed the request.
 type patient struct{ http.RoundTripper }
 
 func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -313,8 +314,8 @@ func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// mustDo runs a command and returns the output. A command that a loaded API server did not answer in time
-// runs again.
+// mustDo runs a command and returns the output. mustDo repeats a command that a loaded API server
+// did not answer in time.
 func (c *cluster) mustDo(command ...string) string {
 	c.Helper()
 	for end := testutil.BeginFor(patience); ; time.Sleep(time.Second) {
@@ -332,7 +333,7 @@ func (c *cluster) mustDo(command ...string) string {
 	}
 }
 
-// shutDown deletes the pods, and ends the programs, containers and mounts of the cluster.
+// shutDown deletes the pods, and removes the programs, containers and mounts of the cluster.
 func (c *cluster) shutDown() {
 	c.Helper()
 	if c.Failed() {
@@ -340,7 +341,7 @@ func (c *cluster) shutDown() {
 			c.Logf("%s said last: %s", name, tail(c.daemons[name].log))
 		}
 	}
-	// Each daemon before those that it needs.
+	// Stop each daemon before the daemons that it needs.
 	for _, name := range []string{"kubelet", "peerlane-kubelet", "exporter"} {
 		if d := c.daemons[name]; d != nil {
 			d.stop(c.T)
@@ -387,7 +388,7 @@ func (c *cluster) endShims() {
 	for _, path := range commands {
 		text, err := os.ReadFile(path)
 		if err != nil || !strings.Contains(string(text), "containerd-shim") || !strings.Contains(string(text), c.dir) {
-			continue // a process that has ended, or another one
+			continue // an ended process, or another process
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		if err == nil {
@@ -399,8 +400,8 @@ func (c *cluster) endShims() {
 	}
 }
 
-// unmount removes the mounts below the directories of the cluster and of the kubelet, the last one
-// first.
+// unmount removes the mounts below the directories of the cluster and of the kubelet, in reverse
+// order.
 func (c *cluster) unmount() {
 	c.Helper()
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -418,7 +419,7 @@ func (c *cluster) unmount() {
 	}
 }
 
-// until waits until holds returns "", else the state that a failure shows.
+// until waits until holds returns "". A failure shows the last returned state.
 func (c *cluster) until(limit time.Duration, condition string, holds func() string) time.Duration {
 	c.Helper()
 	begun := time.Now()

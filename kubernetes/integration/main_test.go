@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// isolated says that the process is in a network namespace of its own.
+// isolated marks a process in a separate network namespace.
 const isolated = "PEERLANE_CLUSTER_ISOLATED"
 
 // isolate makes the network and the file systems of a run: daemons have fixed ports, and write to /run
@@ -37,7 +37,7 @@ exec "$@"`
 
 // Directories of programs, set by run.
 var (
-	peerlanes string   // of Peerlane's
+	peerlanes string   // of Peerlane
 	kubelet   string   // of peerlane-kubelet
 	installed []string // of Kubernetes and the container engine
 )

@@ -93,13 +93,14 @@ func (n nvidia) UnprepareResourceClaims(_ context.Context,
 	return results, nil
 }
 
-func (n nvidia) HandleError(context.Context, error, string) {} // the helper tries again
+func (n nvidia) HandleError(context.Context, error, string) {} // the helper retries
 
 func (n nvidia) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
 }
 
-// startNVIDIA runs the fake of NVIDIA's driver until the end of the test, and creates its class.
+// startNVIDIA runs the fake of NVIDIA's driver until the end of the test, and creates the driver's
+// class.
 func (c *cluster) startNVIDIA() {
 	c.Helper()
 	n := nvidia{c.Plan.GPUs}

@@ -32,7 +32,7 @@ const (
 	portDown   = "1: DOWN"
 )
 
-// lanesOf returns the device names of the lanes whose NICs are nic alone.
+// lanesOf returns the device names of the lanes that use only the NIC nic.
 func (c *cluster) lanesOf(nic string) (names []string) {
 	for _, l := range c.Plan.Lanes {
 		if slices.Equal(l.NICs, []string{nic}) {
@@ -82,7 +82,7 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 			t.Errorf("pod %s has the lanes %v; those of %s are tainted", pod, got, nic)
 		}
 	}
-	// No healthy lane is left.
+	// No healthy lane remains.
 	c.create(claiming(c.pod("c", "d"), "gpu-with-staged-lane"))
 	c.untilPending("c", "cannot allocate all claims")
 	if said := c.mustDo(kubelet, "explain", "c"); !strings.Contains(said, " with peerlane.dev/no-network") ||
@@ -94,7 +94,7 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 		tainted(false)).Round(100*time.Millisecond))
 	c.untilRunning("c")
 
-	// The ports of pod a's lane fail: an event of the pod and a metric say so.
+	// The ports of pod a's lane fail: an event of the pod and a metric report the failure.
 	c.daemon("exporter", nil, kubelet, "exporter", "--root", c.Layout.Root, "--listen", "127.0.0.1:9836")
 	lost := c.allocation("a")[lanes.DriverName][0]
 	gpu, known := lanes.BusID(c.Plan, lost)

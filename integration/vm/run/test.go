@@ -32,8 +32,8 @@ type place struct {
 	guests      int
 	// nightly excludes a place from runs that do not name it.
 	nightly bool
-	// whole are packages whose tests all run in the place. Of other packages the tests with a cell
-	// run.
+	// whole lists packages whose tests all run in the place. Of further packages only the tests
+	// with a cell run.
 	whole   []string
 	targets []target
 }
@@ -54,7 +54,8 @@ func (t target) pattern() string {
 	return patternOf(t.tests)
 }
 
-// places, the slowest first. Tests on the host create machines of their own, and break them.
+// places has the slowest places first. Tests on the host create separate machines, and break the
+// machines.
 var places = []place{
 	{name: "vm-full", image: vm.Full, guests: 1, whole: []string{"integration/vm/cases/full",
 		"integration/vm/cases/units", "integration/vm/cases/packages"}},
@@ -103,7 +104,7 @@ type testOptions struct {
 	testsFailed atomic.Bool
 }
 
-// errTests means that tests failed, without another error.
+// errTests reports failed tests without another error.
 var errTests = errors.New("tests failed")
 
 func (o *testOptions) run(ctx context.Context) error {
@@ -111,7 +112,7 @@ func (o *testOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Before anything runs: places share images.
+	// Before the places run: places share images.
 	for _, p := range chosen {
 		if p.image == "" {
 			continue
@@ -311,7 +312,7 @@ func (o *testOptions) runHere(ctx context.Context, p place) error {
 	ended := c.Wait()
 	var status *exec.ExitError
 	if errors.As(ended, &status) && ctx.Err() == nil {
-		o.testsFailed.Store(true) // or their build, which the events report too
+		o.testsFailed.Store(true) // or their build failed; the events report this too
 		ended = nil
 	}
 	return errors.Join(err, ended)

@@ -161,7 +161,7 @@ func (o options) runDevicePlugin(ctx context.Context, layout paths.Layout, log *
 	}, health.NewMonitor(layout, time.Now)).Run(ctx)
 }
 
-// check refuses values of flags that no mode can use.
+// check refuses flag values that no mode can use.
 func (o options) check() error {
 	switch {
 	case o.poll <= 0:
@@ -183,7 +183,7 @@ var (
 	minMixed = utilversion.MustParseGeneric("1.34")
 )
 
-// choose returns the mode, and a client where the mode needs one.
+// choose returns the mode, and a client if the mode needs a client.
 func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Interface, err error) {
 	switch o.mode {
 	case modeDevicePlugin:
