@@ -320,7 +320,7 @@ cluster-needs:
 cluster_tests = bin/confine -idle $(IDLE) env PEERLANE_TEST_PROGRAMS=$(CURDIR)/bin/test-programs $(GO) test -C kubernetes -json -count=1 -vet=off -tags cluster -timeout 0
 
 .PHONY: test-cluster
-test-cluster: cluster-needs image ## test the Kubernetes plugin in clusters of one node, as root (RUN=TestClusterPodsWithLanesExchange)
+test-cluster: cluster-needs image ## test the Kubernetes plugin in clusters on this machine, as root (RUN=TestClusterPodsWithLanesExchange)
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
 	@$(GO) run ./integration/programs/build bin/test-programs
