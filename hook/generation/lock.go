@@ -72,13 +72,16 @@ func flock(fd, how int) error {
 }
 
 // LockHost takes the lock for finding and making generations. Closing the file releases the lock.
-func LockHost(l paths.Layout) (*os.File, error) {
-	// Lock the directory itself, so that no lock file remains.
-	f, err := os.Open(l.Generations())
+func LockHost(l paths.Layout) (*os.File, error) { return LockDirectory(l.Generations(), LockTimeout) }
+
+// LockDirectory takes an exclusive lock on a directory itself, so that no lock file remains. Closing
+// the file releases the lock.
+func LockDirectory(dir string, wait time.Duration) (*os.File, error) {
+	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := Lock(f, unix.LOCK_EX, LockTimeout); err != nil {
+	if err := Lock(f, unix.LOCK_EX, wait); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -89,12 +92,8 @@ func LockHost(l paths.Layout) (*os.File, error) {
 // removed before LockGeneration gets the lock. Closing the file releases the lock.
 func LockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, error) {
 	dir := l.GenerationDir(id)
-	f, err := os.Open(dir)
+	f, err := LockDirectory(dir, wait)
 	if err != nil {
-		return nil, err
-	}
-	if err := Lock(f, unix.LOCK_EX, wait); err != nil {
-		f.Close()
 		return nil, err
 	}
 	// A process can lock a removed directory that it opened before the removal.
