@@ -219,7 +219,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 		}
 		return nil
 	})
-	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB") // the next relay does not have the staging of the killed relay
+	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB") // the next relay has no staging
 
 	// A relay survives the supervisor, and keeps the staging.
 	survivor := h.info(t, b.generation).Status.Relay.PID

@@ -17,14 +17,14 @@ import (
 type Command struct {
 	Path  string `json:"path"`  // "peerlane cdi generate"
 	Usage string `json:"usage"` // "peerlane cdi generate [flags]"
-	// Short is one line. Long has paragraphs; indented lines are preformatted.
+	// Short is a single line. Long has paragraphs; indented lines are preformatted.
 	Short   string `json:"short"`
 	Long    string `json:"long"`
 	Example string `json:"example,omitempty"`
 	// Exit has a line for every exit status: two blanks, the status, two blanks, the meaning. A
 	// meaning may continue in further lines with more indentation.
 	Exit string `json:"exit,omitempty"`
-	// Flags are the flags of this command, and Global those of the parent commands.
+	// Flags are the flags of this command, and Global the flags of the parent commands.
 	Flags    []Flag    `json:"flags,omitempty"`
 	Global   []Flag    `json:"global,omitempty"`
 	Commands []Command `json:"commands,omitempty"`
@@ -33,7 +33,7 @@ type Command struct {
 // Flag is an option of a command.
 type Flag struct {
 	Name string `json:"name"`
-	// Shorthand is one letter.
+	// Shorthand is a letter.
 	Shorthand string `json:"shorthand,omitempty"`
 	// Value is the name of the value; empty for a flag without a value.
 	Value   string `json:"value,omitempty"`
@@ -49,7 +49,7 @@ const DefaultExit = `  0  success
 
 const exitHeading = "Exit status:\n"
 
-// Exit splits the long text of a command into the text and its last section, "Exit status:".
+// Exit splits the long text of a command into the text and the last section, "Exit status:".
 func Exit(long string) (text, exit string) {
 	text, exit, found := strings.Cut(long, exitHeading)
 	if !found {
@@ -62,7 +62,7 @@ func Exit(long string) (text, exit string) {
 	return strings.TrimSpace(text), exit
 }
 
-// Describe describes a command and its subcommands.
+// Describe describes a command and the subcommands.
 func Describe(cmd *cobra.Command) Command {
 	cmd.InitDefaultHelpFlag() // adds [flags] to the usage line
 	long, exit := Exit(cmd.Long)

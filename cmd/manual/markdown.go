@@ -20,7 +20,7 @@ func (c Command) Markdown() string {
 	for _, one := range c.all() {
 		fmt.Fprintf(&b, "## %s\n\n%s.\n\n```\n%s\n```\n\n", one.Path, one.Short, one.Usage)
 		var commands []Command
-		if one.Path == c.Path { // all lists the commands of a subcommand after it
+		if one.Path == c.Path { // the commands of a subcommand come later
 			commands = one.Commands
 		}
 		for i, below := range commands {

@@ -36,7 +36,7 @@ func FromMarkdown(p Page, text string) string {
 
 var link = regexp.MustCompile(`\[([^\]]+)\]\([^)]*\)`)
 
-// inline prints code in bold, and a link as its text.
+// inline prints code in bold, and a link as the text.
 func inline(s string) string {
 	parts := strings.Split(link.ReplaceAllString(s, "$1"), "`")
 	for i := range parts {

@@ -9,7 +9,7 @@ import (
 type Page struct {
 	Name    string // "peerlane-cdi-generate"
 	Section int
-	// Version is the version of Peerlane, and Brief a description in one line.
+	// Version is the version of Peerlane, and Brief a one-line description.
 	Version string
 	Brief   string
 	SeeAlso []string
@@ -120,7 +120,8 @@ func options(b *strings.Builder, heading string, flags []Flag) {
 	}
 }
 
-// sentence returns the description of a flag, with the default unless the description states it.
+// sentence returns the description of a flag, with the default unless the description states the
+// default.
 func (f Flag) sentence() string {
 	if f.Default == "" || strings.Contains(f.Usage, "(default") {
 		return f.Usage

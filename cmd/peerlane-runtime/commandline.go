@@ -48,7 +48,7 @@ var commands = []string{
 }
 
 // parse reads a command line as runc does (one or two dashes, with or without "=") and as crun
-// does (-bDIR), and leaves its mistakes to the runtime. An error is about this program's own
+// does (-bDIR), and leaves mistakes to the runtime. An error is about this program's own
 // options; log and logFormat are valid even with an error.
 func parse(args []string) (c commandLine, err error) {
 	for len(args) > 0 && c.command == "" {
@@ -95,7 +95,7 @@ func parse(args []string) (c commandLine, err error) {
 }
 
 // word takes an option, or an argument (with an empty name), from the front of args. n is the
-// number of arguments that it took.
+// number of consumed arguments.
 func word(args []string, withValue []string) (name, value string, n int) {
 	arg := args[0]
 	if len(arg) < 2 || arg[0] != '-' || arg == "--" {

@@ -1,6 +1,6 @@
-// Command peerlane-runtime adds devices to containers of engines without CDI. The engine runs it
-// in place of an OCI runtime; it edits the config.json of a container that requests a device, and
-// executes the runtime.
+// Command peerlane-runtime adds devices to containers of engines without CDI. The engine runs this
+// program in place of an OCI runtime. The program edits the config.json of a container that
+// requests a device, and executes the runtime.
 package main
 
 import (
@@ -74,7 +74,7 @@ func main() {
 	os.Exit(1)
 }
 
-// run replaces this process by the runtime. It returns nil after this program's help or version,
+// run replaces this process by the runtime. run returns nil after this program's help or version,
 // and otherwise only an error.
 func run(c commandLine) error {
 	switch {

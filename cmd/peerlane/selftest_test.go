@@ -136,7 +136,7 @@ func TestSelfTestUnwritableRecordIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
-	if err := os.WriteFile(filepath.Join(root, "var"), nil, 0o600); err != nil { // a file in place of the state's parent directory
+	if err := os.WriteFile(filepath.Join(root, "var"), nil, 0o600); err != nil { // a file in place of a directory
 		t.Fatal(err)
 	}
 	c := config.Default()

@@ -91,7 +91,7 @@ func (l Layout) mountAnchor() error {
 	if err := CheckAnchor(mounted); err != nil {
 		return err
 	}
-	// Keep other mounts below the anchor: they are not Peerlane's.
+	// Keep other mounts below the anchor: Peerlane did not make the mounts.
 	if own, err := isMount(below); err == nil && !own {
 		if err := removeContents(int(below.Fd())); err != nil {
 			return fmt.Errorf("it is mounted; removing the files in the directory below the mount: %w", err)
@@ -239,8 +239,8 @@ func seenByInit(dir *os.File) error {
 	return ErrAnchorHidden
 }
 
-// UnmountAnchor unmounts the anchor and reports whether it was mounted. Running containers keep
-// their copies of the mount.
+// UnmountAnchor unmounts the anchor and reports whether the anchor was mounted. Running containers
+// keep their copies of the mount.
 func (l Layout) UnmountAnchor() (was bool, err error) {
 	for {
 		if l.CheckAnchor() != nil {

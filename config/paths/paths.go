@@ -153,7 +153,7 @@ func (l Layout) Create() error {
 	return nil
 }
 
-// CreateState creates the directory of the state, if it is missing.
+// CreateState creates the directory of the state, if the directory is missing.
 func (l Layout) CreateState() error { return directory(l.State(), stateMode) }
 
 // stateMode denies users other than root access to the state, because a user can lock any file
@@ -175,7 +175,7 @@ func directory(path string, mode os.FileMode) error {
 	}
 	err = os.Mkdir(path, mode)
 	if errors.Is(err, fs.ErrExist) {
-		return nil // another process created it first
+		return nil // another process created the directory first
 	}
 	if err != nil {
 		return err

@@ -67,7 +67,8 @@ func TestModesOfWhatIsMade(t *testing.T) {
 	}
 }
 
-// Create corrects the modes of its directories, whatever they are, and no other modes.
+// Create corrects the modes of its directories, with any present modes, and changes no further
+// modes.
 func TestModesOfWhatIsThere(t *testing.T) {
 	l := New(t.TempDir())
 	if err := os.MkdirAll(l.State(), 0o750); err != nil {

@@ -21,14 +21,14 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// CauseUnsupervised is the cause of a relay's end after its supervisor was killed: the relay
-// ended with its container.
+// CauseUnsupervised is the cause of a relay's end after the supervisor was killed: the relay
+// ended with the container.
 const CauseUnsupervised = "supervisor gone"
 
 // Collect removes the generations whose container has ended and whose supervisor was killed, and
-// returns their names; the error names the failures. Collect does not affect a running container,
-// waits for no lock, and any number of calls may run at once. If a relay does not end with its
-// container, Collect kills it after process.EndTimeout.
+// returns the names; the error names the failures. Collect does not affect a running container,
+// waits for no lock, and any number of calls may run at once. If a relay does not end with the
+// container, Collect kills the relay after process.EndTimeout.
 func Collect(l paths.Layout) (removed []string, err error) {
 	all, err := generation.IDs(l)
 	if err != nil {
@@ -56,8 +56,8 @@ func Collect(l paths.Layout) (removed []string, err error) {
 }
 
 // orphanGenerations lists the generations that have sockets or a control group but no directory.
-// The hook makes the directory first, and it is removed last, so an administrator must have
-// deleted it.
+// The hook makes the directory first, and a removal ends with the directory, so an administrator
+// must have deleted the directory.
 func orphanGenerations(l paths.Layout) ([]string, error) {
 	dirs := []string{l.Sockets(), l.Peers()}
 	if group, ok, err := cgroup.Find(l, ""); err == nil && ok {
@@ -83,7 +83,7 @@ func orphanGenerations(l paths.Layout) ([]string, error) {
 }
 
 // sweepOrphans removes the generations of orphanGenerations without supervisor and relay: a
-// running one listens on its sockets.
+// running process listens on the sockets.
 func sweepOrphans(l paths.Layout) (removed []string, err error) {
 	if list, err := orphanGenerations(l); err != nil || len(list) == 0 {
 		return nil, err
@@ -196,7 +196,7 @@ func collectEnded(l paths.Layout, id string) (bool, error) {
 	return true, nil
 }
 
-// collectEmpty removes the directory of a hook that was killed before it wrote generation.json. A
+// collectEmpty removes the directory of a hook that was killed before writing generation.json. A
 // hook that makes a generation holds the host's lock.
 func collectEmpty(l paths.Layout, id string) (bool, error) {
 	host, err := generation.LockHost(l)
@@ -237,7 +237,7 @@ func Remove(l paths.Layout, id string) error {
 	}
 	if status.Relay != nil {
 		// A relay without a supervisor ends with the container, and sends peers the reason. A
-		// killed relay could not send it.
+		// killed relay could not send the reason.
 		errs = append(errs, status.Relay.End(process.EndTimeout))
 	}
 	errs = append(errs, cgroup.Remove(l, id, status.ControlGroup))

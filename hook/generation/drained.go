@@ -21,7 +21,7 @@ type Drained struct {
 
 func drainedFile(l paths.Layout) string { return filepath.Join(l.State(), "drained.json") }
 
-// AllDrained returns the mark, or nil without one.
+// AllDrained returns the mark, or nil without a mark.
 func AllDrained(l paths.Layout) (*Drained, error) {
 	var d Drained
 	err := ReadJSON(drainedFile(l), &d)

@@ -10,7 +10,8 @@ import (
 )
 
 // ErrTorn reports a damaged file of the state. WriteJSON replaces files in one step, so a file is
-// damaged only if the host stopped before the write reached the disk: it is of an earlier boot.
+// damaged only if the host stopped before the write reached the disk: the file is of an earlier
+// boot.
 var ErrTorn = errors.New("the file is damaged")
 
 // ReadJSON reads a file that WriteJSON wrote. The error of a damaged file is ErrTorn.

@@ -54,7 +54,7 @@ var podAnnotations = [][4]string{
 // maxPodName is the maximum length of a name in bytes; names of Kubernetes are shorter.
 const maxPodName = 253
 
-// PodOf returns the pod in the annotations of config.json; nil without one.
+// PodOf returns the pod in the annotations of config.json; nil without such annotations.
 func PodOf(annotations map[string]string) *Pod {
 	for _, keys := range podAnnotations {
 		p := Pod{annotations[keys[0]], annotations[keys[1]], annotations[keys[2]], annotations[keys[3]]}
@@ -66,7 +66,7 @@ func PodOf(annotations map[string]string) *Pod {
 	return nil
 }
 
-// Generation is one life of one container, with the relay that serves it.
+// Generation is a life of a container, with the relay that serves it.
 type Generation struct {
 	// ID has 32 hexadecimal digits.
 	ID        string          `json:"generation"`
@@ -74,7 +74,7 @@ type Generation struct {
 	Init      process.Process `json:"init"`
 	Created   time.Time       `json:"created"`
 	// Machine is the host's /etc/machine-id; empty without the file. The generation of another
-	// machine is in a state directory on a shared disk: its processes run on another host, and
+	// machine is in a state directory on a shared disk: the processes run on another host, and
 	// this host must not remove it.
 	Machine string  `json:"machine,omitempty"`
 	Relay   Command `json:"relay"`
@@ -88,10 +88,11 @@ type Generation struct {
 	// Tenant is the value of the container's annotation network.tenant_annotation; empty without
 	// one.
 	Tenant string `json:"tenant,omitempty"`
-	// Pod is the container's pod, from the annotations of a Kubernetes engine; nil without one.
-	// Use it only for display and metrics: with other engines, images can set annotations.
+	// Pod is the container's pod, from the annotations of a Kubernetes engine; nil without such
+	// annotations. Use Pod only for display and metrics: with other engines, images can set
+	// annotations.
 	Pod *Pod `json:"pod,omitempty"`
-	// Rails maps RDMA devices to their configured rails.
+	// Rails maps RDMA devices to the configured rails.
 	Rails map[string]int `json:"rails,omitempty"`
 	// Ignored are sentences about variables of the job that have no effect on relays.
 	Ignored []string `json:"ignored,omitempty"`
@@ -101,7 +102,7 @@ type Generation struct {
 	Config launch.Config `json:"config"`
 }
 
-// Command is the program and environment of a relay. Its argument is "serve".
+// Command is the program and environment of a relay. The argument is "serve".
 type Command struct {
 	Path string `json:"path"`
 	// Environment are variables in addition to PATH.
@@ -114,7 +115,7 @@ const (
 	StateReady    = "ready"    // the relay serves the container's lanes
 	StateWaiting  = "waiting"  // the relay has died and will be restarted
 	StateDown     = "down"     // the relay has died too often; clients are refused
-	StateStopping = "stopping" // the administrator stopped the relay, and it is ending
+	StateStopping = "stopping" // the administrator stopped the relay, which is ending
 	StateStopped  = "stopped"  // the stopped relay has ended; clients are refused
 	StateDraining = "draining" // the relay starts no new work, and copies are in progress
 	StateDrained  = "drained"  // the drained relay has released the GPUs; clients are refused
@@ -124,20 +125,20 @@ const (
 // Status is the last report of a supervisor.
 type Status struct {
 	State string `json:"state"`
-	// Relay is the running relay process; nil without one.
+	// Relay is the running relay process; nil if no relay runs.
 	Relay *process.Process `json:"relay,omitempty"`
 	// Starts is the number of starts of a relay.
 	Starts int `json:"starts"`
 	// ControlGroup reports that the supervisor is in a control group that the hook made, which a
 	// collector in another mount namespace may not see.
 	ControlGroup bool `json:"controlGroup,omitempty"`
-	// Sandbox describes the sandbox of the running relay; nil without one.
+	// Sandbox describes the sandbox of the running relay; nil without a sandbox.
 	Sandbox *sandbox.Report `json:"sandbox,omitempty"`
 	// Error is the reason why the last relay failed, or refused its configuration.
 	Error string `json:"error,omitempty"`
 }
 
-// Info is one generation in a list.
+// Info is a generation in a list.
 type Info struct {
 	Generation
 	Status Status `json:"status"`
@@ -196,7 +197,8 @@ func StatusFile(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "status.json")
 }
 
-// Read reads a generation. The error is fs.ErrNotExist if it is removed or not complete yet.
+// Read reads a generation. The error is fs.ErrNotExist if the generation is removed or not
+// complete yet.
 func Read(l paths.Layout, id string) (*Generation, error) {
 	path := File(l, id)
 	g := &Generation{}
@@ -214,8 +216,8 @@ func (g *Generation) Write(l paths.Layout) error {
 	return WriteJSON(File(l, g.ID), g)
 }
 
-// ReadStatus reads the supervisor's status. It returns a zero Status before the supervisor has
-// written one.
+// ReadStatus reads the supervisor's status. The result is a zero Status before the supervisor has
+// written a status.
 func ReadStatus(l paths.Layout, id string) (Status, error) {
 	var s Status
 	err := ReadJSON(StatusFile(l, id), &s)
@@ -226,7 +228,7 @@ func ReadStatus(l paths.Layout, id string) (Status, error) {
 }
 
 // IDs lists the directories of generations. A directory may be incomplete, or may be removed
-// before the caller reads it.
+// before the caller looks.
 func IDs(l paths.Layout) ([]string, error) {
 	entries, err := os.ReadDir(l.Generations())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -266,7 +268,7 @@ func List(l paths.Layout) ([]Info, error) {
 	return infos, errors.Join(errs...)
 }
 
-// Look reads a generation and its status, and checks which of its processes run.
+// Look reads a generation and the status, and checks whether init and supervisor run.
 func Look(l paths.Layout, id string) (Info, error) {
 	g, err := Read(l, id)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // LockTimeout limits the wait for a lock. Locks are held for milliseconds, and for at most twice
-// StartTimeout of package handover: while the hook waits for systemd, and while it starts a
+// StartTimeout of package handover: while the hook waits for systemd, and during the start of a
 // supervisor. A process that holds a lock longer is stopped or makes no progress.
 const LockTimeout = 75 * time.Second
 
@@ -37,9 +37,9 @@ func LockUnless(ctx context.Context, f *os.File, how int, wait time.Duration) er
 		if wait == 0 {
 			return fmt.Errorf("locking %s: %w", f.Name(), ErrLocked)
 		}
-		// After the timeout the thread still waits for the lock, and releases the lock when it
-		// gets it. It uses its own descriptor, because the number of f may be reused for another
-		// file.
+		// After the timeout the thread still waits for the lock, and releases the lock when the
+		// wait succeeds. The thread uses a separate descriptor, because the number of f may be
+		// reused for another file.
 		again, failed := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		if failed != nil {
 			return fmt.Errorf("locking %s: %w", f.Name(), os.NewSyscallError("dup", failed))
@@ -111,7 +111,7 @@ func LockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, er
 	return f, nil
 }
 
-// SupervisorLock returns the path of the file that a supervisor keeps locked while it runs.
+// SupervisorLock returns the path of the file that a supervisor keeps locked while running.
 func SupervisorLock(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "supervisor")
 }

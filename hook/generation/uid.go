@@ -51,7 +51,7 @@ func (g *Generation) ClaimUID(l paths.Layout, c config.Relay) error {
 	return err
 }
 
-// LinkUID marks a free uid from first to last as the uid of a generation; it returns 0 if none is
+// LinkUID marks a free uid from first to last as the uid of a generation, and returns 0 if no uid is
 // free.
 //
 // The search starts at a random uid: a process that can take any uid must not be able to compute
@@ -94,9 +94,9 @@ func (g *Generation) hasUID(l paths.Layout, lock os.FileInfo) (bool, error) {
 	return err == nil && os.SameFile(mark, lock), UnlessGone(err)
 }
 
-// ReleaseUID removes the mark of the uid. Only the supervisor calls it, after the end of its last
-// relay: a relay cannot create processes, so no process of the uid is left. If the sandbox lacks
-// the filter of system calls, the supervisor empties the control group first.
+// ReleaseUID removes the mark of the uid. Only the supervisor calls ReleaseUID, after the end of
+// the last relay: a relay cannot create processes, so no process of the uid is left. If the
+// sandbox lacks the filter of system calls, the supervisor empties the control group first.
 func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 	own, err := lock.Stat()
 	if err != nil {
@@ -127,7 +127,7 @@ func SweepUIDs(l paths.Layout) error {
 
 // ReturnUID removes the mark of a generation that the caller has removed. A relay whose supervisor
 // was killed dies from its parent-death signal a moment later, and a process that the supervisor
-// was forking holds the lock until it dies. ReturnUID therefore sweeps until the mark is gone, for
+// was forking holds the lock until its end. ReturnUID therefore sweeps until the mark is gone, for
 // at most process.EndTimeout. A later collector removes a mark that remains.
 func (g *Generation) ReturnUID(l paths.Layout) error {
 	for end := time.Now().Add(process.EndTimeout); ; time.Sleep(2 * time.Millisecond) {
@@ -143,10 +143,10 @@ func (g *Generation) ReturnUID(l paths.Layout) error {
 	}
 }
 
-// SweepUIDsLocked is SweepUIDs for a caller that holds the host's lock. It keeps the mark of a
-// running relay, and of a relay that a supervisor may start: such a supervisor holds the lock of
-// the mark's file, and the file names the last relay. Other processes with the uid do not belong
-// to Peerlane, and do not keep a mark.
+// SweepUIDsLocked is SweepUIDs for a caller that holds the host's lock. SweepUIDsLocked keeps the
+// mark of a running relay, and of a relay that a supervisor may start: such a supervisor holds the
+// lock of the mark's file, and the file names the last relay. Other processes with the uid do not
+// belong to Peerlane, and do not keep a mark.
 func SweepUIDsLocked(l paths.Layout) error {
 	left, err := orphans(l)
 	if err != nil {
@@ -213,7 +213,7 @@ func recordedRelay(lock *os.File) (*process.Process, error) {
 	return relay, nil
 }
 
-// orphans returns the uids whose marks have a single link: their generations are removed.
+// orphans returns the uids whose marks have a single link: the generations are removed.
 func orphans(l paths.Layout) (uids []int, err error) {
 	entries, err := os.ReadDir(l.UIDs())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Process identifies a process uniquely, even if its process id is reused.
+// Process identifies a process uniquely, even if the process id is reused.
 type Process struct {
 	PID int `json:"pid"`
 	// Start is the start time in clock ticks since the boot: field 22 of /proc/PID/stat.
@@ -29,7 +29,7 @@ const EndTimeout = 5 * time.Second
 // ErrEnded reports that a process has ended.
 var ErrEnded = errors.New("the process has ended")
 
-// Identify returns the process with a process id, and a pidfd of it.
+// Identify returns the process with a process id, and a pidfd of the process.
 func Identify(pid int) (Process, *os.File, error) {
 	fail := func(err error) (Process, *os.File, error) {
 		return Process{}, nil, &fault.Error{Operation: "identify process", Object: strconv.Itoa(pid), Cause: err}
@@ -40,7 +40,7 @@ func Identify(pid int) (Process, *os.File, error) {
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		// EINVAL and ENOENT: the number now belongs to a thread that is not the first of its
+		// EINVAL and ENOENT: the number now belongs to a thread that is not the first of the
 		// process.
 		if err == unix.ESRCH || err == unix.EINVAL || err == unix.ENOENT {
 			err = ErrEnded
@@ -49,7 +49,7 @@ func Identify(pid int) (Process, *os.File, error) {
 	}
 	file := os.NewFile(uintptr(fd), "pidfd")
 	start, err := startTime(pid)
-	// While the process of the pidfd runs, no other process has its id, so the values are those of
+	// While the process of the pidfd runs, no second process has the id, so the values are of
 	// this process.
 	if Ended(fd) {
 		err = ErrEnded
@@ -99,7 +99,7 @@ func WaitEnd(pidfd int) error {
 }
 
 // EndsWithin waits for at most limit until the process of a pidfd has ended, and reports whether
-// it has.
+// the process has ended.
 func EndsWithin(pidfd int, limit time.Duration) bool {
 	for deadline := time.Now().Add(limit); ; {
 		left := max(0, time.Until(deadline))
@@ -112,7 +112,7 @@ func EndsWithin(pidfd int, limit time.Duration) bool {
 }
 
 // Open returns a pidfd of the process. The error is ErrEnded if the process has ended, even if
-// another process has its id.
+// another process has the id.
 func (p Process) Open() (*os.File, error) {
 	now, pidfd, err := Identify(p.PID)
 	if err != nil {
@@ -125,7 +125,7 @@ func (p Process) Open() (*os.File, error) {
 	return pidfd, nil
 }
 
-// Lives reports whether the process runs. After an error, assume that it does.
+// Lives reports whether the process runs. After an error, assume that the process runs.
 func (p Process) Lives() (bool, error) {
 	pidfd, err := p.Open()
 	if errors.Is(err, ErrEnded) {
@@ -161,7 +161,7 @@ func (p Process) End(limit time.Duration) error {
 	return nil
 }
 
-// KillByPidfd kills a process. A test replaces it to simulate a process that survives.
+// KillByPidfd kills a process. A test replaces KillByPidfd to simulate a process that survives.
 var KillByPidfd = func(pidfd int) error { return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) }
 
 // Unkillable returns the error of a process that survives SIGKILL.

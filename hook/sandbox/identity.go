@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Use raw calls: those of packages syscall and unix change every thread of the process.
+// Use raw calls: the functions of packages syscall and unix change every thread of the process.
 
 func rawExecveat(dir int, path *byte, argv, envv []*byte, how int) error {
 	_, _, errno := unix.RawSyscall6(unix.SYS_EXECVEAT, uintptr(dir), uintptr(unsafe.Pointer(path)),

@@ -29,8 +29,8 @@ const (
 		unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 )
 
-// handled returns the access rights of a version of the interface. Landlock denies each of them,
-// including TCP, unless a rule allows it. Without a network, the filter denies TCP on every
+// handled returns the access rights of a version of the interface. Landlock denies every right,
+// including TCP, unless a rule allows the right. Without a network, the filter denies TCP on every
 // kernel, like the protocols that Landlock does not know.
 func handled(abi int) (files, network, scopes uint64) {
 	files = unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1 // version 1: every right up to this bit
@@ -83,8 +83,8 @@ func olderLacks(abi int, tcp address.Ports, lacks func(what string, err error)) 
 // landlock is a set of rules before enforcement.
 type landlock struct{ fd, abi int }
 
-// landlockRules opens the paths of the rules in the root that the program will have. It reports a
-// path that cannot be opened as missing.
+// landlockRules opens the paths of the rules in the root that the program will have. landlockRules
+// reports a path that cannot be opened as missing.
 func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path string, err error)) (*landlock, error) {
 	version, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 {
@@ -135,8 +135,8 @@ type netPort struct{ access, port uint64 }
 
 const ruleNetPort = 2
 
-// allowTCP allows listening on the ports and connections to them: relays of all hosts use the same
-// range. A kernel without TCP rules in Landlock allows every port.
+// allowTCP allows listening on the ports and connections to the ports: relays of every host use
+// the same range. A kernel without TCP rules in Landlock allows every port.
 func (l *landlock) allowTCP(ports address.Ports, may uint64) error {
 	if ports == (address.Ports{}) || may == 0 {
 		return nil

@@ -11,11 +11,11 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// confineTimeout limits the time to set up a relay's sandbox and execute the relay. It usually
+// confineTimeout limits the time to set up a relay's sandbox and execute the relay, which usually
 // takes milliseconds, unless the host is overloaded.
 const confineTimeout = 20 * time.Second
 
-// ErrSilent reports that the process was killed while it set up the sandbox: the next try may
+// ErrSilent reports that the process was killed during the setup of the sandbox: the next try may
 // succeed.
 var ErrSilent error = &fault.Error{
 	Code:      fault.NoSandbox,

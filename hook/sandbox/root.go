@@ -15,8 +15,8 @@ import (
 type view struct{ read, write, devices []string }
 
 // ownRoot moves the thread to a mount namespace with a new root that contains the view and a
-// /proc. It drops all other mounts, because otherwise an engine could not unmount the file system
-// of another container. It reports a missing path.
+// /proc. ownRoot drops every other mount, because otherwise an engine could not unmount the file
+// system of another container. ownRoot reports a missing path.
 func ownRoot(v view, lacks func(path string, err error)) error {
 	before, err := unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -44,7 +44,7 @@ func build(v view, lacks func(path string, err error)) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return os.NewSyscallError("making the mounts private", err)
 	}
-	// Clone all trees before a mount hides one of their paths.
+	// Clone every tree before a mount hides a path.
 	var trees []tree
 	defer func() {
 		for _, t := range trees {
@@ -124,8 +124,8 @@ func build(v view, lacks func(path string, err error)) error {
 }
 
 // roots returns the paths to clone so that every path of a list is reachable. A path below another
-// path is part of it. If a path is a link, or contains a link, roots returns the target: a mount
-// cannot be on a link, and an absolute link leads to the host while the root is set up.
+// path is part of that path. If a path is a link, or contains a link, roots returns the target: a
+// mount cannot be on a link, and an absolute link leads to the host while the root is set up.
 func roots(paths []string) []string {
 	var list []string
 	for _, path := range paths {
@@ -193,7 +193,7 @@ func take(path string, set uint64) (tree, error) {
 // attach mounts the tree below a directory.
 func (t tree) attach(below string) error {
 	place := filepath.Join(below, t.path)
-	// The path already exists if it is inside another tree.
+	// The path already exists if another tree contains the path.
 	if _, err := os.Lstat(place); err != nil {
 		if err := os.MkdirAll(filepath.Dir(place), 0o755); err != nil {
 			return err

@@ -5,7 +5,7 @@
 // One thread drops the rights and executes the program, which ends the other threads.
 //
 // A host may lack parts: a rootless engine has one uid, and some kernels have no Landlock. The
-// Report names the missing parts; the other parts are in effect.
+// Report names the missing parts; the remaining parts are in effect.
 package sandbox
 
 import (
@@ -35,15 +35,15 @@ type Spec struct {
 	UID int
 	// Groups are supplementary groups, in addition to the groups of device nodes.
 	Groups []int
-	// Read are the files and directories that the program may read and execute, and Write those
+	// Read are the files and directories that the program may read and execute, and Write the paths
 	// that it may also change. Missing paths are omitted. Paths are the same in the program's
 	// root.
 	Read, Write []string
 	// Devices are device nodes, or directories of device nodes.
 	Devices []string
 	// Open limits descriptors; 0 keeps the limit. With a UID, Tasks limits threads and processes
-	// (RLIMIT_NPROC); 0 removes that limit, because a control group limits tasks, or because none
-	// is needed.
+	// (RLIMIT_NPROC); 0 removes that limit, because a control group limits tasks, or because no
+	// limit is needed.
 	Open, Tasks uint64
 	// processes permits new processes; a relay creates only threads.
 	processes bool
@@ -105,7 +105,7 @@ func Standard() Spec {
 
 // sysPatterns are the parts of sysfs that CUDA, rdma-core, the C library and the Go runtime read:
 // PCI and InfiniBand devices, the topology of CPUs and memory, the NVIDIA modules, and the sizes
-// of huge pages. They exclude control groups, which name all containers of the host.
+// of huge pages. The patterns exclude control groups, which name the containers of the host.
 var sysPatterns = []string{
 	"bus/pci", "devices/system/cpu", "devices/system/memory", "devices/system/node", "kernel/mm/transparent_hugepage",
 	"module/nvidia*", "module/nv_peer_mem",
@@ -118,7 +118,7 @@ var sysLinks = []string{"bus/pci/devices/*", "class/infiniband*/*"}
 // pciRoot matches the name of the directory of a PCI host bridge.
 var pciRoot = regexp.MustCompile(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
 
-// sysPaths returns the directories of a sysfs that a relay reads. It lists a device by the PCI
+// sysPaths returns the directories of a sysfs that a relay reads. sysPaths lists a device by the PCI
 // host bridge above it, because libraries walk up from a device to its root port.
 func sysPaths(root string) []string {
 	var paths []string
@@ -168,8 +168,8 @@ type list []string
 func (l *list) String() string     { return strings.Join(*l, " ") }
 func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
-// Arguments returns the command line of Main for a program. Main writes its report, or an error,
-// to the descriptor report, and closes it when it executes the program.
+// Arguments returns the command line of Main for a program. Main writes a report, or an error,
+// to the descriptor report, and closes the descriptor at the execution of the program.
 func (s Spec) Arguments(report int, program string, arguments ...string) []string {
 	a := []string{
 		fmt.Sprintf("--report=%d", report),
@@ -401,8 +401,9 @@ func (s Spec) apply(program string) (Report, error) {
 		}
 	}
 	r.UID = unix.Getuid()
-	// Without root, a relay has the uid of its containers. Once it has no more capabilities than
-	// their processes, they could trace it, so make it undumpable, as a change of uid does.
+	// Without root, a relay has the uid of its containers. A process of a container could
+	// trace the relay once the relay has dropped its capabilities, so make the relay undumpable, as
+	// a change of uid does.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return r, os.NewSyscallError("PR_SET_DUMPABLE", err)
 	}
@@ -508,7 +509,7 @@ func (s Spec) limit(own bool, r *Report) error {
 	return nil
 }
 
-// nodes returns the device nodes, and the groups that may open them.
+// nodes returns the device nodes, and the groups that may open the nodes.
 func (s Spec) nodes() (nodes []string, groups []int) {
 	add := func(path string) {
 		var is unix.Stat_t

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// denied lists system calls that GPU drivers, RDMA and the runtimes of Go and C do not make. They
-// fail with EPERM. A list of allowed calls would break with the next driver.
+// denied lists system calls that GPU drivers, RDMA and the runtimes of Go and C do not make. The
+// calls fail with EPERM. A list of allowed calls would break with the next driver.
 var denied = append([]uintptr{
 	// mounts and roots
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE,
@@ -82,8 +82,8 @@ type socketKind struct{ family, kind, protocol int }
 // Unix sockets have no protocol. The relay and CUDA use no datagram sockets.
 var unixSockets = []socketKind{{unix.AF_UNIX, unix.SOCK_STREAM, -1}, {unix.AF_UNIX, unix.SOCK_SEQPACKET, -1}}
 
-// sockets returns the kinds that socket(2) may create. It omits protocols that share a type with
-// TCP or UDP (MPTCP, SCTP, UDP-Lite, L2TP, ping), for which Landlock has no rules.
+// sockets returns the kinds that socket(2) may create. sockets omits protocols that share a type
+// with TCP or UDP (MPTCP, SCTP, UDP-Lite, L2TP, ping), for which Landlock has no rules.
 func sockets(access networkAccess) []socketKind {
 	kinds := slices.Clone(unixSockets)
 	if access == noNetwork {

@@ -121,7 +121,7 @@ func trySockets() {
 	os.Exit(0)
 }
 
-// ask runs the filter for a call with these lower halves of its arguments.
+// ask runs the filter for a call with the given lower halves of arguments.
 func ask(vm *bpf.VM, call uint32, arguments ...uint32) (int, error) {
 	data := make([]byte, 64) // struct seccomp_data, in the word order of this VM
 	binary.BigEndian.PutUint32(data[dataCall:], call)

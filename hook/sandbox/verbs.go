@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Uverbs is the directory of the RDMA character devices in sysfs; tests replace it.
+// Uverbs is the directory of the RDMA character devices in sysfs; tests replace the directory.
 var Uverbs = "/sys/class/infiniband_verbs"
 
 // VerbsNodes returns the device nodes of an RDMA device, with or without a PCI function (rxe,

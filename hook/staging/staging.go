@@ -22,15 +22,15 @@ import (
 )
 
 // Staging memory is limited per host, and relays share no file that they can open, so the
-// supervisors keep the account: each records its relay's share in the generation's directory,
-// under one lock of the host. A record counts while the relay in it runs, so a killed relay or
-// supervisor does not have to release it.
+// supervisors keep the account: a supervisor records the relay's share in the generation's
+// directory, under a lock of the host. A record counts while the recorded relay runs, so a killed
+// relay or supervisor does not have to release memory.
 //
 // The limits bind relays that follow the protocol. A compromised relay has devices open, and can
 // allocate more from the driver. The account protects other containers: a claim is limited to the
 // relay's configuration, and a false memory size affects only claims of the same relay.
 
-// share is the staging memory of one relay.
+// share is the staging memory of a relay.
 type share struct {
 	Relay process.Process `json:"relay"`
 	// Container is the runtime's id.
@@ -45,7 +45,7 @@ func shareFile(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "staging.json")
 }
 
-// readShare reads the share of a generation's relay; it is empty before the first claim.
+// readShare reads the share of a generation's relay; empty before the first claim.
 func readShare(l paths.Layout, id string) (share, error) {
 	var s share
 	err := generation.ReadJSON(shareFile(l, id), &s)
@@ -61,7 +61,7 @@ func lockStaging(l paths.Layout) (*os.File, error) {
 }
 
 // lockShare locks the shares of the host until the returned file is closed, and returns the share
-// of a relay. It is empty for a new relay of a container: the share of the previous relay is free.
+// of a relay, empty for a new relay of a container: the share of the previous relay is free.
 func lockShare(l paths.Layout, g *generation.Generation, relay process.Process) (held *os.File, own share, err error) {
 	if held, err = lockStaging(l); err != nil {
 		return nil, own, err
@@ -121,12 +121,13 @@ type resource struct {
 	asked   string // for the error of a refused claim
 	limit   uint64 // bytes
 	key     string // sets the limit
-	tenants bool   // holders learn nothing of each other
+	tenants bool   // the refusal does not name the holders
 	of      func(share) uint64
 	set     func(s *share, bytes uint64)
 }
 
-// admit admits a claim within the limit of r, and smaller claims than before, and records the result.
+// admit admits a claim within the limit of r, and smaller claims than before, and records the
+// result.
 func (r resource) admit(
 	l paths.Layout,
 	g *generation.Generation,
@@ -188,7 +189,8 @@ func admitHost(
 	}.admit(l, g, relay, c)
 }
 
-// hostLimit returns the limit of host memory for all relays together, and the key that sets it.
+// hostLimit returns the limit of host memory for the relays together, and the key that sets the
+// limit.
 func hostLimit(s config.Staging) (limit uint64, key string, err error) {
 	if s.HostLimit != nil {
 		return uint64(*s.HostLimit), "staging.host_limit", nil
@@ -288,8 +290,8 @@ func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, 
 // unlimited is the limit of a GPU of unknown size without a configured limit.
 const unlimited = ^uint64(0)
 
-// stagingLimit returns the limit of all relays together on a GPU with this memory, and the key
-// that sets it.
+// stagingLimit returns the limit of the relays together on a GPU with this memory, and the key
+// that sets the limit.
 func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64, key string) {
 	for _, name := range slices.Sorted(maps.Keys(s.GPUs)) {
 		if name == strconv.Itoa(gpu.Index) || gpu.UUID != "" && strings.EqualFold(name, gpu.UUID) ||
@@ -309,7 +311,7 @@ func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64
 // maxHolders limits the number of holders in an error.
 const maxHolders = 4
 
-// full returns the text of a refusal. With several tenants it does not name the holders.
+// full returns the text of a refusal. With several tenants the text does not name the holders.
 func full(asked string, limit uint64, key string, taken uint64, holders []holder, tenants bool) string {
 	text := fmt.Sprintf("%s: the limit of all relays of this host is %s (%s)", asked, config.Size(limit), key)
 	switch {
@@ -328,8 +330,8 @@ func full(asked string, limit uint64, key string, taken uint64, holders []holder
 	return fmt.Sprintf("%s, and others have %s: %s", text, config.Size(taken), strings.Join(names, ", "))
 }
 
-// Staged returns the staging memory of relays in bytes, by the PCI address of the GPU. It includes
-// a concurrent claim or not.
+// Staged returns the staging memory of relays in bytes, by the PCI address of the GPU. Staged
+// includes a concurrent claim or not.
 func Staged(l paths.Layout) (map[string]uint64, error) {
 	all, err := generation.IDs(l)
 	if err != nil {

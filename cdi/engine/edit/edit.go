@@ -20,8 +20,8 @@ type Key struct {
 	Path []string `json:"path"`
 	// Value is a bool, an int64, a string or a []string; nil removes the key.
 	Value any `json:"value"`
-	// Keep is the number of outer tables to keep even if they become empty. Keep applies only to a
-	// key to remove.
+	// Keep is the number of outer tables to keep even if the tables become empty. Keep applies
+	// only to a key to remove.
 	Keep int `json:"keep,omitempty"`
 }
 

@@ -84,7 +84,7 @@ func TestSetChangesOneKey(t *testing.T) {
 	}
 }
 
-// Set refuses a key that it cannot change alone, and names its line.
+// Set refuses a key that cannot be changed alone, and names the line.
 func TestSetImpossibleChangeIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, text string

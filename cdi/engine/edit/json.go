@@ -95,7 +95,7 @@ func (jsonLanguage) set(text []byte, k Key) ([]byte, error) {
 	return text, nil
 }
 
-// find returns the last member with a name, which is the effective one.
+// find returns the last member with a name, which is the effective member.
 func (o *object) find(name string) *member {
 	for i := len(o.members) - 1; i >= 0; i-- {
 		if o.members[i].name == name {

@@ -210,7 +210,7 @@ func statements(text []byte) (all []statement, err error) {
 			if one.array {
 				inArray[strings.Join(table, "\x00")] = true
 			}
-			s.at++ // one bracket; skipping the line skips a second one
+			s.at++ // one bracket; skipping the line skips a second bracket
 		} else {
 			if one.key, err = s.keys(); err != nil {
 				return nil, err

@@ -1,7 +1,7 @@
-// Package bench measures the rates and the cost of a relay, and compares them with raw copies,
-// with the bounce through host memory and with copies of one process. `peerlane bench` runs it.
-// Every client is a separate process with one GPU, and with a relay that starts like a container's
-// relay.
+// Package bench measures the rates and the cost of a relay, and compares the figures with raw
+// copies, with the bounce through host memory and with copies of one process. `peerlane bench`
+// runs the package. Every client is a separate process with one GPU, and with a relay that starts
+// like a container's relay.
 package bench
 
 import (
@@ -55,7 +55,7 @@ type Options struct {
 	// Pace is the rate of software devices in GB/s; empty for the rates of the table.
 	Pace []float64
 	// GPUsPerNIC is the number of GPUs that share a NIC in table uniformity, half of them near the
-	// NIC. It is even; 0 means PerNIC.
+	// NIC: an even number; 0 means PerNIC.
 	GPUsPerNIC int
 	// Duration is the duration of a measurement; 0 for the default of the host.
 	Duration time.Duration
@@ -111,7 +111,7 @@ func tables() []table {
 	}
 }
 
-// Tables returns the names of the tables, and a description of each.
+// Tables returns the names of the tables, and the descriptions.
 func Tables() (names, what []string) {
 	for _, t := range tables() {
 		names, what = append(names, t.name), append(what, t.what)
@@ -124,7 +124,7 @@ func Transports() []string {
 	return []string{launch.TransportAuto, launch.TransportTCP, launch.TransportVerbs}
 }
 
-// Check returns an error for options that exclude each other or are out of range.
+// Check returns an error for options that exclude one another or are out of range.
 func (o Options) Check() error {
 	names, _ := Tables()
 	for _, list := range []struct {
@@ -181,7 +181,7 @@ func repeats[T cmp.Ordered](list []T) bool {
 	return len(slices.Compact(list)) < len(list)
 }
 
-// run holds the state of one run.
+// run holds the state of a run.
 type run struct {
 	Options
 	ctx    context.Context
@@ -198,7 +198,8 @@ type run struct {
 	// pairs are the tested pairs of GPUs, and testing is the duration of the tests.
 	pairs   []launch.Pair
 	testing time.Duration
-	// untestable reports that the self-test itself has failed, so that the run does not repeat it.
+	// untestable reports that the self-test itself has failed, so that the run does not repeat the
+	// test.
 	untestable bool
 }
 
@@ -223,7 +224,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		}
 		start := time.Now()
 		if err := t.run(r); err != nil {
-			// Keep the other tables.
+			// Keep the remaining tables.
 			r.report.Problems = append(r.report.Problems, fmt.Sprintf("table %s: %v", t.name, err))
 		}
 		if err := ctx.Err(); err != nil {
@@ -486,7 +487,7 @@ func (r *run) configure(lanes []planner.Assignment, change func(*config.Config))
 }
 
 // selfTest tests the untested pairs of GPUs that the lanes can stage on. Otherwise the supervisor
-// of the first relay would test them during the measurement.
+// of the first relay would test the pairs during the measurement.
 func (r *run) selfTest() error {
 	names, err := selftest.PlannedPairs(r.host.Plan, r.host.Config)
 	if err != nil {

@@ -30,11 +30,10 @@ var loads = []struct {
 type way struct{ what, from, to string }
 
 // busy measures a relay's copies while the kernels of another process keep GPUs busy, and compares
-// them with the same copies on idle GPUs and with raw copies in the same state. The client's GPU
-// issues and executes the raw copies, like those of the relay: a copy waits for a time slice of
-// the executing GPU. For copies out of a slot, a second raw copy runs on the server's GPU, which
-// shows the effect of a relay's context there.
-// context of the relay there.
+// the results with the same copies on idle GPUs and with raw copies in the same state. The
+// client's GPU issues and executes the raw copies, like the copies of the relay: a copy waits for
+// a time slice of the executing GPU. For copies out of a slot, a second raw copy runs on the
+// server's GPU, which shows the effect of a relay's context there. context of the relay there.
 func (r *run) busy() (err error) {
 	client, server, _, _, err := r.configured()
 	if err != nil {
@@ -68,7 +67,7 @@ func (r *run) busy() (err error) {
 			started := occupied[who]
 			for _, busID := range started {
 				if _, err := occupants[busID].Do(measure.Job{Kind: measure.Occupy, From: busID, Load: load.kind}); err != nil {
-					return err // closing the occupants ends their kernels
+					return err // closing the occupants ends the kernels
 				}
 			}
 			for _, w := range ways {
@@ -115,8 +114,8 @@ func (r *run) busyState(name string) *busyState {
 	return &busyState{r, name, map[string]*measure.Times{}, map[string]float64{}}
 }
 
-// measure measures a way in this state and, unless idle is nil, adds the rows that compare it with
-// the idle state.
+// measure measures a way in this state and, unless idle is nil, adds the rows that compare the
+// state with the idle state.
 func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 	const small = 8
 	r := s.run

@@ -25,7 +25,7 @@ func (e *flagError) Error() string {
 type lostError struct {
 	// bench is the host of that bench.
 	bench string
-	// when is a phrase such as "before the end"; it may be empty.
+	// when is a phrase such as "before the end"; possibly empty.
 	when string
 	err  error
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// goal is a goal for Peerlane's speed, and selects the rows that it applies to.
+// goal is a goal for Peerlane's speed, with a selection of rows.
 type goal struct {
 	what, asked string
 	table       string
@@ -57,7 +57,7 @@ type Verdict struct {
 	Verdict string
 }
 
-// Verdicts returns the verdicts on all goals of a run on one host, or of a run between two hosts.
+// Verdicts returns the verdicts on the goals of a run on one host, or of a run between two hosts.
 func (r *Report) Verdicts() []Verdict {
 	var list []Verdict
 	for _, g := range goals() {

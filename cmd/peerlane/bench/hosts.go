@@ -134,9 +134,9 @@ func meet(ctx context.Context, o Options, own *network.Local, to string) (*far, 
 	return &far{session.Peer, newLines(session.Conn)}, nil
 }
 
-// giveUp sends the other bench the reason why this bench ends the run, and returns it.
+// giveUp sends the other bench the reason why this bench ends the run, and returns the reason.
 func (f *far) giveUp(why error) error {
-	// Ignore errors: if the other bench has ended, the returned error reports it.
+	// Ignore errors: if the other bench has ended, the returned error reports the end.
 	_ = f.conn.SetDeadline(time.Now().Add(network.HandshakeTime))
 	_ = f.say(benchTask{Task: taskEnd, Why: why.Error()})
 	return why

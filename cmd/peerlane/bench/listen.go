@@ -17,7 +17,7 @@ import (
 // of times.
 const maxRefused = 10
 
-// Listen waits at ADDRESS, ADDRESS:PORT or :PORT, or with an empty text at all addresses, for a
+// Listen waits at ADDRESS, ADDRESS:PORT or :PORT, or with an empty text at every address, for a
 // bench with this cluster key, executes its tasks, and returns its result.
 func Listen(ctx context.Context, o Options, at string) (report *Report, err error) {
 	own, err := local(o.Network)
@@ -111,7 +111,8 @@ type guest struct {
 	stage  *stage
 	client *worker
 	plain  *socketJob
-	// here is canceled when the other bench disconnects, which ends its tasks. gone cancels it.
+	// here is canceled when the other bench disconnects, which ends the tasks. gone cancels the
+	// context.
 	here context.Context
 	gone func()
 	// spare keeps the client alive when here is canceled.
@@ -199,7 +200,7 @@ func (g *guest) hear(said chan<- line, over <-chan struct{}) {
 	}
 }
 
-// end receives the result and acknowledges it.
+// end receives the result and acknowledges the receipt.
 func (g *guest) end(e benchTask) (*Report, error) {
 	if e.After == nil {
 		return nil, &abortError{g.name, e.Why}

@@ -26,7 +26,7 @@ const (
 )
 
 // plain is a measurement of plain TCP sockets: a stream over several sockets or, with a Size,
-// messages with an answer to each.
+// messages with an answer to every message.
 type plain struct {
 	measure.Sockets
 	Size     uint64        `json:"size,omitempty"`
@@ -107,7 +107,7 @@ func (r *run) bestSockets(b between, from int, way string) (string, error) {
 // sizesOfNetwork returns the message sizes in bytes of the tables of lanes over the network.
 func (r *run) sizesOfNetwork() []uint64 { return r.sizes(64<<10, 1<<20, 16<<20, 256<<20) }
 
-// between measures both directions, and compares each with plain sockets in the same direction.
+// between measures both directions, and compares the rates with plain sockets in the same direction.
 func (r *run) between(b between) error {
 	sees, err := b.look()
 	if err != nil {
@@ -171,8 +171,8 @@ func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error
 	return nil
 }
 
-// shortMessages measures the time of a message of 8 bytes, and compares it with 8 bytes on a plain
-// socket and an answer of one byte.
+// shortMessages measures the time of a message of 8 bytes, and compares the time with 8 bytes on a
+// plain socket and an answer of one byte.
 func (r *run) shortMessages(b between, from int, row Row) error {
 	const size = 8
 	r.progress("%s over %s, %s", row.What, row.Transport, sizeText(size))
@@ -211,8 +211,8 @@ func (r *run) sending(w *worker) (launch.ConnectionFigures, error) {
 	return launch.ConnectionFigures{}, fmt.Errorf("the relay of client %s has no connection that sends", w.name)
 }
 
-// reportOf returns the report of a client's relay. It waits, because the supervisor may learn of
-// the start of the relay later than the client.
+// reportOf returns the report of a client's relay. reportOf waits, because the supervisor may
+// learn of the start of the relay later than the client.
 func (r *run) reportOf(w *worker) (*launch.Report, error) {
 	info, err := control.Inspect(r.host.Layout, w.generation.ID)
 	for err == nil && info.Report == nil && info.Status.State == generation.StateStarting {
@@ -263,7 +263,7 @@ func (r *run) networked(transport string, n config.Network, plan config.Plan) (*
 // network measures two relays of this host over TCP on loopback, with a private cluster key.
 func (r *run) network() (err error) {
 	n := config.Default().Network
-	// The search for plain sockets includes 16 of them.
+	// The search for plain sockets includes 16 sockets.
 	n.Interfaces, n.Family, n.Streams = "=lo", "ipv4", 16
 	s, err := r.networked(launch.TransportTCP, n, config.Plan{Lanes: r.lanes})
 	if err != nil {

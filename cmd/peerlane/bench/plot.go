@@ -22,7 +22,7 @@ var page string
 // point is a point of a series; both axes are logarithmic.
 type point struct{ x, y float64 }
 
-// series is a line in a panel. A series has one name and one style in all panels of a figure.
+// series is a line in a panel. A series has one name and one style in the panels of a figure.
 type series struct {
 	name     string
 	points   []point
@@ -41,7 +41,7 @@ type panel struct {
 type figure struct {
 	title, unit string
 	panels      []panel
-	// ticks are the labels of x, if they are words.
+	// ticks are the labels of an axis of words.
 	ticks map[float64]string
 }
 
@@ -92,7 +92,7 @@ func classes(figures []figure) map[string]string {
 	return class
 }
 
-// names returns the names of the series of all panels: measured series first, then baselines.
+// names returns the names of the series of the panels: measured series first, then baselines.
 func (f *figure) names() []string {
 	var measured, baselines []string
 	for _, p := range f.panels {
@@ -109,7 +109,7 @@ func (f *figure) names() []string {
 }
 
 // figures returns figures of bandwidth by size, of its ratios, and of percentiles of latency, if
-// the report has rows for them.
+// the report has such rows.
 func (r *Report) figures() []figure {
 	bandwidth := figure{title: "Bandwidth by message", unit: "GB/s"}
 	ratios := figure{title: "Ratio to a baseline of the same run", unit: "dotted: asked for"}

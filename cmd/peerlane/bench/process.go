@@ -152,7 +152,7 @@ type processorTimes struct {
 	byName map[string]time.Duration
 }
 
-// busiest returns the threads of a process with the most time, in words. It multiplies times by
+// busiest returns the threads of a process with the most time, in words. busiest multiplies times by
 // factor.
 func busiest(before, after processorTimes, factor float64) string {
 	had := func(name string) time.Duration { return after.byName[name] - before.byName[name] }
@@ -219,7 +219,7 @@ func (r *run) firstCopy() error {
 	return nil
 }
 
-// first measures the first message. It restarts clients and relays several times, because CUDA
+// first measures the first message. first restarts clients and relays several times, because CUDA
 // takes a different time at every start.
 func (r *run) first(route string) (err error) {
 	s, err := r.stage(route, r.lanes, 0)
@@ -333,8 +333,8 @@ func (r *run) free() (map[string]uint64, error) {
 	return left, nil
 }
 
-// settled returns the free memory of the GPUs once it is stable: the driver frees the contexts of
-// a process a little later than the process ends.
+// settled returns the free memory of the GPUs once the values are stable: the driver frees the
+// contexts of a process a little later than the process ends.
 func (r *run) settled() (map[string]uint64, error) {
 	const quiet, patience = time.Second, 30 * time.Second
 	last, err := r.free()
@@ -424,7 +424,7 @@ func (r *run) memory() (err error) {
 			row.What, row.Value, row.Asked = "of a GPU that is not the container's", took, most(0)
 		}
 		if row.Value < 0 || *row.Asked.Most > 0 && row.Value == 0 {
-			// A relay's context uses memory, and a relay frees none.
+			// A relay's context uses memory, and a relay frees no memory.
 			r.miss("memory", row.What, fmt.Sprintf("other processes released memory of %s meanwhile: it changed by %.0f MiB "+
 				"in all",
 				row.State, took))
@@ -436,7 +436,7 @@ func (r *run) memory() (err error) {
 }
 
 // secondContext measures the memory of a context like a relay's on a server GPU. Relays have no
-// context there; table busy shows the effect of one.
+// context there; table busy shows the effect of a context.
 func (r *run) secondContext(server string, before map[string]uint64) (err error) {
 	m, err := r.host.StartMeasuring(r.ctx)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 // version is the version of a Report in JSON.
 const version = 1
 
-// Report is the result of a run. It contains no ratio: Ratio computes one from a row and a
-// baseline of the same run.
+// Report is the result of a run. The report contains no ratio: Ratio computes the ratio from a row
+// and a baseline of the same run.
 type Report struct {
 	Version int       `json:"version"`
 	Date    time.Time `json:"date"`
@@ -39,8 +39,8 @@ type Report struct {
 	Seconds map[string]float64 `json:"seconds,omitempty"`
 	// Missing are the goals that this run could not measure.
 	Missing []Missing `json:"missing,omitempty"`
-	// Hosts are the two hosts of a run between hosts: A, which connected, and B. It is empty for a
-	// run on one host. Host, GPUs and Driver are those of A.
+	// Hosts are the two hosts of a run between hosts: A, which connected, and B; empty for a
+	// run on one host. Host, GPUs and Driver describe A.
 	Hosts []Side `json:"hosts,omitempty"`
 }
 
@@ -73,7 +73,7 @@ type Row struct {
 	// Size is the size of a message in bytes.
 	Size  uint64 `json:"size,omitempty"`
 	Depth int    `json:"depth,omitempty"`
-	// State lists the busy GPUs; empty if all are idle.
+	// State lists the busy GPUs; empty if every GPU is idle.
 	State string         `json:"state,omitempty"`
 	Value float64        `json:"value"`
 	Unit  string         `json:"unit"`

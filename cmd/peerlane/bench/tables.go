@@ -29,7 +29,7 @@ func (r *run) gpusOf() (clientA, serverA, serverB, clientB string, err error) {
 	return a.BusID, serverA, serverB, b.BusID, err
 }
 
-// configured configures the host's plan and starts no process. It returns the results of gpusOf.
+// configured configures the host's plan and starts no process. The results are as in gpusOf.
 func (r *run) configured() (clientA, serverA, serverB, clientB string, err error) {
 	s, err := r.stage(direct, r.lanes, 0)
 	if err != nil {
@@ -299,7 +299,7 @@ func askedOfClientCopies(size uint64) *Bound {
 }
 
 // clientCopy measures clients that copy to and from the slots themselves, on their own stream, and
-// hand slots over by a timeline: the copies alone, of which only 8 bytes each are sent, and whole
+// hand slots over by a timeline: the copies alone, of which only 8 bytes are sent, and whole
 // routes.
 func (r *run) clientCopy() (err error) {
 	sizes := r.sizes(1<<20, 4<<20, 16<<20, 64<<20)

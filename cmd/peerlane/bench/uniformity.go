@@ -158,7 +158,7 @@ func listed(rates []float64) string {
 	return text
 }
 
-// streams runs one stream from each GPU concurrently, for ten times the duration of a measurement,
+// streams runs one stream from every GPU concurrently, for ten times the duration of a measurement,
 // and returns the rates. With off, no server GPU has room, so far GPUs reach the same NICs through
 // host memory, as without relays.
 func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, far []float64, err error) {
@@ -244,7 +244,7 @@ func (r *run) bounces(w *worker, inHost bool) error {
 	return nil
 }
 
-// ring attaches a client to the lane of each GPU and connects each client with the next. With
+// ring attaches a client to the lane of every GPU and connects every client with the next. With
 // oneWay the first of two clients sends and the second receives.
 func (r *run) ring(s *stage, gpus []string, job measure.Job, oneWay bool, orders map[*worker]order) error {
 	var clients []*worker

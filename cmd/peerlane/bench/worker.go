@@ -23,7 +23,7 @@ import (
 type order struct {
 	Do     string `json:"do"`
 	Socket string `json:"socket,omitempty"`
-	// Bytes is the size of each buffer.
+	// Bytes is the size of a buffer.
 	Bytes uint64 `json:"bytes,omitempty"`
 	// Staging is the staging memory of a client that copies itself, in bytes per direction.
 	Staging uint64 `json:"staging,omitempty"`
@@ -39,7 +39,7 @@ type order struct {
 	Base   uint64 `json:"base,omitempty"`
 	Tag    uint64 `json:"tag,omitempty"`
 	Starts bool   `json:"starts,omitempty"`
-	// Fields of doList. Its Size is that of a block, and Keys are the keys of doExpose.
+	// Fields of doList. Size is the size of a block, and Keys are the keys of doExpose.
 	Reads  bool             `json:"reads,omitempty"`
 	Layers uint64           `json:"layers,omitempty"`
 	Blocks uint64           `json:"blocks,omitempty"`
@@ -179,7 +179,7 @@ func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
 	return r, err
 }
 
-// start starts CUDA on the only visible GPU, unless it has already started.
+// start starts CUDA on the only visible GPU, unless CUDA has already started.
 func (s *serving) start() (r reply, err error) {
 	if s.driver != nil {
 		return r, nil

@@ -30,8 +30,8 @@ type ClientOptions struct {
 }
 
 // RunClient runs in a container: it reads the injected environment, attaches to its relay, and
-// exchanges messages with the other container according to the script. It exchanges lines of JSON
-// with the orchestrator.
+// exchanges messages with the other container according to the script. RunClient exchanges lines
+// of JSON with the orchestrator.
 func RunClient(in io.Reader, out io.Writer, o ClientOptions) error {
 	// A CUDA context belongs to one thread.
 	runtime.LockOSThread()

@@ -1,5 +1,5 @@
 // Package demo runs two containers with GPUs far from every NIC, which exchange data through their
-// relays. `peerlane demo` runs it, on real GPUs or on the simulator.
+// relays. `peerlane demo` runs the package, on real GPUs or on the simulator.
 package demo
 
 import (
@@ -69,8 +69,8 @@ type Options struct {
 	// Slots and SlotBytes override the configuration's defaults; 0 keeps the default.
 	Slots     int
 	SlotBytes uint64
-	// RelayEnvironment lists variables ("NAME=value") for relays. Tests use them to make relays
-	// fail.
+	// RelayEnvironment lists variables ("NAME=value") for relays. Tests use the variables to make
+	// relays fail.
 	RelayEnvironment []string
 	// Rates measures rates and hand-off on the simulator too; on real GPUs the demo always
 	// measures.
@@ -144,7 +144,7 @@ type baselines struct {
 	Legs []leg `json:"legs"`
 }
 
-// leg is one leg of the staged route.
+// leg is a leg of the staged route.
 type leg struct {
 	Name string  `json:"name"`
 	Size uint64  `json:"size"` // bytes per message
@@ -288,8 +288,7 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	return err
 }
 
-// newHost makes the host. With simulated GPUs it is the half-populated host, on which lanes gain
-// most.
+// newHost makes the host: with simulated GPUs the half-populated host, on which lanes gain most.
 func (d *demo) newHost(root string) (*testbed.Host, error) {
 	switch d.GPUs {
 	case testbed.GPUsSimulated:
@@ -604,7 +603,7 @@ func (d *demo) start(ctx context.Context, c *Container) (*running, error) {
 	}
 	r.command.Stderr = &r.errors
 	// The terminal sends Ctrl-C to the whole process group, which would interrupt runtimes and
-	// hooks. An interrupted demo ends its processes itself.
+	// hooks. An interrupted demo ends the processes itself.
 	r.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if d.runtime != nil {
 		r.command.Cancel = func() error { return r.cancel(context.WithoutCancel(ctx)) }
@@ -639,8 +638,8 @@ func (d *demo) bundle(ctx context.Context, c *Container, arguments []string) (*e
 	return d.runtime.Run(ctx, b, c.ID), nil
 }
 
-// process returns the command of a client without a container. It reads the path of its socket
-// from standard input, because the relay starts later.
+// process returns the command of a client without a container. The client reads the path of the
+// socket from standard input, because the relay starts later.
 func (d *demo) process(ctx context.Context, c *Container, arguments []string) (*exec.Cmd, error) {
 	return d.host.Process(ctx, c.GPU, append(arguments, "--socket", "-")...)
 }

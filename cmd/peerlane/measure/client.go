@@ -42,7 +42,7 @@ type Client struct {
 	follower *client.Follower
 }
 
-// Timelines of the session of a Client, with the process that advances them.
+// Timelines of the session of a Client, with the process that advances the timeline.
 const (
 	Filled  = 0 // this client's stream: outgoing bytes are in place
 	Arrived = 1 // the relay: incoming bytes are in place
@@ -156,7 +156,7 @@ func HostBuffer(d *cuda.Driver, bytes uint64) ([]byte, error) {
 	return unsafe.Slice((*byte)(host), bytes), nil
 }
 
-// Timeline returns a timeline of the session by its number, one of the constants above.
+// Timeline returns a timeline of the session by number, one of the constants above.
 func (c *Client) Timeline(number uint32) *client.Timeline {
 	t, err := c.Session.Timeline(number)
 	if err != nil {
@@ -186,8 +186,8 @@ func (c *Client) Meet(ctx context.Context, tag uint64) error {
 
 // HandOff sends 8 bytes back and forth, and returns half of the time of every iteration. No CPU of
 // a client is involved between posting and reading the clock: a relay advances a timeline, the
-// client's stream waits for it and advances another timeline, on which the next send waits. One
-// side starts. The values of the timelines begin after base.
+// client's stream waits for that timeline and advances another timeline, on which the next send
+// waits. One side starts. The values of the timelines begin after base.
 func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag uint64) ([]time.Duration, error) {
 	var times []time.Duration
 	for round := range rounds {
@@ -224,8 +224,8 @@ func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag
 	return times, c.driver.StreamSynchronize(c.Incoming.Stream)
 }
 
-// CopyOut queues the copy of the next message to staging memory on the stream of Outgoing. It does
-// nothing if the relay copies.
+// CopyOut queues the copy of the next message to staging memory on the stream of Outgoing. CopyOut
+// does nothing if the relay copies.
 func (c *Client) CopyOut(n uint64) error { return c.copyOut(c.Outgoing.Stream, n) }
 
 func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
@@ -236,7 +236,7 @@ func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
 }
 
 // CopyIn queues the copy of the received message out of staging memory on the stream of Incoming.
-// It does nothing if the relay copies.
+// CopyIn does nothing if the relay copies.
 func (c *Client) CopyIn(n uint64) error {
 	if !c.Incoming.copies() {
 		return nil
@@ -334,7 +334,7 @@ func (s *Stream) Post() (*client.Operation, error) {
 		c.Streams.Write(b.Stream, emptied, c.landed))
 }
 
-// End waits for this process's own copies. All messages must have ended.
+// End waits for this process's own copies. Every message must have ended.
 func (s *Stream) End() error {
 	b := s.buffer()
 	if !b.copies() {
@@ -347,8 +347,8 @@ func (s *Stream) End() error {
 const keptTimes = 1 << 18
 
 // StreamSend sends messages of one size, depth messages in flight, and then an empty message,
-// which ends the stream. After a warm-up of a tenth of the duration it measures the rate in GB/s,
-// and the time of every message from post to completion. as changes the Stream.
+// which ends the stream. After a warm-up of a tenth of the duration StreamSend measures the rate
+// in GB/s, and the time of every message from post to completion. as changes the Stream.
 func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duration time.Duration, tag uint64,
 	as ...func(*Stream)) (float64, []time.Duration, error) {
 	type posted struct {
@@ -401,8 +401,8 @@ func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duratio
 	return float64(bytes) / elapsed.Seconds() / 1e9, times, messages.End()
 }
 
-// StreamReceive receives the messages of StreamSend. It always has receives posted, and cancels
-// those without a message at the end.
+// StreamReceive receives the messages of StreamSend. StreamReceive always has receives posted, and
+// cancels the receives without a message at the end.
 func (c *Client) StreamReceive(ctx context.Context, size uint64, depth int, tag uint64) (err error) {
 	// The caller's thread may not be the thread with the context.
 	runtime.LockOSThread()

@@ -69,7 +69,7 @@ type Job struct {
 	// Load is LoadSMs or LoadMemory, for Occupy and Work.
 	Load string
 	// Mapped makes Raw and Local copy with cuMemcpyAsync between memory that the issuer's context
-	// has mapped, like a relay: the issuer's GPU executes the copy. Without Mapped they use
+	// has mapped, like a relay: the issuer's GPU executes the copy. Without Mapped the jobs use
 	// cuMemcpyPeerAsync, which the GPU of the source executes for any issuer.
 	Mapped bool
 }
@@ -80,7 +80,7 @@ type Result struct {
 	GBs   float64 `json:"gbs,omitempty"`
 	Times *Times  `json:"times,omitempty"`
 	Bytes uint64  `json:"bytes,omitempty"`
-	// PerSecond is the rate of iterations of a Load, summed over its blocks.
+	// PerSecond is the rate of iterations of a Load, summed over the blocks.
 	PerSecond float64 `json:"perSecond,omitempty"`
 }
 
@@ -246,7 +246,7 @@ func (c *copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
 }
 
 // peers allocates memory on two GPUs with mutual peer access, and a stream of the issuer, whose
-// context stays current. free releases all three.
+// context stays current. free releases the memory and the stream.
 func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target cuda.Ptr, stream cuda.Stream,
 	free func() error, err error) {
 	d := c.driver
@@ -539,7 +539,7 @@ func (c *copies) queue(j Job, from, to, issuer *device.Device) (*Times, error) {
 	return result, errors.Join(err, i.close())
 }
 
-// imported allocates memory, exports it as another process would, and imports it.
+// imported allocates memory, exports it as another process would, and imports the memory.
 func (c *copies) imported(on, issuer *device.Device, bytes uint64) (*device.Memory, error) {
 	access := cuda.Access{Device: issuer.Ordinal, Write: true}
 	exported, err := device.Create(c.driver, on.Ordinal, bytes, access)

@@ -90,7 +90,7 @@ func (c *copies) occupy(j Job, on *device.Device) error {
 		return err
 	}
 	l.running = true
-	// No event reports the start of a kernel; an idle GPU starts it within this time.
+	// No event reports the start of a kernel; an idle GPU starts the kernel within this time.
 	time.Sleep(20 * time.Millisecond)
 	return nil
 }

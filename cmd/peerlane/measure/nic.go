@@ -32,7 +32,7 @@ func (c *copies) prepareNear(j Job, from, to *device.Device) error {
 	return nil
 }
 
-// runNear measures the prepared stream and closes it.
+// runNear measures the prepared stream, and closes the stream.
 func (c *copies) runNear(j Job) (gbs float64, err error) {
 	s := c.near
 	if s == nil {

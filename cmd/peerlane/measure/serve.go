@@ -41,7 +41,7 @@ func Serve(in io.Reader, out io.Writer) error {
 	}
 }
 
-// Ask sends a Job to the process that runs Serve, and returns its Result.
+// Ask sends a Job to the process that runs Serve, and returns the Result.
 func Ask(to io.Writer, from *json.Decoder, j Job) (Result, error) {
 	var a answer
 	if err := json.NewEncoder(to).Encode(j); err != nil {

@@ -103,7 +103,8 @@ func ReceiveAll(from []*net.TCPConn, d time.Duration) (gbs float64, err error) {
 }
 
 // AskSocket sends messages of one size for a duration, each after the answer of one byte to the
-// message before, and returns the time of every message. It closes its side of the connection.
+// message before, and returns the time of every message. AskSocket closes the sending side of the
+// connection.
 func AskSocket(c *net.TCPConn, size uint64, d time.Duration) (times []time.Duration, err error) {
 	message, word := make([]byte, size), make([]byte, 1)
 	begin := time.Now()

@@ -16,10 +16,10 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// The administration socket takes one request per connection and sends one answer, each a JSON
-// document in one packet. The socket is in the state tree, which only root can enter. A container
-// keeps its first supervisor, so client and supervisor can be of different releases: Version
-// identifies the protocol.
+// The administration socket takes one request per connection and sends one answer. Request and
+// answer are a JSON document in one packet. The socket is in the state tree, which only root can
+// enter. A container keeps the first supervisor, so client and supervisor can be of different
+// releases: Version identifies the protocol.
 const (
 	Version = 1
 	Timeout = 30 * time.Second // longer than the start of a supervisor on a starved host
@@ -27,7 +27,7 @@ const (
 	// Timeout.
 	replyTimeout = Timeout - 5*time.Second
 
-	Lanes   = "lanes"   // read the generation again: it has more lanes
+	Lanes   = "lanes"   // read the generation again for added lanes
 	Inspect = "inspect" // answer with the relay's report
 	Stop    = "stop"    // end the relay, and start no other
 	Drain   = "drain"   // Stop after the relay's copies
@@ -85,7 +85,7 @@ func Ask(l paths.Layout, id, command string) (Answer, error) {
 	return AskUntil(l, id, command, time.Now().Add(Timeout))
 }
 
-// ErrSupervisorKilled is the error of a generation whose supervisor has ended before its relay.
+// ErrSupervisorKilled is the error of a generation whose supervisor has ended before the relay.
 var ErrSupervisorKilled = errors.New("the supervisor has been killed; restart the container")
 
 // AskUntil is Ask with a time limit. The supervisor executes the request even after that time.
@@ -138,14 +138,14 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 	return answer, nil
 }
 
-// TellLanesChanged makes a supervisor read the generation again. The supervisor answers after its
+// TellLanesChanged makes a supervisor read the generation again. The supervisor answers after the
 // message to the relay, without the relay's answer.
 func TellLanesChanged(l paths.Layout, id string) error {
 	_, err := Ask(l, id, Lanes)
 	return err
 }
 
-// Request is one request to a supervisor. The channel answer has room for one value.
+// Request is a request to a supervisor. The channel Answer has room for a value.
 type Request struct {
 	Command string
 	Answer  chan Answer

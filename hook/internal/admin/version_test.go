@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// The answer of a supervisor of another release contains its version.
+// The answer of a supervisor of another release contains the version.
 func TestAskOfAnotherReleaseNamesBothVersions(t *testing.T) {
 	root, err := os.MkdirTemp("", "pl") // a short path, for the limit of sun_path
 	if err != nil {

@@ -67,7 +67,7 @@ func executable(path string) error {
 	return err
 }
 
-// runnable reports obstacles to executing a program other than its mode, because the supervisor
+// runnable reports obstacles to executing a program, except the mode, because the supervisor
 // executes the program only after the hook has ended.
 func runnable(path string) error {
 	if err := unix.Faccessat2(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS); err != nil {
@@ -92,8 +92,8 @@ func runnable(path string) error {
 }
 
 // interpreter returns the dynamic linker of an ELF file (elf(5), 64 bits, little-endian: amd64 and
-// arm64); empty for a script or a static program. It does not know other executable formats of the
-// kernel.
+// arm64); empty for a script or a static program. Further executable formats of the
+// kernel are unknown here.
 func interpreter(f io.ReaderAt) (string, error) {
 	header := make([]byte, 64)
 	n, err := f.ReadAt(header, 0)

@@ -5,7 +5,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// UUIDs of the plan's GPUs; UUID9 belongs to none.
+// UUIDs of the plan's GPUs; no GPU has UUID9.
 const (
 	UUID0 = "GPU-00000000-0000-0000-0000-000000000000"
 	UUID1 = "GPU-11111111-1111-1111-1111-111111111111"
