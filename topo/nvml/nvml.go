@@ -56,11 +56,21 @@ func (l *Library) Processes() (processes []topo.GPUProcess, err error) {
 			a := query{library: l, gpu: topo.NVMLGPU{Index: i}}
 			processes = append(processes, a.processes()...)
 			if len(a.gpu.Failures) > 0 {
-				silent = append(silent, fmt.Errorf("GPU %d: %s", i, strings.Join(a.gpu.Failures, ", ")))
+				silent = append(silent, &gpuError{i, a.gpu.Failures})
 			}
 		}
 	})
 	return processes, errors.Join(append(silent, err)...)
+}
+
+// gpuError is the error of a GPU for which calls failed.
+type gpuError struct {
+	index    int
+	failures []string // as in NVMLGPU.Failures
+}
+
+func (e *gpuError) Error() string {
+	return fmt.Sprintf("GPU %d: %s", e.index, strings.Join(e.failures, ", "))
 }
 
 // while opens the library, calls do with the number of GPUs, and closes the library.
