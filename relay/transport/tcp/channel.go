@@ -11,16 +11,16 @@ import (
 // Channel carries the messages of one connection, and the writes under its grants. The event loop
 // owns Channel.
 type Channel struct {
-	peer        *Peer
-	number      uint32
-	received    func(wire.Message, uint32, []int)
-	ended       func(error)
-	arrivals    *Arrivals
-	writes      int  // writes of this side over data streams that have not been acknowledged
-	closed      bool // the Peer no longer has the channel
-	localClosed bool // closed by this side
-	finSent     bool // the peer has been sent the close
-	deserted    bool // closed by the peer
+	peer         *Peer
+	number       uint32
+	received     func(wire.Message, uint32, []int)
+	ended        func(error)
+	arrivals     *Arrivals
+	writes       int  // writes of this side over data streams that have not been acknowledged
+	closed       bool // the Peer no longer has the channel
+	localClosed  bool // closed by this side
+	finSent      bool // the peer has been sent the close
+	remoteClosed bool // closed by the peer
 }
 
 // Open opens a channel. The peer's Accept gets the first message. Open calls received for each
@@ -70,7 +70,7 @@ func (c *Channel) Send(m wire.Message, sequence uint32, fds ...int) {
 // message, or after 20 µs.
 func (c *Channel) SendLater(m wire.Message, sequence uint32) {
 	if !c.localClosed && !c.closed {
-		c.peer.sayLater(c.number, frameMessage, wire.Encode(m, sequence))
+		c.peer.sendLater(c.number, frameMessage, wire.Encode(m, sequence))
 	}
 }
 
@@ -104,7 +104,7 @@ func (c *Channel) Expect() {
 	p := c.peer
 	time.AfterFunc(p.config.Leaving, func() {
 		p.loop.Do(func() {
-			if !c.deserted {
+			if !c.remoteClosed {
 				p.silent(p.control, p.config.Leaving, errNotLeft)
 			}
 		})
@@ -113,13 +113,13 @@ func (c *Channel) Expect() {
 
 // forget removes a channel that both sides have closed.
 func (c *Channel) forget() {
-	if !c.finSent || !c.deserted || c.closed {
+	if !c.finSent || !c.remoteClosed || c.closed {
 		return
 	}
 	c.closed = true
 	delete(c.peer.channels, c.number)
 	if c.peer.extension != nil {
-		c.peer.extension.Left(c)
+		c.peer.extension.ChannelClosed(c)
 	}
 	if c.theirs() {
 		c.peer.theirs--
@@ -131,7 +131,7 @@ func (c *Channel) theirs() bool { return c.number%2 != c.peer.last%2 }
 // end ends a channel of a dead Peer.
 func (c *Channel) end(why error) {
 	told := c.localClosed
-	c.localClosed, c.finSent, c.deserted = true, true, true
+	c.localClosed, c.finSent, c.remoteClosed = true, true, true
 	c.forget()
 	if !told {
 		c.ended(why)
@@ -152,7 +152,7 @@ func (p *Peer) frame(f frame) error {
 		return p.handleExtension(nil, f.payload)
 	}
 	c := p.channels[f.channel]
-	if c == nil || c.deserted {
+	if c == nil || c.remoteClosed {
 		return refused("frame on channel %d: the channel is not open", f.channel)
 	}
 	switch f.kind {
@@ -170,7 +170,7 @@ func (p *Peer) frame(f frame) error {
 		if err := c.endArrivals(false); err != nil {
 			return err
 		}
-		c.deserted = true
+		c.remoteClosed = true
 		if c.localClosed {
 			c.forget()
 			return nil
