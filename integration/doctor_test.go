@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -157,11 +158,16 @@ func TestExporterTellsWhatRelaysMove(t *testing.T) {
 	})
 	// Log lines of relay and supervisor name the container.
 	i := b.inspection(a)
+	log, err := os.ReadFile(i.Log) // its last lines are those of the transfers
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(log), "\n")
 	for _, line := range []string{"staging is ready", " is ready\""} {
-		if !slices.ContainsFunc(i.LogTail, func(l string) bool {
+		if !slices.ContainsFunc(lines, func(l string) bool {
 			return strings.Contains(l, line) && strings.Contains(l, "generation="+i.ID) && strings.Contains(l, "container="+a.id)
 		}) {
-			t.Errorf("no line on %q with generation and container in\n%s", line, strings.Join(i.LogTail, "\n"))
+			t.Errorf("no line on %q with generation and container in\n%s", line, log)
 		}
 	}
 	operations := value(last, "peerlane_lane_operations_total", lane(a, 0, "sent")...)

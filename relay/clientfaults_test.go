@@ -81,7 +81,8 @@ func playClient() error {
 	fault := os.Getenv("PEERLANE_TEST_FAULT")
 	call, _, _ := strings.Cut(fault, ":")
 	lost, most := contextLost(fault), before.mappings+kept[call].mappings
-	for w := testutil.BeginFor(2 * time.Second); err == nil && !lost && h.mappings > most && !w.Over(); time.Sleep(10 * time.Millisecond) {
+	for w := testutil.BeginFor(2 * time.Second); err == nil && !lost && h.mappings > most &&
+		!w.Over(); time.Sleep(10 * time.Millisecond) {
 		h, err = self.holds()
 	}
 	if err != nil {
@@ -126,7 +127,8 @@ func callCUDA(ctx context.Context, d *cuda.Driver, stream cuda.Stream, s *client
 		return err
 	}
 	line.Advance(1)
-	return errors.Join(timelines.Wait(stream, line, 1), timelines.Write(stream, line, 2), timelines.Take(stream, hand), timelines.Give(stream, hand),
+	return errors.Join(timelines.Wait(stream, line, 1), timelines.Write(stream, line, 2), timelines.Take(stream, hand),
+		timelines.Give(stream, hand),
 		d.StreamSynchronize(stream))
 }
 
@@ -157,7 +159,8 @@ func TestClientCUDAFaultsReturnErrors(t *testing.T) {
 		}
 		defer log.Close()
 		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=client", "GORACE=atexit_sleep_ms=0", "PEERLANE_TEST_FAULT="+fault, "PEERLANE_TEST_CALLS="+list,
+		cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=client", "GORACE=atexit_sleep_ms=0",
+			"PEERLANE_TEST_FAULT="+fault, "PEERLANE_TEST_CALLS="+list,
 			"PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID)
 		cmd.Env = append(cmd.Env, faulty(fault, list)...)
 		cmd.Stderr = log
@@ -223,7 +226,8 @@ func TestClientCUDAFaultsReturnErrors(t *testing.T) {
 			case said.Files > idle.Files+kept[f.call].files, said.Maps > idle.Maps+kept[f.call].mappings:
 				t.Errorf("%v: it leaks: %+v, without a fault %+v", f, said, idle)
 			}
-			for taken, given := range map[string]string{"cuMemMap": "cuMemUnmap", "cuMemAddressReserve": "cuMemAddressFree", "cuMemHostRegister": "cuMemHostUnregister"} {
+			for taken, given := range map[string]string{"cuMemMap": "cuMemUnmap", "cuMemAddressReserve": "cuMemAddressFree",
+				"cuMemHostRegister": "cuMemHostUnregister"} {
 				if !lost && counts[taken]-counts[taken+" failed"] > counts[given] {
 					t.Errorf("%v: of %d %s %d were taken back by %s", f, counts[taken], taken, counts[given], given)
 				}

@@ -29,7 +29,8 @@ func TestSendsAfterEventWaitForEvent(t *testing.T) {
 			h.change = func(c *launch.Config) { c.IPCEvents = allowed }
 			socket, r := h.start("a", launch.RouteDirect, -1, copying(far(0, 1, "nic0")))
 			cmd := exec.Command("/proc/self/exe")
-			cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=events", "PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID)
+			cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=events", "PEERLANE_TEST_SOCKET="+socket,
+				"PEERLANE_TEST_GPU="+devices[0].UUID)
 			var said bytes.Buffer
 			cmd.Stderr = &said
 			out, err := cmd.StdoutPipe()

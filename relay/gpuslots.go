@@ -217,8 +217,10 @@ func (l *lane) tryOn(by *verbs.Set, server launch.GPU) (*registration.Registered
 	if err != nil {
 		return nil, err
 	}
-	tried, err := by.Try(registration.GPU{Asks: l.device, On: on, Own: func() (*device.Device, error) { return l.contextOn(on) }}, 1)
-	if err == nil && (tried.Way() == registration.Bounce || tried.Kind != registration.Allocated) && l.registered.out == nil {
+	tried, err := by.Try(registration.GPU{Asks: l.device, On: on,
+		Own: func() (*device.Device, error) { return l.contextOn(on) }}, 1)
+	if err == nil && (tried.Way() == registration.Bounce || tried.Kind != registration.Allocated) &&
+		l.registered.out == nil {
 		err = l.closeContexts()
 	}
 	return tried, err
@@ -296,7 +298,8 @@ func (l *lane) openAllocated() (out, in *staging, err error) {
 		all = append(all, l.stageOn(server, l.slotsOn(server.BusID, config.Slots), config, allocate, out, in))
 	}
 	if len(out.regions) == 0 {
-		return nil, nil, fmt.Errorf("no server GPU has room for slots in memory of cuMemAlloc, or is fit for them: %s", notes(all))
+		return nil, nil, fmt.Errorf("no server GPU has room for slots in memory of cuMemAlloc, or is fit for them: %s",
+			notes(all))
 	}
 	l.deal(out)
 	l.deal(in)
@@ -341,7 +344,8 @@ func (l *lane) logSlots(w slotsWay) {
 		to.Infof("data to and from other hosts by RDMA: %s", w.text)
 		return
 	}
-	to.Warn(&fault.Error{Code: fault.NotRegistered, Operation: "data to and from other hosts by RDMA is not registered by DMA-BUF", Cause: errors.New(w.text)})
+	to.Warn(&fault.Error{Code: fault.NotRegistered,
+		Operation: "data to and from other hosts by RDMA is not registered by DMA-BUF", Cause: errors.New(w.text)})
 }
 
 // unordered reports whether a NIC's writes into memory need a flush before a GPU reads the memory.

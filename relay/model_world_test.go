@@ -137,7 +137,8 @@ func (w *world) attach(t *rapid.T, at int) {
 		w.stage(t, s)
 	} else if kind == "host" {
 		w.onHost(t, s)
-	} else if s.memory, err = s.session.Export(ctx, client.Allocation{FD: place.fd, Bytes: modelBytes, GPU: id}); err != nil {
+	} else if s.memory, err = s.session.Export(ctx, client.Allocation{FD: place.fd, Bytes: modelBytes, GPU: id}); err !=
+		nil {
 		t.Fatalf("export: %v", err)
 	}
 	if s.listener, err = s.session.Listen(ctx, id); err != nil {
@@ -252,7 +253,8 @@ func (w *world) post(t *rapid.T, sends bool, bad wire.Status) {
 	}
 	p := one(t, open, "connection")
 	tag := rapid.Uint64Range(0, 2).Draw(t, "tag")
-	n := rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Uint64Range(0, modelLargest), rapid.SampledFrom([]uint64{4<<10 - 1, 4 << 10, 4<<10 + 1, modelSlot - 1, modelSlot, modelSlot + 1})).Draw(t, "bytes")
+	n := rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Uint64Range(0, modelLargest),
+		rapid.SampledFrom([]uint64{4<<10 - 1, 4 << 10, 4<<10 + 1, modelSlot - 1, modelSlot, modelSlot + 1})).Draw(t, "bytes")
 	waits := rapid.IntRange(0, 5).Draw(t, "waits") == 0
 	signals := rapid.IntRange(0, 3).Draw(t, "signals") == 0
 	w.place(t, p, sends, tag, n, waits, signals, bad)

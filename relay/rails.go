@@ -77,7 +77,8 @@ const maxKnownRails = 4096
 func newRails(addresses []address.Chosen, w wires) *rails {
 	r := &rails{
 		addresses: addresses, links: w.links, carried: map[string]*tcp.Carried{"": {}},
-		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{}, failed: map[failure]time.Time{}, silent: map[failure]time.Time{}, refused: map[netip.Addr]refusal{},
+		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{},
+		failed: map[failure]time.Time{}, silent: map[failure]time.Time{}, refused: map[netip.Addr]refusal{},
 	}
 	if r.links == nil {
 		r.links = links
@@ -154,7 +155,8 @@ func (r *rails) look() {
 	defer r.mu.Unlock()
 	for name, is := range down {
 		if is != r.down[name] {
-			logrus.Warnf("interface %s, by which relays of other hosts are reached, %s", name, map[bool]string{true: "is down, or its address is gone", false: "is up again"}[is])
+			logrus.Warnf("interface %s, by which relays of other hosts are reached, %s", name,
+				map[bool]string{true: "is down, or its address is gone", false: "is up again"}[is])
 			clear(r.refused)
 		}
 	}
@@ -168,7 +170,9 @@ func (r *rails) of(l *lane) []int {
 		if a.Rail == address.NoRail {
 			continue
 		}
-		if l != nil && slices.ContainsFunc(l.spec.NICs, func(nic string) bool { return nic == a.Device || nic == a.Interface }) {
+		if l != nil && slices.ContainsFunc(l.spec.NICs, func(nic string) bool {
+			return nic == a.Device || nic == a.Interface
+		}) {
 			own = append(own, a.Rail)
 		}
 		all = append(all, a.Rail)
@@ -208,7 +212,9 @@ func (r *rails) listen(lanes []*lane, g *multiListener, at func(netip.Addr) (net
 	for _, l := range lanes {
 		own := r.of(l)
 		wanted = append(wanted, own...)
-		if !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool { return slices.Contains(own, a.Rail) && !r.down[a.Interface] }) {
+		if !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool {
+			return slices.Contains(own, a.Rail) && !r.down[a.Interface]
+		}) {
 			for _, a := range r.addresses {
 				if !r.down[a.Interface] {
 					wanted = append(wanted, a.Rail)
@@ -269,7 +275,8 @@ func (r *rails) advertise(l *lane) (told []network.Rail) {
 	defer r.mu.Unlock()
 	for _, at := range r.listening {
 		if !r.down[at.Interface] {
-			told = append(told, network.Rail{Number: at.Rail, Endpoint: at.endpoint, Interface: at.Interface, Lane: slices.Contains(own, at.Rail)})
+			told = append(told, network.Rail{Number: at.Rail, Endpoint: at.endpoint, Interface: at.Interface,
+				Lane: slices.Contains(own, at.Rail)})
 		}
 	}
 	return told
@@ -370,7 +377,9 @@ func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]path) {
 
 // single reports whether the addresses belong to a single interface.
 func (r *rails) single() bool {
-	return !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool { return a.Interface != r.addresses[0].Interface })
+	return !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool {
+		return a.Interface != r.addresses[0].Interface
+	})
 }
 
 // interfaceOn is an interface of this host on the rail of another's: one that is up, and
@@ -414,7 +423,8 @@ func (r *rails) doors(relay string, at address.Endpoint) []path {
 	}
 	var tried []string
 	for _, a := range r.addresses {
-		if a.Interface != "" && !r.down[a.Interface] && !slices.Contains(tried, a.Interface) && a.Address.Is4() == at.Address.Is4() {
+		if a.Interface != "" && !r.down[a.Interface] && !slices.Contains(tried, a.Interface) &&
+			a.Address.Is4() == at.Address.Is4() {
 			tried = append(tried, a.Interface)
 			doors = append(doors, path{a, on(a, at)})
 		}
@@ -536,7 +546,8 @@ type striping struct {
 
 // stripe tries the paths of a tier at once, and takes the first tier with a working path; otherwise
 // every stream uses the path of the first connection.
-func (h *peerManager) stripe(ctx context.Context, first *network.Session, went path, tiers [][]path) (*striping, error) {
+func (h *peerManager) stripe(ctx context.Context, first *network.Session, went path,
+	tiers [][]path) (*striping, error) {
 	remote, err := netip.ParseAddrPort(first.Conn.RemoteAddr().String())
 	if err != nil {
 		return nil, err
@@ -669,7 +680,8 @@ func (r *rails) report() (all []launch.NetworkRail) {
 		i := slices.IndexFunc(all, func(n launch.NetworkRail) bool { return n.Interface == a.Interface })
 		if i < 0 {
 			c := r.carried[a.Interface]
-			all = append(all, launch.NetworkRail{Rail: a.Rail, Interface: a.Interface, Device: a.Device, Down: r.down[a.Interface], Sent: c.Sent.Load(), Received: c.Received.Load()})
+			all = append(all, launch.NetworkRail{Rail: a.Rail, Interface: a.Interface, Device: a.Device,
+				Down: r.down[a.Interface], Sent: c.Sent.Load(), Received: c.Received.Load()})
 			i = len(all) - 1
 		}
 		for _, l := range r.listening {
@@ -710,7 +722,8 @@ func (r *rails) pairs(p *tcp.Peer) (all []launch.RailFigures) {
 }
 
 // registration describes the registration of a connection's memory.
-const registrationTCP = "host memory that the relay has pinned for its GPU; the kernel's TCP copies from it and to it: a bounce, without GPUDirect RDMA"
+const registrationTCP = "host memory that the relay has pinned for its GPU; the kernel's TCP copies from it and " +
+	"to it: a bounce, without GPUDirect RDMA"
 
 // overTCP is the way of a connection's messages to another host, from the sender's GPU to
 // the receiver's.
@@ -730,5 +743,6 @@ func (c *connection) overTCP() (steps []string, pairs []launch.RailFigures) {
 	for _, p := range pairs {
 		here, there = append(here, name(p.Interface, p.Rail)), append(there, name(p.PeerPlace, p.PeerRail))
 	}
-	return []string{own, "host memory", strings.Join(here, " and "), "tcp", strings.Join(there, " and "), "host memory", c.peerGPU.GPU(), c.peer}, pairs
+	return []string{own, "host memory", strings.Join(here, " and "), "tcp", strings.Join(there, " and "), "host memory",
+		c.peerGPU.GPU(), c.peer}, pairs
 }

@@ -96,7 +96,8 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 	select {
 	case err = <-settled:
 	case <-time.After(cmp.Or(r.settle, verbs.SettleTime) + handshakeTimeout):
-		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA", peer.Name())
+		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA",
+			peer.Name())
 	}
 	if err == nil {
 		if err = r.take(c, by, true); err == nil {
@@ -150,7 +151,8 @@ func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
 			break
 		}
 		if err := by.Register(g.memory, !sends); err != nil {
-			return wire.Errorf(wire.StatusUnreachable, "the slots of GPU %s cannot be registered with the NICs: %w", c.lane.spec.GPU.BusID, err)
+			return wire.Errorf(wire.StatusUnreachable, "the slots of GPU %s cannot be registered with the NICs: %w",
+				c.lane.spec.GPU.BusID, err)
 		}
 	}
 	if !c.lane.spec.Direct { // which has none, and says how memory is known when some is used

@@ -36,7 +36,8 @@ func TestRDMAResourcesMatchLibibverbs(t *testing.T) {
 		t.Helper()
 		said := say()
 		has := launch.NICResources{
-			QueuePairs: outstanding(t, p.rdma, "ibv_destroy_qp", "ibv_create_qp"), CompletionQueues: outstanding(t, p.rdma, "ibv_destroy_cq", "ibv_create_cq"),
+			QueuePairs: outstanding(t, p.rdma, "ibv_destroy_qp", "ibv_create_qp"), CompletionQueues: outstanding(t, p.rdma,
+				"ibv_destroy_cq", "ibv_create_cq"),
 			Regions: outstanding(t, p.rdma, "ibv_dereg_mr", "ibv_reg_mr_iova2", "ibv_reg_mr", "ibv_reg_dmabuf_mr"),
 		}
 		if said != has {

@@ -487,7 +487,8 @@ func connected(t *testing.T, route string) *pair {
 	return p
 }
 
-func join(t testing.TB, a *client.Session, gpuA int, b *client.Session, gpuB int) (sending, receiving *client.Connection, handle wire.Handle) {
+func join(t testing.TB, a *client.Session, gpuA int, b *client.Session,
+	gpuB int) (sending, receiving *client.Connection, handle wire.Handle) {
 	t.Helper()
 	listener, err := b.Listen(within(t), uuid(t, gpuB))
 	if err != nil {
@@ -647,7 +648,8 @@ func TestStagedRouteAloneCrossesServers(t *testing.T) {
 					t.Fatal(err)
 				}
 				if counters.Server[0].In != want || counters.Server[0].Out != want {
-					t.Errorf("the %s's relay counts %d in and %d out, not %d", name, counters.Server[0].In, counters.Server[0].Out, want)
+					t.Errorf("the %s's relay counts %d in and %d out, not %d", name, counters.Server[0].In, counters.Server[0].Out,
+						want)
 				}
 				if counters.Contexts != 1 {
 					t.Errorf("the %s's relay has %d contexts", name, counters.Contexts)
@@ -758,7 +760,8 @@ func TestInvalidOperationsAreRefused(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			p := connected(t, route)
-			onlySend, err := p.a.Export(within(t), client.Allocation{FD: p.source.fd, Bytes: pairBytes, Offset: 4096, Length: 8192, GPU: uuid(t, 0), Access: wire.AccessReceive})
+			onlySend, err := p.a.Export(within(t), client.Allocation{FD: p.source.fd, Bytes: pairBytes, Offset: 4096,
+				Length: 8192, GPU: uuid(t, 0), Access: wire.AccessReceive})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -767,14 +770,24 @@ func TestInvalidOperationsAreRefused(t *testing.T) {
 				post   func() (*client.Operation, error)
 				status wire.Status
 			}{
-				{"beyond the end", func() (*client.Operation, error) { return p.sending.Send(p.source.Memory, pairBytes-7, 8) }, wire.StatusOutOfRange},
-				{"an offset that wraps", func() (*client.Operation, error) { return p.sending.Send(p.source.Memory, ^uint64(0)-3, 8) }, wire.StatusOutOfRange},
-				{"receive beyond the end", func() (*client.Operation, error) { return p.receiving.Receive(p.target.Memory, 1, pairBytes) }, wire.StatusOutOfRange},
-				{"memory for receiving", func() (*client.Operation, error) { return p.sending.Send(onlySend, 0, 8) }, wire.StatusNotPermitted},
+				{"beyond the end", func() (*client.Operation, error) {
+					return p.sending.Send(p.source.Memory, pairBytes-7, 8)
+				}, wire.StatusOutOfRange},
+				{"an offset that wraps", func() (*client.Operation, error) {
+					return p.sending.Send(p.source.Memory, ^uint64(0)-3, 8)
+				}, wire.StatusOutOfRange},
+				{"receive beyond the end", func() (*client.Operation, error) {
+					return p.receiving.Receive(p.target.Memory, 1, pairBytes)
+				}, wire.StatusOutOfRange},
+				{"memory for receiving", func() (*client.Operation, error) {
+					return p.sending.Send(onlySend, 0, 8)
+				}, wire.StatusNotPermitted},
 				{"a buffered receive", func() (*client.Operation, error) {
 					return p.receiving.Receive(p.target.Memory, 0, 8, client.Buffered())
 				}, wire.StatusMalformed},
-				{"a receive on a sending connection", func() (*client.Operation, error) { return p.sending.Receive(p.source.Memory, 0, 8) }, wire.StatusMalformed},
+				{"a receive on a sending connection", func() (*client.Operation, error) {
+					return p.sending.Receive(p.source.Memory, 0, 8)
+				}, wire.StatusMalformed},
 			} {
 				op, err := c.post()
 				_, err = wait(t, op, err)
@@ -845,7 +858,8 @@ func TestInvalidExportsAreRefused(t *testing.T) {
 	demandOf(t, err, wire.StatusWrongGPU, devices[2].UUID)
 	_, err = s.Export(ctx, client.Allocation{FD: own.fd, Bytes: 4 << 20, GPU: uuid(t, 0)})
 	demand(t, err, wire.StatusBadDescriptor)
-	_, err = s.Export(ctx, client.Allocation{FD: own.fd, Bytes: 2 << 20, Offset: 1 << 20, Length: 2 << 20, GPU: uuid(t, 0)})
+	_, err = s.Export(ctx, client.Allocation{FD: own.fd, Bytes: 2 << 20, Offset: 1 << 20, Length: 2 << 20,
+		GPU: uuid(t, 0)})
 	demand(t, err, wire.StatusOutOfRange)
 
 	file, err := os.Open(os.DevNull)

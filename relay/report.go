@@ -15,7 +15,8 @@ func (r *Relay) Report() *launch.Report {
 	report := &launch.Report{Clients: []launch.Client{}, Contexts: []string{}, Staging: []launch.Staging{}}
 	done := r.loop.Call(func() {
 		for _, s := range r.sessions {
-			c := launch.Client{PID: s.pid, Memories: len(s.memories), Connections: len(s.connections), HostMemory: s.host, Staging: s.staging}
+			c := launch.Client{PID: s.pid, Memories: len(s.memories), Connections: len(s.connections), HostMemory: s.host,
+				Staging: s.staging}
 			for _, m := range s.memories {
 				c.Bytes += m.length
 				if m.kind == wire.MemoryIPC {
@@ -84,8 +85,9 @@ func (r *Relay) Report() *launch.Report {
 		report.Network = r.networkReport()
 		r.live(report)
 		report.Used = launch.Limits{
-			Clients: len(r.sessions), Memories: r.used.memories, Connections: r.used.connections, Descriptors: r.used.descriptors,
-			HostMemory: r.used.host, Staging: r.used.staging,
+			Clients: len(r.sessions), Memories: r.used.memories, Connections: r.used.connections,
+			Descriptors: r.used.descriptors,
+			HostMemory:  r.used.host, Staging: r.used.staging,
 		}
 	})
 	if !done {
@@ -106,7 +108,8 @@ func writesOf(l *lane) launch.Writes {
 	w := l.device.Writes()
 	told := launch.Writes{GPU: l.spec.GPU.BusID, Words: w.MostWords, Stores: w.MostStores, NoStores: w.NoStores}
 	for _, m := range w.Measured {
-		told.Measured = append(told.Measured, launch.WriteTime{Bytes: m.Bytes, Words: microseconds(m.Words), Rows: microseconds(m.Rows), Stores: microseconds(m.Stores)})
+		told.Measured = append(told.Measured, launch.WriteTime{Bytes: m.Bytes, Words: microseconds(m.Words),
+			Rows: microseconds(m.Rows), Stores: microseconds(m.Stores)})
 	}
 	return told
 }

@@ -103,7 +103,8 @@ func (n *cables) of(host []address.Chosen) wires {
 		accept: func(at netip.Addr, _ address.Ports) (net.Listener, error) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
-			l := &cableListener{cables: n, at: netip.AddrPortFrom(at, 20000), conns: make(chan net.Conn), closed: make(chan struct{})}
+			l := &cableListener{cables: n, at: netip.AddrPortFrom(at, 20000), conns: make(chan net.Conn),
+				closed: make(chan struct{})}
 			n.listening[l.at] = l
 			return l, nil
 		},
@@ -193,7 +194,8 @@ func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
 		}
 		sockets := make([]*net.UnixListener, 2)
 		for j := range sockets {
-			if sockets[j], err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, fmt.Sprint(i, "-", j)), Net: "unixpacket"}); err != nil {
+			if sockets[j], err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, fmt.Sprint(i, "-", j)),
+				Net: "unixpacket"}); err != nil {
 				tb.Fatal(err)
 			}
 		}
@@ -214,7 +216,8 @@ func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
 		}
 		generation := wire.UUID{byte(i), byte(i >> 8), byte(i >> 16), 1}
 		if err := r.Configure(launch.Config{
-			Generation: generation.String(), Container: fmt.Sprint(i), Route: launch.RouteAuto, Transport: launch.TransportTCP, Slots: 2, SlotBytes: 64 << 10,
+			Generation: generation.String(), Container: fmt.Sprint(i), Route: launch.RouteAuto, Transport: launch.TransportTCP,
+			Slots: 2, SlotBytes: 64 << 10,
 			Lanes: []launch.Lane{{GPU: launch.GPU{BusID: "0000:17:00.0"}}},
 			Network: &launch.Network{
 				Addresses: addresses, Ports: address.Ports{First: 20000, Last: 20999},
@@ -360,9 +363,11 @@ func TestPeersOfOtherRelaysAreBounded(t *testing.T) {
 	session := func(at netip.Addr, host byte) *network.Session {
 		ours, theirs := net.Pipe()
 		t.Cleanup(func() { ours.Close(); theirs.Close() })
-		who := &network.Local{Host: wire.UUID{host}, Name: "test", Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Keys: h.local.Keys}
+		who := &network.Local{Host: wire.UUID{host}, Name: "test", Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
+			Keys: h.local.Keys}
 		go func() { _, _ = who.Initiate(theirs, network.Target{Host: f.relays[0].host, Token: f.handles[0].Token}) }()
-		s, err := h.local.Respond(cable{ours, netip.AddrPortFrom(from, 2), netip.AddrPortFrom(at, 1), new(func(netip.Addr, int))}, func(network.Greeting) error { return nil })
+		s, err := h.local.Respond(cable{ours, netip.AddrPortFrom(from, 2), netip.AddrPortFrom(at, 1),
+			new(func(netip.Addr, int))}, func(network.Greeting) error { return nil })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -443,7 +448,8 @@ func TestSendersOfOtherHostsQueueForAccept(t *testing.T) {
 	answers := make(chan error, 10)
 	say := func() {
 		r.loop.Call(func() {
-			_, err = peer.Open(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Token: wire.UUID{1}}, 0, func(m wire.Message, _ uint32, _ []int) {
+			_, err = peer.Open(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
+				Token: wire.UUID{1}}, 0, func(m wire.Message, _ uint32, _ []int) {
 				if failure, ok := m.(*wire.Failure); ok {
 					answers <- failure.Err()
 				} else {

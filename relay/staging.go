@@ -51,7 +51,8 @@ func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 		return
 	}
 	if limit := s.relay.limits.ClientStaging; m.Bytes > limit || s.staging > limit-m.Bytes {
-		s.answer(sequence, limitMet("relay.limits.client_staging", "%s of staging memory are asked for, and this process has %s, whose limit is %s",
+		s.answer(sequence, limitMet("relay.limits.client_staging",
+			"%s of staging memory are asked for, and this process has %s, whose limit is %s",
 			humanize.IBytes(m.Bytes), humanize.IBytes(s.staging), humanize.IBytes(limit)))
 		return
 	}
@@ -60,12 +61,14 @@ func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 		s.answer(sequence, err)
 		return
 	}
-	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{}}
+	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, registrars: map[*receiver]bool{},
+		regions: map[*exposedRegion]bool{}}
 	s.provide(memory, sequence, func() error { return memory.stage(m.GPU) }, func() wire.Message {
 		on := memory.staged.on
 		on.bytes += memory.mapped.Bytes
 		s.relay.endIfWrong() // of later changes
-		return &wire.StagingMade{Memory: memory.number, Bytes: memory.mapped.Bytes, Server: on.id, Index: uint32(on.gpu.Index)}
+		return &wire.StagingMade{Memory: memory.number, Bytes: memory.mapped.Bytes, Server: on.id,
+			Index: uint32(on.gpu.Index)}
 	})
 }
 
@@ -87,9 +90,13 @@ func (m *memory) stage(gpu wire.UUID) error {
 	}
 	switch {
 	case !l.spec.Relay || len(servers) == 0:
-		return wire.Errorf(wire.StatusNoStaging, "the lane of GPU %s has no server GPU to stage on (role %s): what is sent is read where it lies, and needs no copy", l.spec.GPU.BusID, l.spec.Role).On(l.spec.GPU.BusID)
+		return wire.Errorf(wire.StatusNoStaging,
+			"the lane of GPU %s has no server GPU to stage on (role %s): what is sent is read where it lies, and "+
+				"needs no copy", l.spec.GPU.BusID, l.spec.Role).On(l.spec.GPU.BusID)
 	case !copies:
-		return wire.Errorf(wire.StatusNotPermitted, "%s was given the lane of GPU %d and not its server GPUs, which a client has to see that copies itself; start it with --device peerlane.dev/gpu=%[2]d, or let the relay copy",
+		return wire.Errorf(wire.StatusNotPermitted,
+			"%s was given the lane of GPU %d and not its server GPUs, which a client has to see that copies itself; start "+
+				"it with --device peerlane.dev/gpu=%[2]d, or let the relay copy",
 			r.name(), l.spec.GPU.Index).On(fmt.Sprintf("peerlane.dev/gpu=%d", l.spec.GPU.Index))
 	}
 	if err := l.open(); err != nil {
@@ -115,8 +122,9 @@ func (m *memory) stage(gpu wire.UUID) error {
 		refused = append(refused, fmt.Sprintf("GPU %d (%s): %s", on.gpu.Index, on.gpu.BusID, why))
 	}
 	return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
-		Operation: fmt.Sprintf("no server GPU of the lane of GPU %s can have %s of staging memory", l.spec.GPU.BusID, humanize.IBytes(m.takes.staging)),
-		Cause:     errors.New(strings.Join(refused, "; "))}).On(l.spec.GPU.BusID)
+		Operation: fmt.Sprintf("no server GPU of the lane of GPU %s can have %s of staging memory", l.spec.GPU.BusID,
+			humanize.IBytes(m.takes.staging)),
+		Cause: errors.New(strings.Join(refused, "; "))}).On(l.spec.GPU.BusID)
 }
 
 // forClients are the lane's server GPUs as clients' memory on them is counted.

@@ -110,7 +110,8 @@ func stopProcesses(t *testing.T, route string, sleep time.Duration) {
 		t.Fatal(err)
 	}
 	defer answers.Close()
-	sleeper, stdin, err := startRole("receiver", []*os.File{theirs}, os.Stderr, "PEERLANE_TEST_SOCKET="+s.a, "PEERLANE_TEST_GPU="+devices[0].UUID)
+	sleeper, stdin, err := startRole("receiver", []*os.File{theirs}, os.Stderr, "PEERLANE_TEST_SOCKET="+s.a,
+		"PEERLANE_TEST_GPU="+devices[0].UUID)
 	theirs.Close()
 	if err != nil {
 		t.Fatal(err)

@@ -138,7 +138,8 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 		wake.Close()
 		conn.Close()
 		return nil, fmt.Errorf(
-			"the pipe by which the relay wakes this program cannot be waited for: epoll takes no more descriptors (fs.epoll.max_user_watches), or memory is short: %w",
+			"the pipe by which the relay wakes this program cannot be waited for: epoll takes no more descriptors "+
+				"(fs.epoll.max_user_watches), or memory is short: %w",
 			err,
 		)
 	}

@@ -149,7 +149,8 @@ func (s *Session) openLists(ctx context.Context) error {
 	if s.version < wire.ListVersion {
 		return wire.Errorf(
 			wire.StatusVersion,
-			"the relay has no list operations: it speaks version %d of Peerlane's protocol, and they came with version %d; install the same release of Peerlane in the image and on the host",
+			"the relay has no list operations: it speaks version %d of Peerlane's protocol, and they came with version "+
+				"%d; install the same release of Peerlane in the image and on the host",
 			s.version,
 			wire.ListVersion,
 		)

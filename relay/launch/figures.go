@@ -4,9 +4,11 @@ import "time"
 
 // Why operations wait.
 const (
-	StallNoGrant  = "no_grant"  // the receiver has no receive posted, or no slot free
-	StallNoSlot   = "no_slot"   // no staging slot is free here, or the connection has its share
-	StallRingFull = "ring_full" // the client has as many operations as the ring holds that have not ended, or whose completions it does not read
+	StallNoGrant = "no_grant" // the receiver has no receive posted, or no slot free
+	StallNoSlot  = "no_slot"  // no staging slot is free here, or the connection has its share
+	// the client has as many operations as the ring holds that have not ended, or whose completions
+	// it does not read
+	StallRingFull = "ring_full"
 )
 
 // Figures count operations, since the relay was started or the connection made.

@@ -218,14 +218,16 @@ var DefaultLimits = Limits{
 func (l Limits) WithDefaults() Limits {
 	d := DefaultLimits
 	for _, f := range []struct{ own, standard *int }{
-		{&l.Clients, &d.Clients}, {&l.Memories, &d.Memories}, {&l.Connections, &d.Connections}, {&l.Descriptors, &d.Descriptors},
+		{&l.Clients, &d.Clients}, {&l.Memories, &d.Memories}, {&l.Connections, &d.Connections},
+		{&l.Descriptors, &d.Descriptors},
 	} {
 		if *f.own == 0 {
 			*f.own = *f.standard
 		}
 	}
 	for _, f := range []struct{ own, standard *uint64 }{
-		{&l.HostMemory, &d.HostMemory}, {&l.ClientHostMemory, &d.ClientHostMemory}, {&l.Staging, &d.Staging}, {&l.ClientStaging, &d.ClientStaging},
+		{&l.HostMemory, &d.HostMemory}, {&l.ClientHostMemory, &d.ClientHostMemory}, {&l.Staging, &d.Staging},
+		{&l.ClientStaging, &d.ClientStaging},
 	} {
 		if *f.own == 0 {
 			*f.own = *f.standard

@@ -129,7 +129,9 @@ var ErrSilent error = &fault.Error{
 	Code:      fault.KeyNotProven,
 	Operation: "the relay there closed the connection without a word",
 	Cause: fmt.Errorf(
-		"it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version %d of the handshake between hosts and this host version %d (install the same release on both), has no room for now, or is none",
+		"it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version %d of the "+
+			"handshake between hosts and this host version %d (install the same release on both), has no room for now, or "+
+			"is none",
 		handshakeVersion-1, handshakeVersion,
 	),
 }
@@ -493,7 +495,8 @@ func (l *Local) openHello(hello []byte) (*noise.HandshakeState, *Session, error)
 		if version := binary.LittleEndian.Uint32(text); version != handshakeVersion {
 			return nil, nil, wire.Errorf(
 				wire.StatusVersion,
-				"another relay speaks version %d of the handshake between hosts, and this host version %d; install the same release on both",
+				"another relay speaks version %d of the handshake between hosts, and this host version %d; install the same "+
+					"release on both",
 				version,
 				handshakeVersion,
 			)
@@ -537,7 +540,8 @@ func openAnswer(states []*noise.HandshakeState, hello, answer []byte) (*channel,
 }
 
 var errChanged = errors.New(
-	"the answer to hello is not from a relay that has the cluster key: something else listens there, or someone in between changes what is sent",
+	"the answer to hello is not from a relay that has the cluster key: something else listens there, or someone in " +
+		"between changes what is sent",
 )
 
 // channel seals the messages after the Noise messages, with the whole preceding conversation as

@@ -45,8 +45,10 @@ var shared = []string{
 // cxxFlags compile the plugin's own source. The ABI of std::string is the one that NIXL's builds
 // have, regardless of the compiler's default.
 var cxxFlags = []string{
-	"-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
-	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-D_GLIBCXX_USE_CXX11_ABI=1", "-pthread", "-DPEERLANE_BUILD",
+	"-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-fvisibility=hidden",
+	"-fvisibility-inlines-hidden",
+	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-D_GLIBCXX_USE_CXX11_ABI=1", "-pthread",
+	"-DPEERLANE_BUILD",
 }
 
 // Before glibc 2.34 libpthread and libdl are not in libc.
@@ -156,7 +158,8 @@ func Build(dir string, more ...string) (err error) {
 		return err
 	}
 	// A single binary under several names: a forwarder reads the name of its file.
-	if err := run(c, libpeerlane.Flags, shared, more, []string{prefix, "-o", "forward.so", "forward.c"}, libraries); err != nil {
+	if err := run(c, libpeerlane.Flags, shared, more, []string{prefix, "-o", "forward.so", "forward.c"},
+		libraries); err != nil {
 		return err
 	}
 	text, err := os.ReadFile(filepath.Join(work, "forward.so"))

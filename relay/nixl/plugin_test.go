@@ -43,7 +43,8 @@ func build(t *testing.T, name string, make func(dir string) error, own ...string
 }
 
 // sanitized are the flags of plugin and harness for sanitizers.
-var sanitized = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-sanitize=vptr", "-DPEERLANE_UNBOUND", "-O1"}
+var sanitized = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-sanitize=vptr",
+	"-DPEERLANE_UNBOUND", "-O1"}
 
 func plugin(t *testing.T) string {
 	t.Helper()
@@ -77,7 +78,9 @@ func compile(dir, name string, flags ...string) error {
 
 func program(t *testing.T, name string, flags ...string) string {
 	t.Helper()
-	return filepath.Join(build(t, name+strings.Join(flags, ""), func(dir string) error { return compile(dir, name, flags...) }, "tests/"+name+".cpp"), name)
+	return filepath.Join(build(t, name+strings.Join(flags, ""), func(dir string) error {
+		return compile(dir, name, flags...)
+	}, "tests/"+name+".cpp"), name)
 }
 
 // library stands for libnixl.so in the harness.
@@ -107,7 +110,8 @@ type run struct {
 }
 
 func (r run) command(a, b *lane) *exec.Cmd {
-	c := exec.Command(r.harness, r.plugin, r.library, r.mode, strconv.FormatUint(r.seed, 10), a.socket, a.uuid, b.socket, b.uuid,
+	c := exec.Command(r.harness, r.plugin, r.library, r.mode, strconv.FormatUint(r.seed, 10), a.socket, a.uuid, b.socket,
+		b.uuid,
 		strconv.Itoa(r.regions), strconv.Itoa(r.blocks), strconv.Itoa(r.bytes), strconv.Itoa(r.times))
 	c.Env = append(os.Environ(), r.environment...)
 	return c
@@ -137,14 +141,16 @@ func seed(t *testing.T) uint64 {
 }
 
 func newRun(t *testing.T, mode string) run {
-	return run{plugin: plugin(t), harness: program(t, "harness"), library: library(t), mode: mode, seed: seed(t), regions: 4, blocks: 64, bytes: 4096, times: 3}
+	return run{plugin: plugin(t), harness: program(t, "harness"), library: library(t), mode: mode, seed: seed(t),
+		regions: 4, blocks: 64, bytes: 4096, times: 3}
 }
 
 func TestPluginCalledAsVLLMDoesMovesBlocks(t *testing.T) {
 	for _, route := range []string{launch.RouteDirect, launch.RouteStaged} {
 		h := newHost(t, route)
 		out := newRun(t, "vllm").must(t, h.lane(0), h.lane(1))
-		if line := "PEERLANE: agent agent 0: route " + route + ", lane " + process.Devices[1].UUID + " to " + process.Devices[0].UUID + ", list operations"; strings.Count(out, line) != 1 {
+		if line := "PEERLANE: agent agent 0: route " + route + ", lane " + process.Devices[1].UUID + " to " +
+			process.Devices[0].UUID + ", list operations"; strings.Count(out, line) != 1 {
 			t.Errorf("no line %q in %s", line, out)
 		}
 	}
@@ -271,8 +277,10 @@ func TestForwarderLoadsPluginOfNIXL(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	for backend, want := range map[string]string{"UCX": "0x77\n", "POSIX": "PEERLANE: libplugin_POSIX.so: NIXL's own plugin cannot be loaded from " + dir + "/plugins"} {
-		out, err := exec.Command(filepath.Join(dir, "forwarded"), filepath.Join(dir, "libnixl.so"), filepath.Join(filepath.Dir(plugin(t)), nixl.ForwarderName(backend))).CombinedOutput()
+	for backend, want := range map[string]string{"UCX": "0x77\n",
+		"POSIX": "PEERLANE: libplugin_POSIX.so: NIXL's own plugin cannot be loaded from " + dir + "/plugins"} {
+		out, err := exec.Command(filepath.Join(dir, "forwarded"), filepath.Join(dir, "libnixl.so"),
+			filepath.Join(filepath.Dir(plugin(t)), nixl.ForwarderName(backend))).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), want) {
 			t.Errorf("%s: %v: %s", backend, err, out)
 		}
@@ -335,7 +343,8 @@ func TestPluginDeathOfPeerIsRemoteDisconnect(t *testing.T) {
 		if kills > 3 {
 			victim = random.IntN(3)
 		}
-		slowest = max(slowest, killOne(t, newRun(t, "kill"), lanes, victim, time.Duration(random.IntN(50))*time.Millisecond, func() {}))
+		slowest = max(slowest, killOne(t, newRun(t, "kill"), lanes, victim, time.Duration(random.IntN(50))*time.Millisecond,
+			func() {}))
 		if victim < 2 {
 			lanes[victim] = h.lane(victim)
 		}

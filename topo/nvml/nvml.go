@@ -16,7 +16,7 @@ import (
 )
 
 // errNoLibrary is the error on a host without libnvidia-ml.so.1, for example without NVIDIA's
-// driver. ErrNoLibrary wraps topo.ErrNoNVML.
+// driver. errNoLibrary wraps topo.ErrNoNVML.
 var errNoLibrary error = &fault.Error{Code: fault.NoCUDA, Operation: "open", Object: "libnvidia-ml.so.1",
 	Cause: topo.ErrNoNVML,
 	Remedy: "install NVIDIA's driver, or run the command on the host in place of a container without the driver's " +
@@ -30,31 +30,30 @@ func New() *Library { return &Library{nvml.New()} }
 
 var _ topo.NVML = (*Library)(nil)
 
-// GPUs lists the GPUs that the driver manages. Without the library the error is ErrNoLibrary. A
+// GPUs lists the GPUs that the driver manages. Without the library the error is topo.ErrNoNVML. A
 // failed call for a GPU is in the GPU's Failures.
 func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
 	err = l.while(func(count int) {
-		asked := make([]asking, count)
-		for i := range asked {
-			asked[i] = asking{library: l, gpu: topo.NVMLGPU{Index: i, Minor: -1}}
-			asked[i].all()
+		queries := make([]query, count)
+		for i := range queries {
+			queries[i] = query{library: l, gpu: topo.NVMLGPU{Index: i, Minor: -1}}
+			queries[i].all()
 		}
-		for i := range asked {
-			asked[i].gpu.NoP2P = asked[i].noP2P(asked)
-			gpus = append(gpus, asked[i].gpu)
+		for i := range queries {
+			queries[i].gpu.NoP2P = queries[i].noP2P(queries)
+			gpus = append(gpus, queries[i].gpu)
 		}
 	})
 	return gpus, err
 }
 
-// Processes lists processes that use GPUs. Without the library the error is ErrNoLibrary. A
-// list beside another error is correct but incomplete; the error names the GPUs without an
-// answer.
+// Processes lists processes that use GPUs. Without the library the error is topo.ErrNoNVML. A list
+// beside another error is correct but incomplete; the error names the GPUs without an answer.
 func (l *Library) Processes() (processes []topo.GPUProcess, err error) {
 	var silent []error
 	err = l.while(func(count int) {
 		for i := range count {
-			a := asking{library: l, gpu: topo.NVMLGPU{Index: i}}
+			a := query{library: l, gpu: topo.NVMLGPU{Index: i}}
 			processes = append(processes, a.processes()...)
 			if len(a.gpu.Failures) > 0 {
 				silent = append(silent, fmt.Errorf("GPU %d: %s", i, strings.Join(a.gpu.Failures, ", ")))
@@ -99,16 +98,16 @@ type callError struct {
 
 func (e *callError) Error() string { return e.call + ": " + e.text }
 
-// asking collects NVML's answers about a GPU.
-type asking struct {
+// query collects NVML's answers about a GPU.
+type query struct {
 	library *Library
 	device  nvml.Device // nil without a handle from NVML
 	gpu     topo.NVMLGPU
 }
 
-// told reports whether a call succeeded, and records a failure. An unsupported call is no
+// succeeded reports whether a call succeeded, and records a failure. An unsupported call is no
 // failure: drivers and GPUs lack features.
-func (a *asking) told(call string, result nvml.Return) bool {
+func (a *query) succeeded(call string, result nvml.Return) bool {
 	switch result {
 	case nvml.SUCCESS:
 		return true
@@ -116,7 +115,7 @@ func (a *asking) told(call string, result nvml.Return) bool {
 		return false
 	case nvml.ERROR_GPU_IS_LOST:
 		if a.gpu.Lost {
-			return false // said once
+			return false // reported once
 		}
 		a.gpu.Lost = true
 	}
@@ -125,15 +124,15 @@ func (a *asking) told(call string, result nvml.Return) bool {
 }
 
 // has reports whether the library has a function that older drivers lack; false for a lost GPU.
-func (a *asking) has(symbol string) bool { return !a.gpu.Lost && a.library.has(symbol) }
+func (a *query) has(symbol string) bool { return !a.gpu.Lost && a.library.has(symbol) }
 
-func (a *asking) all() {
+func (a *query) all() {
 	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
-	if !a.told("nvmlDeviceGetHandleByIndex", result) {
+	if !a.succeeded("nvmlDeviceGetHandleByIndex", result) {
 		return
 	}
 	a.device = device
-	if pci, result := device.GetPciInfo(); a.told("nvmlDeviceGetPciInfo", result) {
+	if pci, result := device.GetPciInfo(); a.succeeded("nvmlDeviceGetPciInfo", result) {
 		a.gpu.BusID = text(pci.BusId[:])
 	}
 	// Skip further calls to a lost GPU: the calls would only repeat the failure.
@@ -145,9 +144,9 @@ func (a *asking) all() {
 }
 
 // processes lists the GPU's compute processes and graphics processes.
-func (a *asking) processes() (all []topo.GPUProcess) {
+func (a *query) processes() (all []topo.GPUProcess) {
 	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
-	if !a.told("nvmlDeviceGetHandleByIndex", result) {
+	if !a.succeeded("nvmlDeviceGetHandleByIndex", result) {
 		return nil
 	}
 	for _, kind := range []struct {
@@ -162,7 +161,7 @@ func (a *asking) processes() (all []topo.GPUProcess) {
 			continue
 		}
 		running, result := kind.ask()
-		if !a.told(kind.call, result) {
+		if !a.succeeded(kind.call, result) {
 			continue
 		}
 		for _, p := range running {
@@ -179,35 +178,35 @@ func (a *asking) processes() (all []topo.GPUProcess) {
 // notAvailable is NVML_VALUE_NOT_AVAILABLE, (-1) in nvml.h.
 const notAvailable = ^uint64(0)
 
-func (a *asking) names() {
+func (a *query) names() {
 	uuid, result := a.device.GetUUID()
-	if a.told("nvmlDeviceGetUUID", result) {
+	if a.succeeded("nvmlDeviceGetUUID", result) {
 		a.gpu.UUID = uuid
 	}
 	name, result := a.device.GetName()
-	if a.told("nvmlDeviceGetName", result) {
+	if a.succeeded("nvmlDeviceGetName", result) {
 		a.gpu.Name = name
 	}
 	minor, result := a.device.GetMinorNumber()
-	if a.told("nvmlDeviceGetMinorNumber", result) { // some systems do not number device nodes
+	if a.succeeded("nvmlDeviceGetMinorNumber", result) { // some systems do not number device nodes
 		a.gpu.Minor = minor
 	}
 	major, minor, result := a.device.GetCudaComputeCapability()
-	if a.told("nvmlDeviceGetCudaComputeCapability", result) {
+	if a.succeeded("nvmlDeviceGetCudaComputeCapability", result) {
 		a.gpu.Capability = 10*major + minor
 	}
 }
 
 // modes reads the modes that prevent sharing of the GPU.
-func (a *asking) modes() {
+func (a *query) modes() {
 	if a.has("nvmlDeviceGetMigMode") {
 		current, _, result := a.device.GetMigMode()
-		a.gpu.MIG = a.told("nvmlDeviceGetMigMode", result) && current == nvml.DEVICE_MIG_ENABLE
+		a.gpu.MIG = a.succeeded("nvmlDeviceGetMigMode", result) && current == nvml.DEVICE_MIG_ENABLE
 	}
 	if a.has("nvmlDeviceGetComputeMode") {
 		mode, result := a.device.GetComputeMode()
 		switch {
-		case !a.told("nvmlDeviceGetComputeMode", result):
+		case !a.succeeded("nvmlDeviceGetComputeMode", result):
 		case mode == nvml.COMPUTEMODE_PROHIBITED:
 			a.gpu.ComputeMode = "prohibited"
 		case mode == nvml.COMPUTEMODE_EXCLUSIVE_PROCESS, mode == nvml.COMPUTEMODE_EXCLUSIVE_THREAD:
@@ -216,12 +215,12 @@ func (a *asking) modes() {
 	}
 	if a.has("nvmlDeviceGetVirtualizationMode") {
 		mode, result := a.device.GetVirtualizationMode()
-		a.gpu.VGPU = a.told("nvmlDeviceGetVirtualizationMode", result) && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
+		a.gpu.VGPU = a.succeeded("nvmlDeviceGetVirtualizationMode", result) && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
 	}
 }
 
-// mostLinks returns the number of NVLinks that NCCL queries, by compute capability.
-func mostLinks(capability int) int {
+// maxLinks returns the number of NVLinks that NCCL queries, by compute capability.
+func maxLinks(capability int) int {
 	switch {
 	case capability < 60:
 		return 0
@@ -236,14 +235,14 @@ func mostLinks(capability int) int {
 }
 
 // links counts the active NVLinks by peer, as ncclTopoGetXmlFromGpu does.
-func (a *asking) links() {
+func (a *query) links() {
 	peers := map[string]int{}
-	for link := range mostLinks(a.gpu.Capability) {
+	for link := range maxLinks(a.gpu.Capability) {
 		if a.gpu.Lost {
 			break
 		}
 		if able, result := a.device.GetNvLinkCapability(link,
-			nvml.NVLINK_CAP_P2P_SUPPORTED); !a.linkTold("nvmlDeviceGetNvLinkCapability", link, result) || able == 0 {
+			nvml.NVLINK_CAP_P2P_SUPPORTED); !a.linkSucceeded("nvmlDeviceGetNvLinkCapability", link, result) || able == 0 {
 			continue
 		}
 		if !a.active(link) {
@@ -251,8 +250,8 @@ func (a *asking) links() {
 		}
 		kind := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_UNKNOWN)
 		if a.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
-			if far, result := a.device.GetNvLinkRemoteDeviceType(link); a.linkTold("nvmlDeviceGetNvLinkRemoteDeviceType", link,
-				result) {
+			far, result := a.device.GetNvLinkRemoteDeviceType(link)
+			if a.linkSucceeded("nvmlDeviceGetNvLinkRemoteDeviceType", link, result) {
 				kind = far
 			}
 		}
@@ -264,7 +263,7 @@ func (a *asking) links() {
 			peers[""]++
 			continue
 		}
-		if remote, result := a.device.GetNvLinkRemotePciInfo(link); a.linkTold("nvmlDeviceGetNvLinkRemotePciInfo", link,
+		if remote, result := a.device.GetNvLinkRemotePciInfo(link); a.linkSucceeded("nvmlDeviceGetNvLinkRemotePciInfo", link,
 			result) {
 			peers[text(remote.BusId[:])]++
 		}
@@ -272,35 +271,35 @@ func (a *asking) links() {
 	a.gpu.NVLinks = peers
 }
 
-// linkTold is told for a call about a link. A missing link is no failure.
-func (a *asking) linkTold(call string, link int, result nvml.Return) bool {
-	return result != nvml.ERROR_INVALID_ARGUMENT && a.told(fmt.Sprintf("%s of link %d", call, link), result)
+// linkSucceeded is succeeded for a call about a link. A missing link is no failure.
+func (a *query) linkSucceeded(call string, link int, result nvml.Return) bool {
+	return result != nvml.ERROR_INVALID_ARGUMENT && a.succeeded(fmt.Sprintf("%s of link %d", call, link), result)
 }
 
 // active reports whether a link is up. GPUs of compute capability 9.0 and later report the
 // state in a field.
-func (a *asking) active(link int) bool {
+func (a *query) active(link int) bool {
 	if a.gpu.Capability < 90 {
 		state, result := a.device.GetNvLinkState(link)
-		return a.linkTold("nvmlDeviceGetNvLinkState", link, result) && state == nvml.FEATURE_ENABLED
+		return a.linkSucceeded("nvmlDeviceGetNvLinkState", link, result) && state == nvml.FEATURE_ENABLED
 	}
-	state, told := a.field(nvml.FI_DEV_NVLINK_GET_STATE, link)
-	return told && state == uint32(nvml.FEATURE_ENABLED)
+	state, ok := a.field(nvml.FI_DEV_NVLINK_GET_STATE, link)
+	return ok && state == uint32(nvml.FEATURE_ENABLED)
 }
 
 // chipToChip counts the links to the CPU, on GPUs of compute capability 9.0 and later. Like
 // NCCL, chipToChip uses the bandwidth of the last link for every link.
-func (a *asking) chipToChip() {
+func (a *query) chipToChip() {
 	if a.gpu.Capability < 90 {
 		return
 	}
 	count, _ := a.field(nvml.FI_DEV_C2C_LINK_COUNT, 0)
 	for link := range int(min(count, maxC2C)) {
-		up, told := a.field(nvml.FI_DEV_C2C_LINK_GET_STATUS, link)
-		if !told || up != 1 {
+		up, ok := a.field(nvml.FI_DEV_C2C_LINK_GET_STATUS, link)
+		if !ok || up != 1 {
 			continue
 		}
-		if bandwidth, told := a.field(nvml.FI_DEV_C2C_LINK_GET_MAX_BW, link); told {
+		if bandwidth, ok := a.field(nvml.FI_DEV_C2C_LINK_GET_MAX_BW, link); ok {
 			a.gpu.C2C++
 			a.gpu.C2CBandwidth = int(bandwidth)
 		}
@@ -311,14 +310,14 @@ func (a *asking) chipToChip() {
 const maxC2C = 64
 
 // field reads a field of 32 bits.
-func (a *asking) field(id, scope int) (value uint32, told bool) {
+func (a *query) field(id, scope int) (value uint32, ok bool) {
 	if !a.has("nvmlDeviceGetFieldValues") {
 		return 0, false
 	}
 	values := []nvml.FieldValue{{FieldId: uint32(id), ScopeId: uint32(scope)}}
 	call := fmt.Sprintf("nvmlDeviceGetFieldValues(%d)", id)
-	if !a.linkTold(call, scope, a.device.GetFieldValues(values)) ||
-		!a.linkTold(call, scope, nvml.Return(values[0].NvmlReturn)) {
+	if !a.linkSucceeded(call, scope, a.device.GetFieldValues(values)) ||
+		!a.linkSucceeded(call, scope, nvml.Return(values[0].NvmlReturn)) {
 		return 0, false
 	}
 	return binary.NativeEndian.Uint32(values[0].Value[:]), true
@@ -326,7 +325,7 @@ func (a *asking) field(id, scope int) (value uint32, told bool) {
 
 // noP2P reports whether the driver denies access to the memory of every other GPU. Access of
 // unknown status counts as allowed.
-func (a *asking) noP2P(all []asking) bool {
+func (a *query) noP2P(all []query) bool {
 	refused := 0
 	for i := range all {
 		peer := &all[i]
@@ -340,9 +339,9 @@ func (a *asking) noP2P(all []asking) bool {
 		for _, way := range []nvml.GpuP2PCapsIndex{nvml.P2P_CAPS_INDEX_READ, nvml.P2P_CAPS_INDEX_WRITE} {
 			status, result := a.device.GetP2PStatus(peer.device, way)
 			lost := a.gpu.Lost // the call does not identify the lost GPU of the two
-			told := a.told(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
+			ok := a.succeeded(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
 			a.gpu.Lost = lost
-			denied = denied || told && status != nvml.P2P_STATUS_OK
+			denied = denied || ok && status != nvml.P2P_STATUS_OK
 		}
 		if !denied {
 			return false

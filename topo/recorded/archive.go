@@ -16,16 +16,16 @@ import (
 )
 
 // header begins an archive.
-const header = `# A host's sysfs and procfs, as far as they tell of GPUs, of RDMA devices and of
-# what joins them. ` + "`make vm-capture`" + ` reads it from the kernel of the test
-# machine and writes this file again: a change made by hand is lost then.
+const header = `# The files of a host's sysfs and procfs about GPUs, RDMA devices and the devices
+# between. ` + "`make vm-capture`" + ` reads the files from the kernel of the test machine and
+# replaces this file: it overwrites a change made by hand.
 #
 # DIRECTORY/            and below it, indented:
 #     NAME = TEXT       a file of one line
 #     NAME -> TARGET    a symbolic link
 #     NAME:             a file of several lines, or of bytes:
 #         | LINE        a line
-#         x AT BYTES    16 bytes from that offset; those not written are 0
+#         x AT BYTES    16 bytes from that offset; omitted bytes are 0
 #         x SIZE        the end of the bytes
 # AT, BYTES and SIZE are hexadecimal.
 `

@@ -54,16 +54,19 @@ func (l *landings) begin(p *piece) (*window, []byte, error) {
 	if w.length == 0 {
 		left := uint64(len(w.memory)) - w.filled
 		if p.length == 0 || p.length > left || p.offset != w.offset+w.filled {
-			return nil, nil, refused("a write of %d bytes at %d of region %d, where %d bytes at %d are granted", p.length, p.offset, p.region, left, w.offset+w.filled)
+			return nil, nil, refused("a write of %d bytes at %d of region %d, where %d bytes at %d are granted", p.length,
+				p.offset, p.region, left, w.offset+w.filled)
 		}
 		w.number, w.length, w.landed = p.number, p.length, 0
 		w.begun = make([]uint64, (p.length+l.piece-1)/l.piece/64+1)
 	}
 	switch {
 	case p.number != w.number || p.length != w.length || p.offset != w.offset+w.filled:
-		return nil, nil, refused("a piece of write %d of %d bytes under grant %d, where write %d of %d bytes is under way", p.number, p.length, p.immediate, w.number, w.length)
+		return nil, nil, refused("a piece of write %d of %d bytes under grant %d, where write %d of %d bytes is under way",
+			p.number, p.length, p.immediate, w.number, w.length)
 	case p.at >= p.length || p.at%l.piece != 0 || uint64(p.bytes) != min(l.piece, p.length-p.at):
-		return nil, nil, refused("a piece of %d bytes at %d of a write of %d, whose pieces have %d", p.bytes, p.at, p.length, l.piece)
+		return nil, nil, refused("a piece of %d bytes at %d of a write of %d, whose pieces have %d", p.bytes, p.at,
+			p.length, l.piece)
 	}
 	number := p.at / l.piece
 	if w.begun[number/64]&(1<<(number%64)) != 0 {
@@ -159,7 +162,8 @@ func (a *Arrivals) Grant(immediate uint64, region uint32, offset, length uint64)
 		m, known := r.memories[region]
 		switch {
 		case !known || offset > uint64(len(m)) || length == 0 || length > uint64(len(m))-offset:
-			err = wire.Errorf(wire.StatusInternal, "%d bytes at %d of region %d cannot be granted: it has %d", length, offset, region, len(m))
+			err = wire.Errorf(wire.StatusInternal, "%d bytes at %d of region %d cannot be granted: it has %d", length, offset,
+				region, len(m))
 		case r.windows[immediate] != nil:
 			err = wire.Errorf(wire.StatusInternal, "grant %d is given already", immediate)
 		default:

@@ -50,12 +50,13 @@ func BenchmarkBandwidth(b *testing.B) {
 							}
 						})
 						sender.loop.Do(func() {
-							c.Link().Write(transport.Target{Region: 1, Offset: uint64(i) * slot}, hostPlace(source, i*slot), slot, number, func(err error) {
-								if err != nil {
-									b.Error(err)
-								}
-								free <- i
-							})
+							c.Link().Write(transport.Target{Region: 1, Offset: uint64(i) * slot}, hostPlace(source, i*slot), slot, number,
+								func(err error) {
+									if err != nil {
+										b.Error(err)
+									}
+									free <- i
+								})
 						})
 					}
 					for range slots {

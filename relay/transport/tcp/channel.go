@@ -26,7 +26,8 @@ type Channel struct {
 // Open makes a channel, whose first message the other side's Accept gets. received is
 // called with every message, ended once, with io.EOF when the other side has left.
 // Neither is called after Leave or Close. Of messages none brings a descriptor.
-func (p *Peer) Open(first wire.Message, sequence uint32, received func(wire.Message, uint32, []int), ended func(error)) (*Channel, error) {
+func (p *Peer) Open(first wire.Message, sequence uint32, received func(wire.Message, uint32, []int),
+	ended func(error)) (*Channel, error) {
 	switch {
 	case p.dead != nil:
 		return nil, p.dead

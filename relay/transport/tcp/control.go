@@ -433,7 +433,8 @@ const (
 )
 
 func newIntake() *intake {
-	i := &intake{size: minBuffer, now: &inbox{buffer: make([]byte, minBuffer)}, next: &inbox{}, handled: make(chan struct{}, 1), timed: true}
+	i := &intake{size: minBuffer, now: &inbox{buffer: make([]byte, minBuffer)}, next: &inbox{},
+		handled: make(chan struct{}, 1), timed: true}
 	i.handled <- struct{}{}
 	i.mark = func(fd uintptr) {
 		low := 1
@@ -451,7 +452,8 @@ func newIntake() *intake {
 // stream. It replaces unix.Recvfrom, which allocates an address for each call.
 func readSocket(fd uintptr, b []byte) (int, error) {
 	for {
-		n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
+		n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+			unix.MSG_DONTWAIT, 0, 0)
 		switch {
 		case err == unix.EINTR:
 		case err != 0:
@@ -756,7 +758,10 @@ func (p *Peer) takeEager(c *Channel, payload []byte) error {
 	if h.channel != c.number || h.at != 0 || h.length != uint64(len(data)) {
 		return refused("a write of %d bytes on channel %d with %d on channel %d", h.length, h.channel, len(data), c.number)
 	}
-	return p.land(h, func(to []byte) error { copy(to, data); return nil }, func(f func()) { f() }, func(channel uint32, number uint64) {
+	return p.land(h, func(to []byte) error {
+		copy(to, data)
+		return nil
+	}, func(f func()) { f() }, func(channel uint32, number uint64) {
 		p.sayLater(channel, frameLanded, landedPayload(number)) // with the answer to the message, if there is one soon
 	})
 }

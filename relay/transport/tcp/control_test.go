@@ -228,7 +228,8 @@ func TestFullSocketKeepsFramesWhole(t *testing.T) {
 	ours, theirs := loopback(t)
 	r := &raw{tb: t, control: ours, frames: make(chan frame, 1000)}
 	t.Cleanup(r.close)
-	e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
+	e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs},
+		Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
 	c := e.open(&wire.Done{}, ignore, func(error) {})
 	// Until much waits behind what the socket has no room for.
 	sent, waits := uint64(0), 0
@@ -271,7 +272,8 @@ func TestConcurrentSendersLoseNothing(t *testing.T) {
 	ours, theirs := loopback(t)
 	r := &raw{tb: t, control: ours, frames: make(chan frame, 1000)}
 	t.Cleanup(r.close)
-	e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: 10 * time.Millisecond, Dead: time.Hour})
+	e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: 10 * time.Millisecond,
+		Dead: time.Hour})
 	r.listens()
 	const speakers, each = 8, 2000
 	for i := range uint32(speakers) {
@@ -299,11 +301,12 @@ func TestAcknowledgementsOfIterationAreBatched(t *testing.T) {
 	const n, rounds = 64, 20
 	memory, source := make([]byte, n*64), make([]byte, n*64)
 	ready := make(chan *Arrivals, 1)
-	a, b := pair(t, loopback, 1, 4<<10, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour}, func(c *Channel, _ wire.Message, _ uint32) {
-		in := c.Receive(func(uint64, uint64) {}, func() {})
-		in.add(1, memory)
-		ready <- in
-	})
+	a, b := pair(t, loopback, 1, 4<<10, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour},
+		func(c *Channel, _ wire.Message, _ uint32) {
+			in := c.Receive(func(uint64, uint64) {}, func() {})
+			in.add(1, memory)
+			ready <- in
+		})
 	c := a.open(&wire.Done{}, ignore, func(error) {})
 	in := receive(t, ready, "the channel")
 	before, number := b.peer.Figures(), uint64(0)
@@ -319,7 +322,8 @@ func TestAcknowledgementsOfIterationAreBatched(t *testing.T) {
 		a.loop.Call(func() {
 			for i := range uint64(n) {
 				number++
-				c.Link().Write(transport.Target{Region: 1, Offset: i * 64}, hostPlace(source, int(i*64)), 64, number, func(err error) { done <- err })
+				c.Link().Write(transport.Target{Region: 1, Offset: i * 64}, hostPlace(source, int(i*64)), 64, number,
+					func(err error) { done <- err })
 			}
 		})
 		for range n {
@@ -338,7 +342,8 @@ func TestAcknowledgementsOfIterationAreBatched(t *testing.T) {
 func TestConnectionResetIsReported(t *testing.T) {
 	for range 60 {
 		ours, theirs := loopback(t)
-		e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
+		e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs},
+			Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
 		c := e.open(&wire.Done{}, ignore, func(error) {})
 		go func() { _, _ = io.Copy(io.Discard, ours) }()
 		stop := make(chan struct{})

@@ -70,7 +70,8 @@ func nextFrame(data []byte) (frame, int, error) {
 		return f, 0, wire.Errorf(wire.StatusMalformed, "a frame of kind %d, which this version does not know", f.kind)
 	}
 	if n < least || n > most {
-		return f, 0, wire.Errorf(wire.StatusMalformed, "a frame of kind %d with %d bytes: it must have %d to %d", f.kind, n, least, most)
+		return f, 0, wire.Errorf(wire.StatusMalformed, "a frame of kind %d with %d bytes: it must have %d to %d", f.kind, n,
+			least, most)
 	}
 	if ofPeer := f.kind == frameBeat || f.kind == frameGoodbye; ofPeer != (f.channel == 0) && f.kind != frameExtension {
 		return f, 0, wire.Errorf(wire.StatusMalformed, "a frame of kind %d on channel %d", f.kind, f.channel)
@@ -133,7 +134,8 @@ func readPiece(b []byte) (*piece, error) {
 		return nil, wire.Errorf(wire.StatusMalformed, "bytes on a data stream that are no piece's header")
 	}
 	return &piece{
-		channel: word(b[4:]), number: long(b[8:]), immediate: long(b[16:]), offset: long(b[24:]), length: long(b[32:]), at: long(b[40:]),
+		channel: word(b[4:]), number: long(b[8:]), immediate: long(b[16:]), offset: long(b[24:]), length: long(b[32:]),
+		at:     long(b[40:]),
 		region: word(b[48:]), bytes: word(b[52:]),
 	}, nil
 }

@@ -91,14 +91,18 @@ func readGreeting(b []byte) (*greeting, error) {
 	if len(b) != greetingBytes || binary.LittleEndian.Uint64(b) != greetingMark {
 		return nil, refused("the first bytes are no greeting of a relay")
 	}
-	g := &greeting{oldest: word(b[8:]), newest: word(b[12:]), stream: word(b[32:]), streams: word(b[36:]), piece: word(b[40:]), refusal: word(b[44:])}
+	g := &greeting{oldest: word(b[8:]), newest: word(b[12:]), stream: word(b[32:]), streams: word(b[36:]),
+		piece: word(b[40:]), refusal: word(b[44:])}
 	copy(g.set[:], b[16:])
 	switch {
 	case g.oldest > g.newest || g.newest < oldestVersion || g.oldest > newestVersion:
-		return g, wire.Errorf(wire.StatusVersion, "the other relay speaks versions %d to %d of the TCP transport, this one %d to %d; install the same release of Peerlane on both hosts",
+		return g, wire.Errorf(wire.StatusVersion,
+			"the other relay speaks versions %d to %d of the TCP transport, this one %d to %d; install the same release "+
+				"of Peerlane on both hosts",
 			g.oldest, g.newest, oldestVersion, newestVersion)
 	case g.refusal != 0:
-		return g, &wire.Error{Status: wire.Status(g.refusal), Reason: "the other relay takes no connection: " + wire.Status(g.refusal).String()}
+		return g, &wire.Error{Status: wire.Status(g.refusal),
+			Reason: "the other relay takes no connection: " + wire.Status(g.refusal).String()}
 	case g.streams < 1 || g.streams > maxStreams || g.stream > g.streams:
 		return g, refused("stream %d of %d", g.stream, g.streams)
 	case g.piece < minPiece || g.piece > maxPiece:
@@ -126,7 +130,8 @@ func greet(c net.Conn, until time.Time, ours *greeting) (*greeting, error) {
 // Dial makes the connections of a Peer: one for control and so many for data. connect
 // makes each of them, authenticated; the whole has until the deadline. 0 pieces
 // are of Piece bytes.
-func Dial(ctx context.Context, until time.Time, connect func(context.Context) (net.Conn, error), streams, pieces int) (_ *Streams, err error) {
+func Dial(ctx context.Context, until time.Time, connect func(context.Context) (net.Conn, error), streams,
+	pieces int) (_ *Streams, err error) {
 	if streams < 1 || streams > maxStreams {
 		return nil, wire.Errorf(wire.StatusLimit, "%d data streams; there can be 1 to %d", streams, maxStreams)
 	}
@@ -168,7 +173,8 @@ func Dial(ctx context.Context, until time.Time, connect func(context.Context) (n
 		go func() {
 			theirs, err := greet(c, until, &mine)
 			if err == nil && (theirs.set != ours.set || theirs.stream != mine.stream || theirs.streams != ours.streams) {
-				err = refused("the answer on stream %d is for stream %d of %d, or of other connections", i, theirs.stream, theirs.streams)
+				err = refused("the answer on stream %d is for stream %d of %d, or of other connections", i, theirs.stream,
+					theirs.streams)
 			}
 			if err == nil {
 				pieceOf[i], newestOf[i] = theirs.piece, theirs.newest
@@ -258,9 +264,11 @@ func (g *Gathering) Add(c net.Conn, who string) (*Streams, error) {
 	if set == nil {
 		return nil, nil
 	}
-	s := &Streams{control: set.conns[0], data: set.conns[1:], piece: int(theirs.piece), ours: pieces, version: min(theirs.newest, newestVersion)}
+	s := &Streams{control: set.conns[0], data: set.conns[1:], piece: int(theirs.piece), ours: pieces,
+		version: min(theirs.newest, newestVersion)}
 	for i, c := range set.conns {
-		answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: uint32(i), streams: theirs.streams, piece: uint32(pieces)}
+		answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: uint32(i),
+			streams: theirs.streams, piece: uint32(pieces)}
 		err := c.SetDeadline(until)
 		if err == nil {
 			_, err = c.Write(answer.bytes())
@@ -279,7 +287,8 @@ func (g *Gathering) Add(c net.Conn, who string) (*Streams, error) {
 // refuse tells the dialer why.
 func refuse(c net.Conn, theirs *greeting, pieces int, why error) error {
 	status := wire.StatusOf(why)
-	answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: theirs.stream, streams: theirs.streams, piece: uint32(pieces), refusal: uint32(status)}
+	answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: theirs.stream,
+		streams: theirs.streams, piece: uint32(pieces), refusal: uint32(status)}
 	_, err := c.Write(answer.bytes())
 	return err
 }
@@ -295,7 +304,8 @@ func (g *Gathering) join(c net.Conn, key member, theirs *greeting, patience time
 		}
 		// One that never completes any keeps nobody else out.
 		if most := cmp.Or(g.MostOfOne, 16); g.incomplete(key.who) >= most {
-			return nil, wire.Errorf(wire.StatusLimit, "%d sets of connections of %s are incomplete, which is the limit", most, key.who)
+			return nil, wire.Errorf(wire.StatusLimit, "%d sets of connections of %s are incomplete, which is the limit", most,
+				key.who)
 		}
 		n := int(theirs.streams) + 1
 		set = &gathered{conns: make([]net.Conn, n), theirs: theirs, left: n}

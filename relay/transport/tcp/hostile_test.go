@@ -33,32 +33,37 @@ func TestForeignFramesEndThePeer(t *testing.T) {
 		return append(bytes.Clone(open), appendFrame(nil, 3, frameEager, p.header(), []byte("evil"))...)
 	}
 	cases := map[string][]byte{
-		"an unknown kind":                   appendFrame(nil, 3, 99),
-		"kind 0":                            make([]byte, frameHeader),
-		"a very long message":               raised(frameMessage, wire.MaxMessage+1),
-		"a very long write":                 raised(frameEager, 1<<32-1),
-		"a beat with a payload":             raised(frameBeat, 1),
-		"a beat of a channel":               appendFrame(nil, 3, frameBeat),
-		"a message of no channel":           appendFrame(nil, 0, frameMessage, message),
-		"a message of a channel not open":   appendFrame(nil, 3, frameMessage, message),
-		"a channel of our numbers":          appendFrame(nil, 4, frameOpen, message),
-		"channel 1":                         appendFrame(nil, 1, frameOpen, message),
-		"a channel twice":                   append(bytes.Clone(open), open...),
-		"a channel before the last":         append(appendFrame(nil, 5, frameOpen, message), open...),
-		"more channels than may be":         append(append(bytes.Clone(open), appendFrame(nil, 5, frameOpen, message)...), appendFrame(nil, 7, frameOpen, message)...),
-		"no message":                        append(bytes.Clone(open), appendFrame(nil, 3, frameMessage, []byte("nonsense"))...),
-		"a channel left twice":              append(append(bytes.Clone(open), appendFrame(nil, 3, frameLeave)...), appendFrame(nil, 3, frameLeave)...),
-		"a message after the channel's end": append(append(bytes.Clone(open), appendFrame(nil, 3, frameLeave)...), appendFrame(nil, 3, frameMessage, message)...),
-		"a write that was not sent":         append(bytes.Clone(open), appendFrame(nil, 3, frameLanded, number(1))...),
-		"a goodbye that is none":            appendFrame(nil, 0, frameGoodbye, message),
-		"a write without a mark":            append(bytes.Clone(open), appendFrame(nil, 3, frameEager, make([]byte, pieceHeader+1))...),
-		"a write of another channel":        eager(func(p *piece) { p.channel = 5 }),
-		"a write in another region":         eager(func(p *piece) { p.region = 2 }),
-		"a write not granted":               eager(func(p *piece) { p.immediate = 2 }),
-		"a write beside the grant":          eager(func(p *piece) { p.offset = 1 }),
-		"a write of more than comes":        eager(func(p *piece) { p.length = 8 }),
-		"a piece that does not begin":       eager(func(p *piece) { p.at = rawPiece }),
-		"a piece of another length":         eager(func(p *piece) { p.bytes = 3 }),
+		"an unknown kind":                 appendFrame(nil, 3, 99),
+		"kind 0":                          make([]byte, frameHeader),
+		"a very long message":             raised(frameMessage, wire.MaxMessage+1),
+		"a very long write":               raised(frameEager, 1<<32-1),
+		"a beat with a payload":           raised(frameBeat, 1),
+		"a beat of a channel":             appendFrame(nil, 3, frameBeat),
+		"a message of no channel":         appendFrame(nil, 0, frameMessage, message),
+		"a message of a channel not open": appendFrame(nil, 3, frameMessage, message),
+		"a channel of our numbers":        appendFrame(nil, 4, frameOpen, message),
+		"channel 1":                       appendFrame(nil, 1, frameOpen, message),
+		"a channel twice":                 append(bytes.Clone(open), open...),
+		"a channel before the last":       append(appendFrame(nil, 5, frameOpen, message), open...),
+		"more channels than may be": append(append(bytes.Clone(open), appendFrame(nil, 5, frameOpen, message)...),
+			appendFrame(nil, 7, frameOpen, message)...),
+		"no message": append(bytes.Clone(open), appendFrame(nil, 3, frameMessage,
+			[]byte("nonsense"))...),
+		"a channel left twice": append(append(bytes.Clone(open), appendFrame(nil, 3, frameLeave)...),
+			appendFrame(nil, 3, frameLeave)...),
+		"a message after the channel's end": append(append(bytes.Clone(open), appendFrame(nil, 3, frameLeave)...),
+			appendFrame(nil, 3, frameMessage, message)...),
+		"a write that was not sent": append(bytes.Clone(open), appendFrame(nil, 3, frameLanded, number(1))...),
+		"a goodbye that is none":    appendFrame(nil, 0, frameGoodbye, message),
+		"a write without a mark": append(bytes.Clone(open), appendFrame(nil, 3, frameEager,
+			make([]byte, pieceHeader+1))...),
+		"a write of another channel":  eager(func(p *piece) { p.channel = 5 }),
+		"a write in another region":   eager(func(p *piece) { p.region = 2 }),
+		"a write not granted":         eager(func(p *piece) { p.immediate = 2 }),
+		"a write beside the grant":    eager(func(p *piece) { p.offset = 1 }),
+		"a write of more than comes":  eager(func(p *piece) { p.length = 8 }),
+		"a piece that does not begin": eager(func(p *piece) { p.at = rawPiece }),
+		"a piece of another length":   eager(func(p *piece) { p.bytes = 3 }),
 	}
 	for name, said := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -215,17 +220,19 @@ func TestMismatchedGreetingsMakeNoPeer(t *testing.T) {
 		status wire.Status
 	}{
 		"another protocol": {[]byte(strings.Repeat("GET / HTTP/1.1\r\n", 3)), wire.StatusMalformed},
-		"newer":            {with(func(g *greeting) { g.oldest, g.newest = newestVersion+1, newestVersion+1 }), wire.StatusVersion},
-		"older":            {with(func(g *greeting) { g.oldest, g.newest = 0, oldestVersion-1 }), wire.StatusVersion},
-		"backwards":        {with(func(g *greeting) { g.oldest, g.newest = 2, 1 }), wire.StatusVersion},
-		"very many":        {with(func(g *greeting) { g.streams = maxStreams + 1 }), wire.StatusMalformed},
-		"none":             {with(func(g *greeting) { g.streams = 0 }), wire.StatusMalformed},
-		"beyond":           {with(func(g *greeting) { g.stream = 3 }), wire.StatusMalformed},
-		"no pieces":        {with(func(g *greeting) { g.piece = 0 }), wire.StatusMalformed},
-		"large pieces":     {with(func(g *greeting) { g.piece = 1 << 31 }), wire.StatusMalformed},
-		"the same twice":   {with(func(*greeting) {}), wire.StatusMalformed},
-		"other numbers":    {with(func(g *greeting) { g.stream, g.streams = 1, 3 }), wire.StatusMalformed},
-		"too many sets":    {with(func(g *greeting) { g.set[0]++ }), wire.StatusLimit},
+		"newer": {with(func(g *greeting) {
+			g.oldest, g.newest = newestVersion+1, newestVersion+1
+		}), wire.StatusVersion},
+		"older":          {with(func(g *greeting) { g.oldest, g.newest = 0, oldestVersion-1 }), wire.StatusVersion},
+		"backwards":      {with(func(g *greeting) { g.oldest, g.newest = 2, 1 }), wire.StatusVersion},
+		"very many":      {with(func(g *greeting) { g.streams = maxStreams + 1 }), wire.StatusMalformed},
+		"none":           {with(func(g *greeting) { g.streams = 0 }), wire.StatusMalformed},
+		"beyond":         {with(func(g *greeting) { g.stream = 3 }), wire.StatusMalformed},
+		"no pieces":      {with(func(g *greeting) { g.piece = 0 }), wire.StatusMalformed},
+		"large pieces":   {with(func(g *greeting) { g.piece = 1 << 31 }), wire.StatusMalformed},
+		"the same twice": {with(func(*greeting) {}), wire.StatusMalformed},
+		"other numbers":  {with(func(g *greeting) { g.stream, g.streams = 1, 3 }), wire.StatusMalformed},
+		"too many sets":  {with(func(g *greeting) { g.set[0]++ }), wire.StatusLimit},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -299,10 +306,12 @@ func TestSetsOfOneDialerAreBounded(t *testing.T) {
 	for i, c := range []struct {
 		who    string
 		status wire.Status
-	}{{"one", wire.StatusOK}, {"one", wire.StatusOK}, {"one", wire.StatusLimit}, {"other", wire.StatusOK}, {"third", wire.StatusLimit}} {
+	}{{"one", wire.StatusOK}, {"one", wire.StatusOK}, {"one", wire.StatusLimit}, {"other", wire.StatusOK},
+		{"third", wire.StatusLimit}} {
 		ours, theirs := net.Pipe()
 		defer ours.Close()
-		hello := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{byte(i)}, streams: 1, piece: defaultPiece}
+		hello := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{byte(i)}, streams: 1,
+			piece: defaultPiece}
 		go func() {
 			_, _ = ours.Write(hello.bytes())
 			_, _ = io.Copy(io.Discard, ours)
@@ -369,7 +378,8 @@ func FuzzFrame(f *testing.F) {
 			}
 			return
 		}
-		if n > len(data) || len(one.payload) > maxFrame || !bytes.Equal(appendFrame(nil, one.channel, one.kind, one.payload), data[:n]) {
+		if n > len(data) || len(one.payload) > maxFrame ||
+			!bytes.Equal(appendFrame(nil, one.channel, one.kind, one.payload), data[:n]) {
 			t.Errorf("%+v of %d bytes", one, n)
 		}
 	})
@@ -380,7 +390,8 @@ func FuzzGreeting(f *testing.F) {
 	f.Add((&greeting{oldest: 1, newest: 1, streams: 4, stream: 2, piece: defaultPiece}).bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		g, err := readGreeting(data)
-		if err == nil && (g.streams < 1 || g.streams > maxStreams || g.stream > g.streams || g.piece < minPiece || !bytes.Equal(g.bytes(), data)) {
+		if err == nil && (g.streams < 1 || g.streams > maxStreams || g.stream > g.streams || g.piece < minPiece ||
+			!bytes.Equal(g.bytes(), data)) {
 			t.Errorf("%+v", g)
 		}
 	})
@@ -443,7 +454,8 @@ func FuzzPeer(f *testing.F) {
 	f.Add(open, append(p.header(), "here"...))
 	f.Fuzz(func(t *testing.T, control, data []byte) {
 		memory := make([]byte, 12)
-		e, r := against(t, 1, Config{Heartbeat: time.Millisecond, Dead: time.Hour, Accept: func(c *Channel, _ wire.Message, _ uint32) {
+		e, r := against(t, 1, Config{Heartbeat: time.Millisecond, Dead: time.Hour, Accept: func(c *Channel, _ wire.Message,
+			_ uint32) {
 			in := c.Receive(func(uint64, uint64) {}, func() {})
 			in.add(1, memory)
 			if c.number == 3 {

@@ -26,7 +26,9 @@ func TestSpinningLoopReadsControlStream(t *testing.T) {
 	// mark is how many bytes have to be there before the kernel wakes the reader.
 	mark := func() (bytes int) {
 		var err error
-		if closed := b.peer.bare.Control(func(fd uintptr) { bytes, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT) }); closed != nil || err != nil {
+		if closed := b.peer.bare.Control(func(fd uintptr) {
+			bytes, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT)
+		}); closed != nil || err != nil {
 			t.Error(closed, err)
 		}
 		return bytes
@@ -96,7 +98,8 @@ func TestAcknowledgementGoesWithAnswer(t *testing.T) {
 		t.Helper()
 		before, done := b.peer.Figures(), make(chan error, 1)
 		a.loop.Call(func() {
-			c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), uint64(len(source)), 1, func(err error) { done <- err })
+			c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), uint64(len(source)), 1,
+				func(err error) { done <- err })
 		})
 		if err := receive(t, done, "the write's end"); err != nil {
 			t.Fatal(err)

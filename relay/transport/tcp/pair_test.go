@@ -140,7 +140,8 @@ func greeted(tb testing.TB, of network, streams, pieces int) (dialed, accepted *
 }
 
 // pair is two Peers; the second one's Accept is given.
-func pair(tb testing.TB, of network, streams, pieces int, config Config, accept func(*Channel, wire.Message, uint32)) (a, b *side) {
+func pair(tb testing.TB, of network, streams, pieces int, config Config, accept func(*Channel, wire.Message,
+	uint32)) (a, b *side) {
 	tb.Helper()
 	dialed, accepted := greeted(tb, of, streams, pieces)
 	a = newSide(tb, dialed, config)

@@ -178,7 +178,8 @@ func New(loop *poll.Loop, s *Streams, config Config) *Peer {
 func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	p := &Peer{
 		config: config.filled(), loop: loop, control: s.control, data: s.data, version: s.version,
-		carried: map[net.Conn]*Carried{}, channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, dying: make(chan struct{}), start: time.Now(),
+		carried: map[net.Conn]*Carried{}, channels: map[uint32]*Channel{}, writes: map[uint64]*write{},
+		dying: make(chan struct{}), start: time.Now(),
 		gone: gone, landings: landings{piece: uint64(s.piece), channels: map[uint32]*runway{}},
 		outbox: outbox{wake: make(chan struct{}, 1)}, intake: newIntake(),
 	}
@@ -226,7 +227,8 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 // Figures may be called from any goroutine.
 func (p *Peer) Figures() Figures {
 	c := &p.counters
-	return Figures{c.messages.Load(), c.batches.Load(), c.writes.Load(), c.pieces.Load(), c.eager.Load(), p.zerocopyFigures()}
+	return Figures{c.messages.Load(), c.batches.Load(), c.writes.Load(), c.pieces.Load(), c.eager.Load(),
+		p.zerocopyFigures()}
 }
 
 // Name is the other relay, as Config says.

@@ -33,7 +33,8 @@ func TestWritesUnderGrantsArrive(t *testing.T) {
 				type arrival struct{ immediate, length uint64 }
 				arrived := make(chan arrival, slots)
 				ready := make(chan *Arrivals, 1)
-				a, b := pair(t, of, streams, piece, Config{Eager: -1 + 4096*(streams%2)}, func(c *Channel, _ wire.Message, _ uint32) {
+				a, b := pair(t, of, streams, piece, Config{Eager: -1 + 4096*(streams%2)}, func(c *Channel, _ wire.Message,
+					_ uint32) {
 					in := c.Receive(func(immediate, length uint64) { arrived <- arrival{immediate, length} }, func() {})
 					in.add(7, memory)
 					ready <- in
@@ -59,13 +60,14 @@ func TestWritesUnderGrantsArrive(t *testing.T) {
 					done := make(chan error, slots)
 					a.loop.Call(func() {
 						for i, n := range lengths {
-							c.Link().Write(transport.Target{Region: 7, Offset: uint64(i * slot)}, hostPlace(source, i*slot), uint64(n), immediate+uint64(i), func(err error) {
-								// Over TCP the race detector does not see what comes after what.
-								if name == "pipes" && !bytes.Equal(memory[i*slot:][:n], source[i*slot:][:n]) {
-									err = errors.Join(err, fmt.Errorf("write %d is done before its bytes are there", i))
-								}
-								done <- err
-							})
+							c.Link().Write(transport.Target{Region: 7, Offset: uint64(i * slot)}, hostPlace(source, i*slot), uint64(n),
+								immediate+uint64(i), func(err error) {
+									// Over TCP the race detector does not see what comes after what.
+									if name == "pipes" && !bytes.Equal(memory[i*slot:][:n], source[i*slot:][:n]) {
+										err = errors.Join(err, fmt.Errorf("write %d is done before its bytes are there", i))
+									}
+									done <- err
+								})
 						}
 					})
 					for range lengths {
@@ -112,7 +114,8 @@ func TestGrantTakesSeveralWrites(t *testing.T) {
 	for _, n := range []int{30 << 10, 3, 70<<10 - 3} {
 		done := make(chan error, 1)
 		a.loop.Call(func() {
-			c.Link().Write(transport.Target{Region: 1, Offset: uint64(at)}, hostPlace(source, at), uint64(n), 9, func(err error) { done <- err })
+			c.Link().Write(transport.Target{Region: 1, Offset: uint64(at)}, hostPlace(source, at), uint64(n), 9,
+				func(err error) { done <- err })
 		})
 		if err := receive(t, done, "a write's end"); err != nil {
 			t.Fatal(err)
@@ -144,7 +147,8 @@ func TestEagerWritesArePieces(t *testing.T) {
 	c := a.open(&wire.Done{}, ignore, func(error) {})
 	receive(t, ready, "the grant")
 	a.loop.Call(func() {
-		c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), uint64(len(source)), 1, func(err error) { done <- err })
+		c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), uint64(len(source)), 1,
+			func(err error) { done <- err })
 	})
 	if err := receive(t, done, "the write's end"); err != nil {
 		t.Error(err)
@@ -231,7 +235,8 @@ func TestMessagesOfIterationAreOneWrite(t *testing.T) {
 		wire1 := &counted{Conn: dialed.control}
 		dialed.control = wire1
 		a := newSide(t, dialed, Config{Alone: alone, Heartbeat: time.Hour, Dead: 2 * time.Hour})
-		newSide(t, accepted, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour, Accept: func(c *Channel, _ wire.Message, _ uint32) {
+		newSide(t, accepted, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour, Accept: func(c *Channel, _ wire.Message,
+			_ uint32) {
 			c.Handle(func(m wire.Message, _ uint32, _ []int) { got <- m.(*wire.PeerWritten).Grant }, func(error) {})
 		}})
 		const connections, each = 10, 8
@@ -264,7 +269,8 @@ func TestMessagesOfIterationAreOneWrite(t *testing.T) {
 		writes := wire1.writes
 		wire1.mu.Unlock()
 		if f := a.peer.Figures(); f.Messages != messages || f.Batches != want || uint64(writes) != want {
-			t.Errorf("alone %v: %d messages in %d writes (%d of the connection), want %d in %d", alone, f.Messages, f.Batches, writes, messages, want)
+			t.Errorf("alone %v: %d messages in %d writes (%d of the connection), want %d in %d", alone, f.Messages, f.Batches,
+				writes, messages, want)
 		}
 	}
 }
@@ -288,7 +294,8 @@ func TestUnreadMessagesAboveLimitEndPeer(t *testing.T) {
 	if held > 3*most {
 		t.Errorf("%d bytes were held, where %d may wait", held, most)
 	}
-	if err := receive(t, ended, "the channel's end"); !errors.Is(err, errUnread) || wire.StatusOf(err) != wire.StatusPeerRelayDied {
+	if err := receive(t, ended, "the channel's end"); !errors.Is(err, errUnread) ||
+		wire.StatusOf(err) != wire.StatusPeerRelayDied {
 		t.Error(err)
 	}
 }
@@ -340,7 +347,8 @@ func TestBusyLoopReadsNoMore(t *testing.T) {
 // Who says nothing, or takes nothing, is dead after its time, and what it was is said.
 func TestSilentPeerIsClosedWithReason(t *testing.T) {
 	source := make([]byte, 64<<10)
-	config := Config{Name: "node7 (10.1.0.7 over eth2)", Heartbeat: 20 * time.Millisecond, Dead: 300 * time.Millisecond, Waiting: 1 << 30}
+	config := Config{Name: "node7 (10.1.0.7 over eth2)", Heartbeat: 20 * time.Millisecond, Dead: 300 * time.Millisecond,
+		Waiting: 1 << 30}
 	// Of the deadlines only the one that is looked for runs: on a slow host another could
 	// be the first.
 	cases := map[string]struct {
@@ -505,7 +513,8 @@ func TestPeerEndEndsEachChannelOnce(t *testing.T) {
 				if _, err := a.peer.Open(&wire.Done{}, 0, ignore, func(error) {}); err != why {
 					t.Errorf("opening a channel of a dead peer: %v", err)
 				}
-				(&Channel{peer: a.peer}).Link().Write(transport.Target{}, hostPlace(source, 0), 1, 1, func(err error) { done <- err })
+				(&Channel{peer: a.peer}).Link().Write(transport.Target{}, hostPlace(source, 0), 1, 1,
+					func(err error) { done <- err })
 			})
 			if err := receive(t, done, "a write to a dead peer"); err != why {
 				t.Error(err)
@@ -532,7 +541,8 @@ func TestWriteSourceIsReleasedAfterLastRead(t *testing.T) {
 		control, controls := net.Pipe()
 		stuck := &counted{Conn: theirs, hold: make(chan struct{}), held: make(chan struct{}, 10)}
 		r := (&raw{tb: t, control: control, data: []net.Conn{ours}, frames: make(chan frame, 100)}).listens()
-		e := newSide(t, &Streams{control: controls, data: []net.Conn{stuck}, piece: rawPiece, ours: rawPiece}, Config{Eager: -1, Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
+		e := newSide(t, &Streams{control: controls, data: []net.Conn{stuck}, piece: rawPiece, ours: rawPiece},
+			Config{Eager: -1, Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
 		c := e.open(&wire.Done{}, ignore, func(error) {})
 		done := make(chan error, 1)
 		e.loop.Call(func() {
@@ -580,7 +590,8 @@ func TestGrantedMemoryIsReleasedAfterLastWrite(t *testing.T) {
 	stuck := &counted{Conn: theirs, holdRead: make(chan struct{}), held: make(chan struct{}, 10)}
 	r := (&raw{tb: t, control: control, data: []net.Conn{ours}, frames: make(chan frame, 100)}).listens()
 	defer r.close()
-	e := newSide(t, &Streams{control: controls, data: []net.Conn{stuck}, piece: rawPiece, ours: rawPiece}, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
+	e := newSide(t, &Streams{control: controls, data: []net.Conn{stuck}, piece: rawPiece, ours: rawPiece},
+		Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
 	memory := make([]byte, rawPiece)
 	_, ended := e.granting(r, 3, memory)
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: rawPiece, bytes: rawPiece}
@@ -682,7 +693,8 @@ func TestSendLaterJoinsNextMessage(t *testing.T) {
 	got := make(chan uint64, 10)
 	dialed, accepted := greeted(t, loopback, 1, 0)
 	a := newSide(t, dialed, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
-	newSide(t, accepted, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour, Accept: func(c *Channel, _ wire.Message, _ uint32) {
+	newSide(t, accepted, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour, Accept: func(c *Channel, _ wire.Message,
+		_ uint32) {
 		c.Handle(func(m wire.Message, _ uint32, _ []int) { got <- m.(*wire.PeerWritten).Grant }, func(error) {})
 	}})
 	c := a.open(&wire.Done{}, ignore, func(error) {})

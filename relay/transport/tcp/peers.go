@@ -39,7 +39,8 @@ type reaching struct {
 
 // NewPeers makes none yet. config gives what a Peer is made with.
 func NewPeers(loop *poll.Loop, config func(Key) Config) *Peers {
-	return &Peers{loop: loop, config: config, known: map[Key]*reaching{}, all: map[*Peer]bool{}, pulses: map[time.Duration]*pulse{}, superseded: map[Key]*Peer{}}
+	return &Peers{loop: loop, config: config, known: map[Key]*reaching{}, all: map[*Peer]bool{},
+		pulses: map[time.Duration]*pulse{}, superseded: map[Key]*Peer{}}
 }
 
 var errEnding = wire.Errorf(wire.StatusRelayDied, "the relay of this container is ending")
@@ -84,7 +85,8 @@ func (p *Peers) find(key Key) (r *reaching, mine bool, err error) {
 	return r, true, nil
 }
 
-func (p *Peers) dial(ctx context.Context, key Key, r *reaching, dial func(context.Context) (*Streams, error)) (*Peer, error) {
+func (p *Peers) dial(ctx context.Context, key Key, r *reaching,
+	dial func(context.Context) (*Streams, error)) (*Peer, error) {
 	s, err := dial(ctx)
 	if err == nil {
 		_, err = p.make(key, s, r)

@@ -42,7 +42,8 @@ func TestRelayPairSharesOnePeer(t *testing.T) {
 	}()
 	refuses := errors.New("no route to host")
 	key := Key{"node7", "10.0.0.1", "10.0.0.7"}
-	if _, err := peers.Reach(t.Context(), key, func(context.Context) (*Streams, error) { return nil, refuses }); err != refuses {
+	if _, err := peers.Reach(t.Context(), key, func(context.Context) (*Streams, error) { return nil, refuses }); err !=
+		refuses {
 		t.Error(err)
 	}
 	reach := func(k Key) *Peer {

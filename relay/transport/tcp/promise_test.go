@@ -32,8 +32,10 @@ func TestPeerDeathIsReportedWithinLimit(t *testing.T) {
 			}
 			// A packet that is lost is sent again after 0.2 s (TCP_RTO_MIN of Linux), 0.6 s, 1.4 s
 			// and 3 s, and the kernel counts from the first of these.
-			if again := 200 * time.Millisecond; config.silence()+again >= config.Dead || config.silence() < 3*config.Heartbeat+again {
-				t.Errorf("of %v to a death %v are silence, with a heartbeat each %v", config.Dead, config.silence(), config.Heartbeat)
+			if again := 200 * time.Millisecond; config.silence()+again >= config.Dead ||
+				config.silence() < 3*config.Heartbeat+again {
+				t.Errorf("of %v to a death %v are silence, with a heartbeat each %v", config.Dead, config.silence(),
+					config.Heartbeat)
 			}
 		})
 	}
@@ -84,7 +86,9 @@ func TestWaitsForPeerEqualSilenceLimit(t *testing.T) {
 		ready, done := make(chan struct{}), make(chan error, 1)
 		c := from.open(&wire.Done{}, func(wire.Message, uint32, []int) { close(ready) }, func(error) {})
 		receive(t, ready, "the grant")
-		from.loop.Call(func() { c.write(transport.Target{Region: 1}, make([]byte, 64<<10), 1, func(err error) { done <- err }) })
+		from.loop.Call(func() {
+			c.write(transport.Target{Region: 1}, make([]byte, 64<<10), 1, func(err error) { done <- err })
+		})
 		if err := receive(t, done, "the write's end"); err != nil {
 			t.Error(err)
 		}
@@ -106,7 +110,9 @@ func TestWaitsForPeerEqualSilenceLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		var kernels int
-		if failed := raw.Control(func(fd uintptr) { kernels, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) }); failed != nil || err != nil {
+		if failed := raw.Control(func(fd uintptr) {
+			kernels, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
+		}); failed != nil || err != nil {
 			t.Fatal(failed, err)
 		}
 		if got := time.Duration(kernels) * time.Millisecond; got != silence {
@@ -187,7 +193,8 @@ func TestEndedStreamIsNamedToOtherSide(t *testing.T) {
 	})
 	r.listens()
 	r.data[1].Close()
-	if told := receive(t, r.frames, "a goodbye"); told.kind != frameGoodbye || !bytes.Contains(told.payload, []byte("connection 2")) {
+	if told := receive(t, r.frames, "a goodbye"); told.kind != frameGoodbye ||
+		!bytes.Contains(told.payload, []byte("connection 2")) {
 		t.Errorf("the other side is told %q by a frame of kind %d", told.payload, told.kind)
 	}
 	r.close()

@@ -222,8 +222,9 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 	n := uint64(len(from))
 	p.written++
 	w := &write{
-		piece: piece{channel: c.number, region: to.Region, number: p.written, immediate: immediate, offset: to.Offset, length: n},
-		from:  from, done: done, left: n,
+		piece: piece{channel: c.number, region: to.Region, number: p.written, immediate: immediate, offset: to.Offset,
+			length: n},
+		from: from, done: done, left: n,
 	}
 	p.writes[p.written] = w
 	if p.underWay.Load() == 0 {

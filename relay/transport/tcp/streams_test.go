@@ -58,7 +58,8 @@ func TestWritersWakeOncePerPiece(t *testing.T) {
 		s.wake.L = &s.mu
 		s.put(ofLength(c.length))
 		if s.wakeups != c.wantCalled || s.sleeping != c.wantAsleep || !s.ready.Load() {
-			t.Errorf("%s: %d are called and %d asleep, want %d and %d", c.name, s.wakeups, s.sleeping, c.wantCalled, c.wantAsleep)
+			t.Errorf("%s: %d are called and %d asleep, want %d and %d", c.name, s.wakeups, s.sleeping, c.wantCalled,
+				c.wantAsleep)
 		}
 	}
 }

@@ -223,7 +223,8 @@ func (z *zerocopyConn) sendOnce(fd int, p *outgoingPiece) (int, error) {
 		p.copy = true
 		z.figures.refused.Add(1)
 		if z.refused++; z.refused >= maxRefused {
-			z.turnOff("%d sends in a row met ENOBUFS: raise net.core.optmem_max, or the limit of locked memory of the relay", maxRefused)
+			z.turnOff("%d sends in a row met ENOBUFS: raise net.core.optmem_max, or the limit of locked memory of the relay",
+				maxRefused)
 		}
 		return 0, nil
 	case unix.EFAULT, unix.EOPNOTSUPP:
@@ -284,7 +285,8 @@ func (z *zerocopyConn) readOnce(fd int, b []byte) (int, error) {
 			return n, err
 		case unix.EINTR:
 		default:
-			return 0, &net.OpError{Op: "read", Net: "tcp", Source: z.LocalAddr(), Addr: z.RemoteAddr(), Err: os.NewSyscallError("read", err)}
+			return 0, &net.OpError{Op: "read", Net: "tcp", Source: z.LocalAddr(), Addr: z.RemoteAddr(),
+				Err: os.NewSyscallError("read", err)}
 		}
 	}
 }
@@ -395,7 +397,8 @@ func (z *zerocopyConn) drain() {
 	for pause := time.Millisecond; z.open.Load() > 0; pause = min(2*pause, drainTime) {
 		if !logged && time.Since(begun) > drainPatience {
 			logged = true
-			logrus.Warnf("the kernel still has pages of %d sends of the ended connection %s to %s; their memory stays in use until it returns them",
+			logrus.Warnf("the kernel still has pages of %d sends of the ended connection %s to %s; their memory stays in "+
+				"use until it returns them",
 				z.open.Load(), z.LocalAddr(), z.RemoteAddr())
 		}
 		if err := z.raw.Control(func(fd uintptr) {
@@ -414,7 +417,8 @@ func (z *zerocopyConn) drain() {
 
 // String describes the state for an administrator.
 func (f Zerocopy) String() string {
-	text := fmt.Sprintf("on for %d of %d data streams; %d sends, of which the kernel copied %d, %d wait for their notification, %d more met ENOBUFS",
+	text := fmt.Sprintf("on for %d of %d data streams; %d sends, of which the kernel copied %d, %d wait for their "+
+		"notification, %d more met ENOBUFS",
 		f.streams, f.all, f.sends, f.copied, f.pending, f.refused)
 	if f.reason != "" {
 		text += "; off: " + f.reason

@@ -48,7 +48,8 @@ func BenchmarkZerocopy(b *testing.B) {
 	}
 	// Plain sockets, and the transport with writes of so many KiB.
 	for _, how := range []string{
-		"socket/copy", "socket/zerocopy", "transport/copy/512", "transport/zerocopy/512", "transport/copy/64", "transport/zerocopy/64",
+		"socket/copy", "socket/zerocopy", "transport/copy/512", "transport/zerocopy/512", "transport/copy/64",
+		"transport/zerocopy/64",
 		"transport/copy/128", "transport/zerocopy/128",
 	} {
 		b.Run(how, func(b *testing.B) {
@@ -107,6 +108,8 @@ func TestMain(m *testing.M) {
 		err = zerocopyTransportSink(words[3])
 	case words[0] == "sink":
 		err = zerocopySink()
+	case words[0] == "killed":
+		err = zerocopyKilled(words[1])
 	case words[0] == "transport":
 		err = zerocopyTransport(words[1] == "zerocopy", words[2])
 	default:
@@ -170,7 +173,8 @@ func zerocopySend(zerocopy bool) error {
 			return err
 		}
 	}
-	memory, err := unix.Mmap(-1, 0, zerocopyPieces*zerocopyPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANONYMOUS|unix.MAP_PRIVATE)
+	memory, err := unix.Mmap(-1, 0, zerocopyPieces*zerocopyPiece, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANONYMOUS|unix.MAP_PRIVATE)
 	if err != nil {
 		return err
 	}
@@ -332,7 +336,9 @@ func zerocopyTransport(zerocopy bool, kib string) error {
 	if zerocopy {
 		config.zerocopy = zerocopyAlways
 	}
-	s, err := Dial(context.Background(), time.Now().Add(waitTime), func(context.Context) (net.Conn, error) { return net.Dial("tcp", zerocopyAddress) }, 4, 0)
+	s, err := Dial(context.Background(), time.Now().Add(waitTime), func(context.Context) (net.Conn, error) {
+		return net.Dial("tcp", zerocopyAddress)
+	}, 4, 0)
 	if err != nil {
 		return err
 	}
@@ -346,18 +352,20 @@ func zerocopyTransport(zerocopy bool, kib string) error {
 			if posted++; posted > writes {
 				return
 			}
-			c.Link().Write(transport.Target{Region: 1, Offset: uint64((posted - 1) % zerocopyPieces * slot)}, transport.Source{Place: memory.At(uint64(at * slot))}, uint64(slot), uint64(posted), func(err error) {
-				if err != nil {
-					return // the Peer's end tells
-				}
-				if ended++; ended < writes {
-					post(at)
-					return
-				}
-				f := p.Figures().Zerocopy
-				r = zerocopyResult{Bytes: int64(writes * slot), Nanoseconds: int64(processorTime() - begun), Sends: int64(f.sends), Copied: int64(f.copied)}
-				p.Close()
-			})
+			c.Link().Write(transport.Target{Region: 1, Offset: uint64((posted - 1) % zerocopyPieces * slot)},
+				transport.Source{Place: memory.At(uint64(at * slot))}, uint64(slot), uint64(posted), func(err error) {
+					if err != nil {
+						return // the Peer's end tells
+					}
+					if ended++; ended < writes {
+						post(at)
+						return
+					}
+					f := p.Figures().Zerocopy
+					r = zerocopyResult{Bytes: int64(writes * slot), Nanoseconds: int64(processorTime() - begun),
+						Sends: int64(f.sends), Copied: int64(f.copied)}
+					p.Close()
+				})
 		}
 		var err error
 		if c, err = p.Open(&wire.Done{}, 0, func(wire.Message, uint32, []int) {

@@ -54,7 +54,8 @@ func (p *zerocopyPair) write(at, n int) chan error {
 		}
 	})
 	p.sender.loop.Do(func() {
-		p.channel.Link().Write(transport.Target{Region: 1, Offset: uint64(at)}, hostPlace(p.source, at), uint64(n), number, func(err error) { done <- err })
+		p.channel.Link().Write(transport.Target{Region: 1, Offset: uint64(at)}, hostPlace(p.source, at), uint64(n), number,
+			func(err error) { done <- err })
 	})
 	return done
 }
@@ -82,7 +83,8 @@ func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 	var withheld atomic.Bool
 	withheld.Store(true)
 	defer withheld.Store(false) // the Peer's end waits for notifications, too
-	p := newZerocopyPair(t, Config{zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{withheld: withheld.Load}}, 1<<20, loopback)
+	p := newZerocopyPair(t, Config{zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{withheld: withheld.Load}},
+		1<<20, loopback)
 	done := p.write(0, 1<<20)
 	receive(t, p.arrived, "the arrival")
 	p.acknowledged()
@@ -114,7 +116,8 @@ func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 // A notification that comes before the sender has recorded the send ends the write as well.
 func TestZerocopyNotificationBeforeTheRecordCounts(t *testing.T) {
 	noGoroutines(t)
-	p := newZerocopyPair(t, Config{zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{sent: func() { time.Sleep(30 * time.Millisecond) }}}, 256<<10, loopback)
+	p := newZerocopyPair(t, Config{zerocopy: zerocopyAlways,
+		zerocopyFaults: zerocopyFaults{sent: func() { time.Sleep(30 * time.Millisecond) }}}, 256<<10, loopback)
 	for range 5 {
 		if err := receive(t, p.write(0, len(p.source)), "the write"); err != nil {
 			t.Fatal(err)
@@ -183,9 +186,11 @@ func TestZerocopyPeerEndReleasesPagesFirst(t *testing.T) {
 		ours, theirs := loopback(t)
 		control, controls := net.Pipe()
 		r := (&raw{tb: t, control: control, data: []net.Conn{ours}, frames: make(chan frame, 100)}).listens()
-		e := newSide(t, &Streams{control: controls, data: []net.Conn{theirs}, piece: defaultPiece, ours: defaultPiece}, Config{
-			zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{withheld: withheld.Load}, Dead: time.Hour, Heartbeat: 20 * time.Millisecond,
-		})
+		e := newSide(t, &Streams{control: controls, data: []net.Conn{theirs}, piece: defaultPiece, ours: defaultPiece},
+			Config{
+				zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{withheld: withheld.Load}, Dead: time.Hour,
+				Heartbeat: 20 * time.Millisecond,
+			})
 		t.Cleanup(r.close)
 		source := bytes.Repeat([]byte{'a'}, 16<<20)
 		done := make(chan error, 1)
@@ -224,7 +229,8 @@ func TestZerocopyPeerEndReleasesPagesFirst(t *testing.T) {
 		}
 		got, err := io.ReadAll(ours)
 		if bytes.Contains(got, []byte{'b', 'b', 'b', 'b', 'b', 'b', 'b', 'b'}) {
-			t.Errorf("the other side got what was written after the write's end, at %d of %d bytes (%v)", slices.Index(got, 'b'), len(got), err)
+			t.Errorf("the other side got what was written after the write's end, at %d of %d bytes (%v)",
+				slices.Index(got, 'b'), len(got), err)
 		}
 		e.died()
 	}
@@ -233,7 +239,8 @@ func TestZerocopyPeerEndReleasesPagesFirst(t *testing.T) {
 // ENOBUFS has the kernel copy: nothing is lost. After maxRefused in a row the stream gives up.
 func TestZerocopyWithoutBuffersCopies(t *testing.T) {
 	noGoroutines(t)
-	p := newZerocopyPair(t, Config{zerocopyFaults: zerocopyFaults{refused: func() error { return unix.ENOBUFS }}}, 128<<10, loopback)
+	p := newZerocopyPair(t, Config{zerocopyFaults: zerocopyFaults{refused: func() error { return unix.ENOBUFS }}},
+		128<<10, loopback)
 	for n := range maxRefused + 5 {
 		for i := range p.source {
 			p.source[i] = byte(n + 1)
@@ -244,7 +251,8 @@ func TestZerocopyWithoutBuffersCopies(t *testing.T) {
 			t.Fatalf("write %d: %v", n, err)
 		}
 	}
-	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.refused != maxRefused || z.streams != 0 || !strings.Contains(z.reason, "net.core.optmem_max") {
+	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.refused != maxRefused || z.streams != 0 ||
+		!strings.Contains(z.reason, "net.core.optmem_max") {
 		t.Errorf("%+v", z)
 	}
 }
@@ -252,7 +260,8 @@ func TestZerocopyWithoutBuffersCopies(t *testing.T) {
 // Memory that the kernel cannot pin is copied.
 func TestZerocopyOfUnpinnableMemoryCopies(t *testing.T) {
 	noGoroutines(t)
-	p := newZerocopyPair(t, Config{zerocopyFaults: zerocopyFaults{refused: func() error { return unix.EFAULT }}}, 128<<10, loopback)
+	p := newZerocopyPair(t, Config{zerocopyFaults: zerocopyFaults{refused: func() error { return unix.EFAULT }}},
+		128<<10, loopback)
 	for i := range p.source {
 		p.source[i] = byte(i)
 	}
@@ -263,7 +272,8 @@ func TestZerocopyOfUnpinnableMemoryCopies(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.streams != 0 || !strings.Contains(z.reason, "bad address") {
+	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.streams != 0 ||
+		!strings.Contains(z.reason, "bad address") {
 		t.Errorf("%+v", z)
 	}
 }
@@ -285,7 +295,8 @@ func TestZerocopyTurnsOffWhereTheKernelCopies(t *testing.T) {
 		}
 	}
 	z := p.sender.peer.Figures().Zerocopy
-	if z.streams != 0 || z.sends != z.copied || z.sends >= 2*maxCopied || z.pending != 0 || !strings.Contains(z.reason, "SO_EE_CODE_ZEROCOPY_COPIED") {
+	if z.streams != 0 || z.sends != z.copied || z.sends >= 2*maxCopied || z.pending != 0 ||
+		!strings.Contains(z.reason, "SO_EE_CODE_ZEROCOPY_COPIED") {
 		t.Errorf("%+v", z)
 	}
 }
@@ -295,11 +306,13 @@ func TestZerocopyReleasesRanges(t *testing.T) {
 	w := func() *write { return &write{} }
 	list := []*write{w(), w(), w(), w()}
 	var released []*write
-	z := &zerocopyConn{notified: func(l []*write) { released = append(released, l...) }, first: 1<<32 - 2, pending: slices.Clone(list)}
+	z := &zerocopyConn{notified: func(l []*write) { released = append(released, l...) }, first: 1<<32 - 2,
+		pending: slices.Clone(list)}
 	z.open.Store(4)
 	z.release(1, 1, false)
 	z.release(1<<32-1, 0, true)
-	if len(released) != 3 || released[0] != list[3] || released[1] != list[1] || released[2] != list[2] || z.first != 1<<32-2 {
+	if len(released) != 3 || released[0] != list[3] || released[1] != list[1] || released[2] != list[2] ||
+		z.first != 1<<32-2 {
 		t.Fatalf("%d released, the first pending is %d", len(released), z.first)
 	}
 	z.release(1<<32-2, 1<<32-2, false)

@@ -9,7 +9,7 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
-// portA makes the port of device a0 active or not.
+// portA sets the port of device a0 down or active.
 func (w *two) portA(t *testing.T, down bool) {
 	t.Helper()
 	if err := devices(func(a, _ *softdevice.Device) { a.Down = down })(w); err != nil {
@@ -17,7 +17,7 @@ func (w *two) portA(t *testing.T, down bool) {
 	}
 }
 
-// flap has a port without a link for that long, in the midst of writes, and demands that all arrive
+// flap takes the link of a port away for length during writes, and demands that every write arrives
 // once.
 func flap(t *testing.T, w *two, length time.Duration) (redials int) {
 	t.Helper()
@@ -37,13 +37,13 @@ func flap(t *testing.T, w *two, length time.Duration) (redials int) {
 	return redials
 }
 
-// patient are the limits of relays as configured by default.
+// patient sets the default limits of relays.
 func patient(_ string, c *Config) {
 	c.Timeout = launch.DefaultVerbs.Timeout
 	c.Redial, c.PortWait = 0, 0
 }
 
-// TestShortFlapKeepsQueuePairs demands that a port that is back soon costs no queue pair.
+// TestShortFlapKeepsQueuePairs demands that a short loss of a link costs no queue pair.
 func TestShortFlapKeepsQueuePairs(t *testing.T) {
 	t.Parallel()
 	if redials := flap(t, connected(t, patient), 300*time.Millisecond); redials != 0 {
@@ -54,7 +54,8 @@ func TestShortFlapKeepsQueuePairs(t *testing.T) {
 // TestFlapOf30SecondsLosesNothing demands that the defaults outlast a flap of 30 s.
 func TestFlapOf30SecondsLosesNothing(t *testing.T) {
 	t.Parallel()
-	for name, timeout := range map[string]int{"the default timeout": launch.DefaultVerbs.Timeout, "a timeout of 0.5 s": 14} {
+	for name, timeout := range map[string]int{"the default timeout": launch.DefaultVerbs.Timeout,
+		"a timeout of 0.5 s": 14} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := connected(t, patient, func(_ string, c *Config) { c.Timeout = timeout })
@@ -65,8 +66,8 @@ func TestFlapOf30SecondsLosesNothing(t *testing.T) {
 	}
 }
 
-// TestAliveByRDMA demands that a group vouches for the other relay for a silence after a write, and
-// while a port of this side has no link.
+// TestAliveByRDMA demands that a group reports the peer alive for the length of the silence after a
+// write, and while a port of this side has no link.
 func TestAliveByRDMA(t *testing.T) {
 	w := connected(t, func(_ string, c *Config) { c.PortWait = time.Hour })
 	const silence = time.Minute
@@ -85,7 +86,10 @@ func TestAliveByRDMA(t *testing.T) {
 	}
 	receive(t, w.arrived, "the arrival")
 	for name, e := range map[string]*side{"sender": w.a, "receiver": w.b} {
-		e.until("a sign of the "+name, func(s *Set) bool { left := s.Alive(silence); return left > silence/2 && left <= silence })
+		e.until("a sign of the "+name, func(s *Set) bool {
+			left := s.Alive(silence)
+			return left > silence/2 && left <= silence
+		})
 	}
 	w.portA(t, true)
 	w.a.until("the port's event", func(s *Set) bool { return len(s.downs) == 1 })
@@ -96,8 +100,8 @@ func TestAliveByRDMA(t *testing.T) {
 	w.a.until("the port", func(s *Set) bool { return len(s.downs) == 0 })
 }
 
-// TestSecondPortUpKeepsExcuseOfPortWithoutLink demands that a port that is back does not shorten the
-// excuse of another one without a link, and that the last one does.
+// TestSecondPortUpKeepsExcuseOfPortWithoutLink demands that a returning port does not shorten the
+// grace period of another port without a link, and that the last returning port does.
 func TestSecondPortUpKeepsExcuseOfPortWithoutLink(t *testing.T) {
 	s := &Set{fabric: &Fabric{config: Config{Redial: waitTime}}}
 	a, b := &nic{context: new(verbs.Context)}, &nic{context: new(verbs.Context)}
@@ -113,8 +117,8 @@ func TestSecondPortUpKeepsExcuseOfPortWithoutLink(t *testing.T) {
 	}
 }
 
-// TestFlapsWhileReconnectingExcuseSilence demands that each flap of a port counts while the queue pairs
-// are given up and others cannot be connected.
+// TestFlapsWhileReconnectingExcuseSilence demands that each flap of a port during a failing
+// reconnect begins a grace period.
 func TestFlapsWhileReconnectingExcuseSilence(t *testing.T) {
 	w := connected(t)
 	if err := devices(func(_, b *softdevice.Device) { b.Down = true })(w); err != nil {

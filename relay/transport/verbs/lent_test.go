@@ -8,9 +8,9 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 )
 
-// A NIC's refusal is told until the NIC knows the memory, and no longer; that queue pairs were
-// replaced while memory was registered is none.
-func TestARefusalIsOverWhenTheNICKnowsTheMemory(t *testing.T) {
+// TestRefusalEndsWithRegistration demands that Refused returns the error of a NIC until the NIC has
+// registered the memory. A reconnect during a registration is no refusal.
+func TestRefusalEndsWithRegistration(t *testing.T) {
 	w := connected(t)
 	m, err := device.CreateHost("test", slot)
 	if err != nil {

@@ -17,14 +17,13 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// byIWARP is connected over devices of iWARP.
+// byIWARP connects two sides over devices of iWARP.
 func byIWARP(t *testing.T) *two {
 	t.Helper()
 	return connectedBy(t, true)
 }
 
-// atConnect has the accepting side hear a connect that f may have changed; its loop stands
-// still meanwhile.
+// atConnect passes a connect through f on the accepting side; the loop waits meanwhile.
 type atConnect struct {
 	*Set
 	f func(*connect)
@@ -49,8 +48,8 @@ func hearingConnect(f func(*connect)) hears {
 	}
 }
 
-// stranger is somebody at c0 who has the connection manager, and no part in what the relays
-// say to each other.
+// stranger is a program at c0 with the connection manager, and without access to the control
+// stream.
 type stranger struct {
 	t      *testing.T
 	events *verbs.Events
@@ -122,7 +121,8 @@ func (s *stranger) pair(id *verbs.ID) error {
 	return err
 }
 
-// answers takes all that ask, and tells them what they have told, until ctx ends.
+// answers accepts every connection request and returns the private data of the request, until ctx
+// ends.
 func (s *stranger) answers(ctx context.Context) {
 	defer s.close()
 	for {
@@ -138,14 +138,15 @@ func (s *stranger) answers(ctx context.Context) {
 			s.t.Error(err)
 			continue
 		}
-		_ = e.ID.Accept(verbs.Connection{Private: e.Private}) // who asks may have gone when the first was found out
+		_ = e.ID.Accept(verbs.Connection{Private: e.Private}) // the requester may have closed after the first error
 	}
 }
 
-// ask asks for a connection, which is refused.
+// ask requests a connection and demands a rejection.
 func (s *stranger) ask(port uint16, private []byte) verbs.ConnectionEvent {
 	id := s.id()
-	if err := id.ResolveAddress(netip.MustParseAddrPort("10.0.0.3:0"), netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port), waitTime); err != nil {
+	if err := id.ResolveAddress(netip.MustParseAddrPort("10.0.0.3:0"),
+		netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port), waitTime); err != nil {
 		s.t.Fatal(err)
 	}
 	s.next(verbs.AddressResolved)
@@ -162,9 +163,9 @@ func (s *stranger) ask(port uint16, private []byte) verbs.ConnectionEvent {
 	return s.next(verbs.Rejected)
 }
 
-// Who asks for a queue pair, and has not heard what the relays say to each other, is refused
-// with nothing, at once, and keeps nobody from the pairs; nobody listens afterwards.
-func TestAStrangerGetsNoQueuePair(t *testing.T) {
+// TestStrangerGetsNoQueuePair demands an immediate rejection without data for a connection request
+// without the secret. The request blocks no queue pair, and no listener remains.
+func TestStrangerGetsNoQueuePair(t *testing.T) {
 	var w *two
 	ready := make(chan struct{})
 	w, settled := joining(t, true, hearingConnect(func(m *connect) {
@@ -202,9 +203,9 @@ func TestAStrangerGetsNoQueuePair(t *testing.T) {
 	}
 }
 
-// A relay has its queue pairs with the relay that it has spoken to, and connects to no other
-// port than relays have.
-func TestAQueuePairOfAnother(t *testing.T) {
+// TestWrongPeerIsRejected demands that a relay connects queue pairs only with its peer, and only to
+// ports of relays.
+func TestWrongPeerIsRejected(t *testing.T) {
 	t.Run("who does not know the secret", func(t *testing.T) {
 		var w *two
 		ctx, cancel := context.WithCancel(t.Context())
@@ -223,15 +224,19 @@ func TestAQueuePairOfAnother(t *testing.T) {
 		}))
 		close(ready)
 		err := receive(t, settled, "the end of the bringing up")
-		if wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(err.Error(), "not the relay that was asked") || !strings.Contains(err.Error(), "b0 (10.0.0.2)") {
+		if wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(err.Error(), "not the relay that was asked") ||
+			!strings.Contains(err.Error(), "b0 (10.0.0.2)") {
 			t.Errorf("it ended with %v", err)
 		}
 		cancel()
 		receive(t, over, "the stranger's end")
 	})
 	t.Run("a port of others", func(t *testing.T) {
-		_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 22 }), func(_ string, c *Config) { c.Ports = address.Ports{First: 20000, Last: 20999} })
-		if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(), "port 22, which is none of network.ports") {
+		_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 22 }), func(_ string, c *Config) {
+			c.Ports = address.Ports{First: 20000, Last: 20999}
+		})
+		if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(),
+			"port 22, which is none of network.ports") {
 			t.Errorf("it ended with %v", err)
 		}
 	})
@@ -247,8 +252,9 @@ func TestAQueuePairOfAnother(t *testing.T) {
 	})
 }
 
-// Bringing up has an end, whatever the other side's connection manager does.
-func TestIWARPThatIsNotAnswered(t *testing.T) {
+// TestUnansweredIWARPFailsInTime demands that the negotiation ends in time with any connection
+// manager on the other side.
+func TestUnansweredIWARPFailsInTime(t *testing.T) {
 	t.Parallel()
 	_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 9 }))
 	err := receive(t, settled, "the end of the bringing up")
@@ -257,7 +263,7 @@ func TestIWARPThatIsNotAnswered(t *testing.T) {
 			t.Errorf("it ended with %v, and nothing of %q", err, words)
 		}
 	}
-	// And where nobody asks: the one who waits gives up by itself.
+	// Without a request the waiting side gives up by itself.
 	_, settled = joining(t, true, func(nic string, s *Set) tcp.Extension {
 		if nic == "b0" {
 			return &deafTo{s}
@@ -268,12 +274,13 @@ func TestIWARPThatIsNotAnswered(t *testing.T) {
 			c.Time = time.Second
 		}
 	})
-	if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(), "not connected within 1s") {
+	if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(),
+		"not connected within 1s") {
 		t.Errorf("it ended with %v", err)
 	}
 }
 
-// deafTo does not hear a connect.
+// deafTo drops a connect.
 type deafTo struct{ *Set }
 
 func (d *deafTo) Heard(c *tcp.Channel, payload []byte) error {
@@ -283,7 +290,7 @@ func (d *deafTo) Heard(c *tcp.Channel, payload []byte) error {
 	return d.Set.Heard(c, payload)
 }
 
-// granted is one write's grant, with the keys at the sender.
+// granted returns the write of a grant, after the keys have arrived at the sender.
 func (w *two) granted(t *testing.T, grant uint64) (write func(done func(error))) {
 	t.Helper()
 	from, to := w.a.memory(slot), w.b.memory(slot)
@@ -296,15 +303,18 @@ func (w *two) granted(t *testing.T, grant uint64) (write func(done func(error)))
 			t.Error(err)
 		}
 	})
-	w.a.until("the ticket", func(*Set) bool { _, there := w.link.tickets[grant]; return there && w.link.regions[7] != nil })
+	w.a.until("the ticket", func(*Set) bool {
+		_, there := w.link.tickets[grant]
+		return there && w.link.regions[7] != nil
+	})
 	return func(done func(error)) {
 		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, grant, done)
 	}
 }
 
-// A write of iWARP ends when it is sent, and for its sender when the receiver has said that
-// it is there: what leaves a channel writes nothing any more.
-func TestAWriteOfIWARPEndsWhenItHasArrived(t *testing.T) {
+// TestIWARPWriteEndsAtArrival demands that a write on iWARP ends for the sender when the receiver
+// has confirmed the arrival: a closed channel has no outstanding writes.
+func TestIWARPWriteEndsAtArrival(t *testing.T) {
 	w := byIWARP(t)
 	write := w.granted(t, 1)
 	goOn, stands := make(chan struct{}), make(chan struct{})
@@ -331,8 +341,9 @@ func TestAWriteOfIWARPEndsWhenItHasArrived(t *testing.T) {
 	})
 }
 
-// A receiver that leaves and does not say so, or says what is not so, hurts itself alone.
-func TestAReceiverThatDoesNotSay(t *testing.T) {
+// TestMissingConfirmationHarmsReceiverOnly demands that a receiver that closes without a
+// confirmation, or sends a wrong confirmation, harms only its own Peer.
+func TestMissingConfirmationHarmsReceiverOnly(t *testing.T) {
 	t.Run("and leaves", func(t *testing.T) {
 		w := byIWARP(t)
 		write := w.granted(t, 1)
@@ -358,9 +369,9 @@ func TestAReceiverThatDoesNotSay(t *testing.T) {
 	})
 }
 
-// A queue pair whose connection ends is replaced, by one that is asked for with other secrets,
-// and the reason names the NIC.
-func TestAConnectionOfIWARPThatEnds(t *testing.T) {
+// TestEndedIWARPConnectionIsReplaced demands that a queue pair with other secrets replaces a queue
+// pair whose connection has ended, and that the fault names the NIC.
+func TestEndedIWARPConnectionIsReplaced(t *testing.T) {
 	w := byIWARP(t)
 	write := w.granted(t, 1)
 	secrets := map[[secretBytes]byte]bool{}
@@ -380,7 +391,8 @@ func TestAConnectionOfIWARPThatEnds(t *testing.T) {
 			if len(s.cm.listeners) > 0 || s.parting {
 				t.Errorf("%d listen still, and parting is %v", len(s.cm.listeners), s.parting)
 			}
-			if !strings.Contains(s.lastFault, "0 of host "+hostname()) || !strings.Contains(s.lastFault, "the connection of a queue pair has ended: disconnected") {
+			if !strings.Contains(s.lastFault, "0 of host "+hostname()) || !strings.Contains(s.lastFault,
+				"the connection of a queue pair has ended: disconnected") {
 				t.Errorf("the fault is said to be %s", s.lastFault)
 			}
 		})
@@ -395,8 +407,9 @@ func TestAConnectionOfIWARPThatEnds(t *testing.T) {
 	}
 }
 
-// What follows a write and is none of its notes is no ticket.
-func TestNotesThatAreNone(t *testing.T) {
+// TestInvalidAcksGiveNoTicket demands that a message after a write that is not an ack gives no
+// ticket.
+func TestInvalidAcksGiveNoTicket(t *testing.T) {
 	p := &pair{notes: notes{bytes: make([]byte, ofPair*noteBytes)}}
 	binary.LittleEndian.PutUint32(p.notes.at(3), 9)
 	for _, c := range []struct {

@@ -8,24 +8,24 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// What the two sides say to each other, over the control stream of their tcp.Peer. Each
-// message has a fixed layout, its kind first; all numbers are little-endian. The relay
-// that made the connections begins:
+// Messages between the two sides of a group travel over the control stream of the tcp.Peer. Each
+// message has a fixed layout and begins with its kind. Numbers are little-endian. The dialing side
+// begins:
 //
-//	offer   →            its NICs
-//	        ←   answer   the other's NICs, which two make a link, and its queue pairs
-//	connect →            the queue pairs at this end, or where they can be asked for
-//	        ←   ready    they can be written to, and a write by each has arrived
-//	use     →            the same the other way: data can go this way, from either side
+//	offer   →            the NICs of the dialing side
+//	        ←   answer   the NICs of the accepting side, the links, its queue pairs
+//	connect →            the queue pairs of the dialing side, or its CM listeners
+//	        ←   ready    a write by each queue pair has arrived
+//	use     →            the same in the other direction: either side may send data
 //
-// or at any time before that, from either side, refuse. From then on, between who opens a
-// channel and the other side:
+// Before use, either side may send refuse. After use, between the side that opens a channel and its
+// peer:
 //
-//	next    →            the channel that is opened next has its data this way
-//	path    →            of that channel: its links, and how long a write can be
-//	        ←   region   memory that writes are granted in
-//	        ←   ticket   the immediate of a grant's write
-//	        ←   arrived  such a write has, where NICs do not tell the sender so
+//	next    →            the data of the next channel uses RDMA
+//	path    →            of the channel: links, and the maximum length of a write
+//	        ←   region   memory for granted writes
+//	        ←   ticket   the immediate for the write of a grant
+//	        ←   arrived  the write has arrived, if the NICs do not report arrival
 const (
 	kindOffer = iota + 1
 	kindAnswer
@@ -40,40 +40,39 @@ const (
 	kindArrived
 )
 
-// Bounds of what a relay has for another: NICs and links, and queue pairs of all links.
+// Limits of a group: NICs, links, and queue pairs of all links.
 const (
 	maxCards = 8
 	maxLinks = 8
 	maxPairs = 64
 )
 
-// Link layers of a NIC's port.
 const (
 	layerInfiniBand = 1
 	layerEthernet   = 2 // RoCE
 )
 
-// card is a NIC with its port, as another relay has to know it.
+// portInfo describes a NIC and its port to the peer.
 type card struct {
 	Name  [64]byte
 	GID   [16]byte
-	LID   uint16 // of InfiniBand
+	LID   uint16 // for InfiniBand
 	Layer uint8
-	MTU   uint8  // 1 to 5 stand for 256 to 4096 bytes
-	Ways  uint32 // what the NIC needs of the other side
+	MTU   uint8  // 1 to 5 for 256 to 4096 bytes
+	Ways  uint32 // needs of the NIC
 }
 
-// Bits of a card's Ways.
+// Bits of portInfo.Ways.
 const (
-	// wayManaged: queue pairs come up by the connection manager, and GID has the address.
+	// wayManaged: the connection manager connects the queue pairs, and GID has the address.
 	wayManaged = 1 << iota
-	// waySends: there is no write with an immediate; a message follows the write.
+	// waySends: the NIC has no write with immediate; a message follows the write.
 	waySends
 )
 
 func (c *card) is(way uint32) bool { return c.Ways&way != 0 }
 
-// kind is what two NICs of a link have in common.
+// kind returns the property that both NICs of a link share.
 func (c *card) kind() string {
 	switch {
 	case c.is(wayManaged):
@@ -88,8 +87,8 @@ func (c *card) kind() string {
 
 func (c *card) name() string { return wire.Text(c.Name[:]) }
 
-// end is a queue pair at its owner's side: its number, and that of its first packet. One
-// that comes up by the connection manager has neither yet, and says its place plus one.
+// end is a queue pair of the sender of the message: the number, and the number of the first packet.
+// With the connection manager both are unknown, and Number is the index plus one.
 type end struct {
 	Number, PSN uint32
 	// ECE has the connection options of the answering side's queue pair. In the dialing side's message,
@@ -97,34 +96,34 @@ type end struct {
 	ECE verbs.ECE
 }
 
-// page is memory for the first writes, which only try the way: pageBytes of them.
+// page is memory of pageBytes for the first writes, which test the connection.
 type page struct {
 	Address uint64
-	Keys    [maxCards]uint32 // by its owner's NICs
+	Keys    [maxCards]uint32 // by NIC of the owner
 }
 
 type offer struct {
 	Kind  uint32
 	Cards uint32
-	Pairs uint32 // of each link, at most
+	Pairs uint32 // maximum for each link
 	_     uint32
 	Card  [maxCards]card
 }
 
-// pairing is a link: the number of the offering side's NIC, and of the answering one's.
+// pairing is a link: the NIC of the offering side and the NIC of the answering side.
 type pairing struct{ Theirs, Ours uint8 }
 
 type answer struct {
 	Kind  uint32
 	Cards uint32
 	Links uint32
-	Pairs uint32 // of each link
+	Pairs uint32 // for each link
 	Card  [maxCards]card
 	Link  [maxLinks]pairing
 	Page  page
-	End   [maxPairs]end // those of the first link first
-	// Secret is what the offering side answers those with who ask it for a queue pair by
-	// the connection manager.
+	End   [maxPairs]end // sorted by link
+	// Secret authenticates the offering side in its answers to connection requests of the
+	// connection manager.
 	Secret [secretBytes]byte
 }
 
@@ -133,7 +132,8 @@ type connect struct {
 	Ends uint32
 	Page page
 	End  [maxPairs]end
-	// Secret is what those ask with, at this side's NICs' Ports.
+	// Secret authenticates those connection requests, which go to the Ports of the NICs of this
+	// side.
 	Secret [secretBytes]byte
 	Ports  [maxCards]uint16
 }
@@ -156,11 +156,11 @@ type path struct {
 type regionKeys struct {
 	Kind    uint32
 	Region  uint32
-	Address uint64 // of its first byte
+	Address uint64 // of the first byte
 	Bytes   uint64
-	Keys    [maxCards]uint32 // by the answering side's NICs
-	// Weights are the shares of the answering side's NICs in writes to the region; all 0 for
-	// equal shares. A NIC of weight 0 writes there only if no NIC of a path has a weight.
+	Keys    [maxCards]uint32 // by NIC of the answering side
+	// Weights are the shares of the answering side's NICs in writes to the region; all 0 for equal
+	// shares. A NIC with weight 0 carries writes only if no NIC of a path has a weight.
 	Weights [maxCards]uint16
 }
 
@@ -171,7 +171,8 @@ type ticketed struct {
 	Grant  uint64
 }
 
-// arrived says that all of a write is in the memory, where that is not known by its end.
+// arrived reports that the memory has all bytes of a write, if the sender's completion does not
+// prove that.
 type arrived struct {
 	Kind   uint32
 	Ticket uint32
@@ -180,7 +181,7 @@ type arrived struct {
 func encode(m any) []byte {
 	b, err := binary.Append(nil, binary.LittleEndian, m)
 	if err != nil {
-		panic(err) // a layout that is none
+		panic(err) // the layout has no fixed size
 	}
 	return b
 }
@@ -189,7 +190,7 @@ func malformed(format string, arguments ...any) error {
 	return wire.Errorf(wire.StatusMalformed, format, arguments...)
 }
 
-// decode reads a message of another relay, of which no number is believed.
+// decode reads a message of the peer and checks every number.
 func decode(b []byte) (any, error) {
 	if len(b) < 4 {
 		return nil, malformed("%d bytes are no message about RDMA", len(b))
@@ -224,7 +225,8 @@ func decode(b []byte) (any, error) {
 		return nil, malformed("a message about RDMA of kind %d, which this version does not know", kind)
 	}
 	if n, err := binary.Decode(b, binary.LittleEndian, m); err != nil || n != len(b) {
-		return nil, malformed("a message about RDMA of kind %d with %d bytes; it has %d", binary.LittleEndian.Uint32(b), len(b), binary.Size(m))
+		return nil, malformed("a message about RDMA of kind %d with %d bytes; it has %d", binary.LittleEndian.Uint32(b),
+			len(b), binary.Size(m))
 	}
 	return m, m.check()
 }

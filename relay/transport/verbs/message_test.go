@@ -23,20 +23,25 @@ func text[A [64]byte | [1020]byte](s string) (a A) {
 }
 
 func aCard() card {
-	return card{Name: text[[64]byte]("mlx5_0"), GID: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}, Layer: layerEthernet, MTU: 5}
+	return card{Name: text[[64]byte]("mlx5_0"), GID: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}, Layer: layerEthernet,
+		MTU: 5}
 }
 
-// examples has one of each message.
+// examples returns one message of each kind.
 func examples() []any {
 	cards := [maxCards]card{aCard(), aCard()}
 	return []any{
 		&offer{Kind: kindOffer, Cards: 2, Pairs: 4, Card: cards},
-		&answer{Kind: kindAnswer, Cards: 2, Links: 2, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 0}, {1, 1}}, Page: page{1 << 46, [maxCards]uint32{5, 6}}, End: [maxPairs]end{{Number: 17, PSN: 5}, {Number: 1<<24 - 1, PSN: 1<<24 - 1, ECE: verbs.ECE{Vendor: 1, Options: 2}}}},
-		&connect{Kind: kindConnect, Ends: 1, Page: page{1 << 46, [maxCards]uint32{7}}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
+		&answer{Kind: kindAnswer, Cards: 2, Links: 2, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 0}, {1, 1}},
+			Page: page{1 << 46, [maxCards]uint32{5, 6}}, End: [maxPairs]end{{Number: 17, PSN: 5},
+				{Number: 1<<24 - 1, PSN: 1<<24 - 1, ECE: verbs.ECE{Vendor: 1, Options: 2}}}},
+		&connect{Kind: kindConnect, Ends: 1, Page: page{1 << 46, [maxCards]uint32{7}},
+			End: [maxPairs]end{{Number: 17, PSN: 5}}},
 		&short{Kind: kindReady}, &short{Kind: kindUse}, &short{Kind: kindNext},
 		&refusal{Kind: kindRefuse, Reason: text[[1020]byte]("no NIC")},
 		&path{Kind: kindPath, Links: 2, Most: 4 << 20, Link: [maxLinks]uint8{1, 0}},
-		&regionKeys{Kind: kindRegion, Region: 7, Address: 1 << 46, Bytes: 1 << 24, Keys: [maxCards]uint32{5, 6}, Weights: [maxCards]uint16{3, 1}},
+		&regionKeys{Kind: kindRegion, Region: 7, Address: 1 << 46, Bytes: 1 << 24, Keys: [maxCards]uint32{5, 6},
+			Weights: [maxCards]uint16{3, 1}},
 		&ticketed{Kind: kindTicket, Ticket: 1 << 31, Grant: 1<<63 | 5},
 		&arrived{Kind: kindArrived, Ticket: 1 << 31},
 		&fall{Kind: kindFall, Epoch: 3, Reason: [1012]byte{'x'}},
@@ -46,7 +51,7 @@ func examples() []any {
 	}
 }
 
-func TestMessagesAreUnderstood(t *testing.T) {
+func TestMessagesRoundTripUnchanged(t *testing.T) {
 	for _, m := range examples() {
 		b := encode(m)
 		if len(b) > tcp.MaxExtension {
@@ -64,8 +69,8 @@ func TestMessagesAreUnderstood(t *testing.T) {
 	}
 }
 
-// What makes no sense is refused, with a sentence.
-func TestMessagesThatMakeNoSense(t *testing.T) {
+// TestInvalidMessagesAreRejected demands an error for each invalid message.
+func TestInvalidMessagesAreRejected(t *testing.T) {
 	cards := [maxCards]card{aCard()}
 	odd := func(change func(*card)) [maxCards]card {
 		c := cards
@@ -86,7 +91,8 @@ func TestMessagesThatMakeNoSense(t *testing.T) {
 		{&offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: odd(func(c *card) { c.Layer = 0 })}, "link layer 0"},
 		{&answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: maxPairs + 1, Card: cards, End: ends}, "1 links of 65"},
 		{&answer{Kind: kindAnswer, Cards: 1, Links: 2, Pairs: 1 << 31, Card: cards, End: ends}, "2 links"},
-		{&answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 1}}, End: ends}, "NICs 0 and 1"},
+		{&answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 1}}, End: ends},
+			"NICs 0 and 1"},
 		{&answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 2, Card: cards, End: ends}, "queue pair 0"},
 		{&connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{Number: 1 << 24}}}, "24 bits"},
 		{&connect{Kind: kindConnect, Ends: maxPairs + 1}, "65 queue pairs"},
@@ -100,8 +106,8 @@ func TestMessagesThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// FuzzMessage has bytes of another relay read: what is understood is within its bounds, and
-// says the same when it is written again.
+// FuzzMessage decodes bytes of a peer: an accepted message is within its limits and encodes to the
+// same bytes.
 func FuzzMessage(f *testing.F) {
 	for _, m := range examples() {
 		f.Add(encode(m))

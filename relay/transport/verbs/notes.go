@@ -10,15 +10,15 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// Where a NIC has no write with an immediate, as those of iWARP have none, a message follows
-// the write on the same queue pair, with the ticket as its four bytes: it comes when the
-// write's bytes are there. Such a write ends when it is sent, not when it has arrived, so the
-// receiver says that as well (arrived), and the sender keeps to the same promise.
+// A NIC without writes with immediate, such as iWARP, sends a message after the write on the same
+// queue pair. The message has the ticket in four bytes and arrives after the bytes of the write.
+// The completion of such a write means sent, not arrived. The receiver therefore confirms the
+// arrival (message arrived), and the sender completes the write after that message.
 
 const noteBytes = 4
 
-// notes are a pair's: one for each receive, then one for each request that may be under
-// way. There are none where writes have immediates.
+// acks are the message buffers of a queue pair: one for each receive, then one for each request. A
+// queue pair that writes with immediates has no acks.
 type notes struct {
 	bytes []byte
 	key   uint32
@@ -28,11 +28,11 @@ func (n *notes) at(i int) []byte { return n.bytes[i*noteBytes : (i+1)*noteBytes]
 
 func (n *notes) address(i int) uint64 { return uint64(uintptr(unsafe.Pointer(&n.at(i)[0]))) }
 
-// ofPair is how many notes a pair has.
+// ofPair is the number of acks of a queue pair.
 const ofPair = receives + sendDepth
 
-// makeNotes makes those of the links that need them, and has the NICs know them: nobody
-// else may write there. It blocks.
+// makeNotes creates acks for links that need them and registers them with the NICs, without remote
+// access. It blocks.
 func (s *Set) makeNotes() (err error) {
 	n := 0
 	for _, p := range s.pairs {
@@ -44,7 +44,8 @@ func (s *Set) makeNotes() (err error) {
 		return nil
 	}
 	const each = ofPair * noteBytes
-	if s.noted, err = unix.Mmap(-1, 0, n*each, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+	if s.noted, err = unix.Mmap(-1, 0, n*each, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return os.NewSyscallError("mmap", err)
 	}
 	all := s.noted
@@ -65,8 +66,8 @@ func (s *Set) makeNotes() (err error) {
 	return nil
 }
 
-// push has a write wait to be posted, with what tells the other side of it: a message without
-// immediates, a second write of 0 bytes where the fabric is to route the first one adaptively.
+// push queues a write and its announcement to the peer: a message without immediates, or a second
+// write of 0 bytes if the fabric routes the first write adaptively.
 func (p *pair) push(write verbs.Send, w *write, adaptive bool) (requests int) {
 	if p.notes.bytes == nil {
 		if adaptive && write.Length > 0 {
@@ -85,7 +86,8 @@ func (p *pair) push(write verbs.Send, w *write, adaptive bool) (requests int) {
 	return 2
 }
 
-// number gives a request its own, and writes its note: no other that is under way has it.
+// numbered sets the number of a request and writes the ack, which no other outstanding request
+// uses.
 func (p *pair) numbered(s *verbs.Send, number uint64) {
 	s.ID = number
 	if s.Op != verbs.SendMessage {
@@ -96,7 +98,7 @@ func (p *pair) numbered(s *verbs.Send, number uint64) {
 	s.Address, s.LKey = p.notes.address(i), p.notes.key
 }
 
-// receive is one that the pair posts; its ID says which note it is for.
+// receive returns receive i of the queue pair. The ID contains the index of the ack.
 func (p *pair) receive(i int) verbs.Recv {
 	r := verbs.Recv{ID: ofReceive | uint64(i)}
 	if p.notes.bytes != nil {
@@ -105,7 +107,7 @@ func (p *pair) receive(i int) verbs.Recv {
 	return r
 }
 
-// fill has all receives of a pair wait to be posted.
+// fill queues every receive of a queue pair for posting.
 func (p *pair) fill() {
 	p.owed = make([]verbs.Recv, 0, receives)
 	for i := range receives {
@@ -113,8 +115,8 @@ func (p *pair) fill() {
 	}
 }
 
-// told is the number that a receive has come with, which waits to be posted again; ok is
-// false of what is none.
+// told returns the number of a completed receive and queues the receive for posting. ok is false
+// for a completion without a number.
 func (p *pair) told(c *verbs.Completion) (number uint32, ok bool) {
 	i := int(c.ID &^ ofReceive)
 	if i >= receives {
@@ -130,10 +132,10 @@ func (p *pair) told(c *verbs.Completion) (number uint32, ok bool) {
 	return 0, false
 }
 
-// nobody is the write of a request whose end tells nothing.
+// nobody stands for the write of a request whose completion has no effect.
 var nobody = &write{}
 
-// heard reports whether the receiver says what has arrived of writes by these pairs.
+// heard reports whether the receiver confirms the arrival of writes by these queue pairs.
 func (s *Set) heard(pairs []int) bool {
 	for _, i := range pairs {
 		if s.links[s.pairs[i].link].sends {
@@ -143,8 +145,8 @@ func (s *Set) heard(pairs []int) bool {
 	return false
 }
 
-// expect has a write end no sooner than the receiver says that it has arrived. Of two with
-// one ticket nobody could say which.
+// expect delays the end of a write until the receiver confirms the arrival. Two writes with one
+// ticket would be ambiguous.
 func (l *Link) expect(ticket uint32, w *write) error {
 	s := l.set
 	switch {
@@ -162,11 +164,11 @@ func (l *Link) expect(ticket uint32, w *write) error {
 	return nil
 }
 
-// arrived takes that.
+// arrived handles the confirmation of the receiver.
 func (l *Link) arrived(m *arrived) error {
 	w := l.unheard[m.Ticket]
 	if w == nil {
-		if l.set.falling() { // it is in doubt by now, and said to have arrived with those that are
+		if l.set.falling() { // the write is in doubt, and resetAck counts it
 			return nil
 		}
 		return malformed("the write with ticket %d has arrived, which is not under way", m.Ticket)
@@ -178,7 +180,7 @@ func (l *Link) arrived(m *arrived) error {
 	return nil
 }
 
-// unhear has nobody wait for that any more.
+// unhear ends the wait for confirmations.
 func (l *Link) unhear() {
 	for ticket, w := range l.unheard {
 		delete(l.unheard, ticket)

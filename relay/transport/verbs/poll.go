@@ -15,21 +15,21 @@ func hostname() string {
 	return name
 }
 
-// watch has the connection manager's descriptor end the loop's sleep.
+// watch adds the descriptor of the connection manager to the event loop.
 func (s *Set) watch() {
 	if err := s.watchManaged(); err != nil {
 		s.failed(s.pairs[0].queue.nic, err.Error())
 	}
 }
 
-// poll takes completions, and posts what waits.
+// poll takes completions and posts waiting requests.
 func (s *Set) poll() bool {
 	if s.over || s.working {
 		return false
 	}
 	progress := false
 	if s.phase == draining || s.phase == running {
-		progress = s.complete(false) // Fabric.Poll has asked the devices
+		progress = s.complete(false) // Fabric.Poll has polled the devices
 	}
 	if s.phase == draining {
 		return s.drainEnds() || progress
@@ -39,7 +39,7 @@ func (s *Set) poll() bool {
 			if s.flush(p) {
 				progress = true
 			}
-			if s.phase != running { // it took none
+			if s.phase != running { // the queue pair took no request
 				return progress
 			}
 		}
@@ -47,7 +47,7 @@ func (s *Set) poll() bool {
 	return progress
 }
 
-// room reports whether something that waits can be posted.
+// room reports whether a waiting request can be posted.
 func (s *Set) room() bool {
 	for _, p := range s.pairs {
 		if len(p.waits) > 0 && len(p.posts) < sendDepth {
@@ -57,14 +57,14 @@ func (s *Set) room() bool {
 	return false
 }
 
-// batchSize is how many completions are taken at a time.
+// batchSize is the number of completions per call of the device.
 const batchSize = 32
 
-// drain takes all completions that there are. It reports whether there was one.
+// drain takes every available completion, and reports whether there was a completion.
 func (s *Set) drain() bool { return s.complete(true) }
 
-// complete takes completions of the group's queue pairs: all that there are, or without ask those that
-// the devices were asked for already. It reports whether there was one.
+// complete takes completions of the group's queue pairs and reports whether there was a completion.
+// With ask complete polls the devices; without ask complete takes the polled completions.
 func (s *Set) complete(ask bool) bool {
 	if s.over || s.working || s.phase != running && s.phase != draining {
 		return false
@@ -119,8 +119,9 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 	}
 	p.receiving--
 	switch err := c.Err(); {
-	case s.gone != nil: // and nobody waits for it
-	case err != nil && c.Status == verbs.Flushed && s.links[p.link].managed: // the connection manager says why
+	case s.gone != nil: // the waiting operation has ended
+	case err != nil && c.Status == verbs.Flushed && s.links[p.link].managed:
+		// the connection manager reports the cause
 	case err != nil:
 		if s.phase == running {
 			s.fault(q.nic, err.Error())

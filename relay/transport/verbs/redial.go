@@ -14,83 +14,81 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Queue pairs that fail are replaced, all of a Set at a time, and no write is lost or comes
-// twice. A receiver knows which tickets' writes have arrived; the sender keeps the source of
-// a write until the other NIC has acknowledged it. So what is in doubt is only what was under
-// way: both sides have their queue pairs fail, take all completions that there are and give
-// the pairs back. From then on nothing of before moves, and what has arrived is final. When
-// new ones are connected the receiver gives each grant whose write has not arrived another
-// ticket, and the sender writes those again, from their first byte. Of the other writes
-// under way it knows by that that they have arrived; their number has to be what the
-// receiver has counted, less what was acknowledged. Where NICs end a write before it has arrived,
-// as those of iWARP do, it is the receiver's word that acknowledges it, and that may be under way, too.
+// After a failure, a group replaces all of its queue pairs; no write is lost and no write arrives
+// twice. The receiver knows the tickets whose writes have arrived. The sender keeps the source of a
+// write until the NIC of the peer has acknowledged the write, so that only outstanding writes are
+// in doubt. Both sides let their queue pairs fail, take every completion, and release the queue
+// pairs. Afterwards no NIC moves bytes of earlier writes, and the set of arrived writes is final.
+// After the reconnect the receiver sends another ticket for each grant whose write has not arrived,
+// and the sender repeats those writes from the first byte. The remaining doubtful writes have
+// arrived; their number must equal the receiver's count of arrived writes less the acknowledged
+// writes. If NICs complete a write before its arrival, as iWARP does, the confirmation of the
+// receiver acknowledges the write, and the confirmation may also be outstanding.
 //
-// A packet of before that the network delivers late does no harm. Its queue pair is no more; should
-// the NIC have given that number to another one, that expects packet numbers from a new random
-// one on, and is in a protection domain of its own, in which the keys of before are none.
-// Memory is registered anew there.
+// A late packet of an earlier queue pair does no harm. Its queue pair is gone. If the NIC has given
+// the number to another queue pair, that queue pair expects packet numbers from a new random number
+// on, and belongs to a new protection domain, in which the earlier keys are invalid. The group
+// registers memory again in the new domain.
 //
-// All of it, with the tries that fail, has Config.Redial from the first fault on, and
-// so have faults between which no write ends well: then the Peer ends, and with it all
-// operations, with the reason.
+// Config.Redial limits the time from the first fault to the end of the reconnect, including failed
+// tries, and the time of successive faults without a completed write between. At the limit the Peer
+// and its operations end with the cause.
 
-// phase is what becomes of a Set's queue pairs.
+// phase is the state of a group's queue pairs.
 type phase uint8
 
 const (
-	meeting  phase = iota // they are made and connected, or nobody has begun to
-	running               // they carry data
-	failing               // a goroutine has them fail
-	draining              // what was posted ends
-	ending                // a goroutine gives them back
-	apart                 // there are none
+	meeting  phase = iota // connecting, or not begun
+	running               // queue pairs carry data
+	failing               // a goroutine moves the queue pairs to the error state
+	draining              // posted requests complete
+	ending                // a goroutine releases the queue pairs
+	apart                 // no queue pairs
 )
 
-// Pauses before the queue pairs are connected again, each twice the one before; none before
-// the first time.
+// Pauses before a reconnect. The first try has no pause, and each pause doubles the previous pause.
 const (
 	firstRedialPause = 20 * time.Millisecond
 	lastRedialPause  = time.Second
 )
 
-// drainTime is how long the ends of what was posted are waited for.
+// drainTime limits the wait for completions of posted requests.
 const drainTime = 5 * time.Second
 
-// redialing is what a Set knows of its faults.
+// reconnecting is the state of faults and reconnects.
 type redialing struct {
 	phase    phase
-	used     bool   // it has been running
-	ran      bool   // and its NICs, as they are now, have
-	granting bool   // the other side's paths are known: tickets can go out
-	resuming bool   // the paths have come, and what was written before is still being flushed
-	resolved bool   // the other side has granted again what had not arrived there
-	carries  bool   // a write has ended well since they were connected
-	epoch    uint32 // how often the queue pairs were given up
-	redials  int    // how often others came in their place
-	mustFail bool   // when the goroutine that uses the queue pairs ends
+	used     bool   // the group has been running
+	ran      bool   // the current NICs have been running
+	granting bool   // the peer has sent its paths: tickets may be sent
+	resuming bool   // the paths have arrived, and flushes of earlier writes are pending
+	resolved bool   // the peer has sent tickets for the writes that had not arrived
+	carries  bool   // a write has completed since the reconnect
+	epoch    uint32 // number of resets
+	redials  int    // number of reconnects
+	mustFail bool   // the goroutine that uses the queue pairs ends with a reset
 
 	fellHere, fellThere bool
-	drained             bool // all that has arrived was heard of
+	drained             bool // every arrival has been processed
 
-	// Sequence numbers: writes of this side that have been acknowledged, and by the queue pairs
-	// of before, writes that have arrived here, and what the other side says has arrived there
-	// by those of before.
+	// Sequence numbers: acknowledged writes of this side, the count at the last reset, writes that
+	// have arrived on this side, and the peer's count of arrived writes at the last reset.
 	acknowledged, acknowledgedBefore, arrived, arrivedThere uint64
 
-	since                 time.Time               // of the first fault after which no write has ended well and all was agreed
-	resumed               time.Time               // when they carried data again
-	faults                int                     // since then
-	suspects              map[*verbs.Context]bool // the NICs whose links did not come up since then
-	had                   map[*verbs.Context]bool // those that were in a link that carried data
+	// first fault since the last completed write and agreement
+	since                 time.Time
+	resumed               time.Time               // time of the last reconnect
+	faults                int                     // number of faults since since
+	suspects              map[*verbs.Context]bool // NICs whose links have failed to connect since since
+	had                   map[*verbs.Context]bool // NICs of links that have carried data
 	firstFault, lastFault string
 	deadline              *time.Timer
 }
 
-// falling reports whether the queue pairs are given up, and no others begun.
+// falling reports whether a reset is in progress and the next negotiation has not begun.
 func (s *Set) falling() bool { return s.mustFail || s.phase >= failing }
 
-// fault gives the queue pairs up, after what happened to one of them or to a port, for both
-// sides to make others.
+// fault resets the queue pairs on both sides after a fault of a queue pair or a port.
 func (s *Set) fault(n *nic, what string) {
 	if !s.used {
 		s.failed(n, what)
@@ -99,7 +97,7 @@ func (s *Set) fault(n *nic, what string) {
 	s.giveUp(nil, fmt.Sprintf("by %s of host %s: %s", n.name, hostname(), what))
 }
 
-// ofLink is an error in connecting the queue pairs of a link.
+// ofLink is an error of the connection of a link.
 type ofLink struct {
 	link int
 	error
@@ -107,7 +105,7 @@ type ofLink struct {
 
 func (e *ofLink) Unwrap() error { return e.error }
 
-// giveUp ends the queue pairs, for both sides; failed is the link that does not come up, nil for
+// giveUp resets the queue pairs on both sides. failed is the link that did not connect; nil for
 // none.
 func (s *Set) giveUp(failed *ofLink, why string) {
 	if s.broken || s.gone != nil || s.falling() {
@@ -123,15 +121,16 @@ func (s *Set) giveUp(failed *ofLink, why string) {
 	s.suspect(m.Link)
 }
 
-// suspect has the next tries go without the NIC of a link that did not come up, plus one.
+// suspect excludes the NIC of a link that did not connect from the next tries. link is the index
+// plus one; 0 for none.
 func (s *Set) suspect(link uint32) {
 	if link > 0 && link <= uint32(len(s.links)) {
 		s.suspects[s.nics[s.links[link-1].ours].context] = true
 	}
 }
 
-// trusted are NICs without those that links did not come up by. Of these are kept that are
-// needed, and all where there are no others.
+// trusted returns the NICs without suspects. trusted keeps needed NICs. If every NIC is a suspect,
+// trusted returns nics and true.
 func trusted(nics, needed []*nic, suspects map[*verbs.Context]bool) (list []*nic, all bool) {
 	var without []string
 	for _, n := range nics {
@@ -150,9 +149,9 @@ func trusted(nics, needed []*nic, suspects map[*verbs.Context]bool) (list []*nic
 	return list, false
 }
 
-// fallFor is a side's half of the fall.
+// fallFor resets the queue pairs of this side.
 func (s *Set) fallFor(why string) {
-	// Who had nothing to write for long has not failed for as long.
+	// A group without writes for a long time has not failed for a long time.
 	if s.since.IsZero() || s.phase == running && time.Since(s.resumed) > s.fabric.config.Redial {
 		s.since, s.faults, s.firstFault = time.Now(), 0, why
 		clear(s.suspects)
@@ -175,15 +174,15 @@ func (s *Set) fallFor(why string) {
 	s.tear()
 }
 
-// limit ends the Peer where both directions do not go again in time. Queue pairs alone are not
-// enough: until the other side has granted again what had not arrived, nobody knows what of the
-// writes has, and they keep their sources.
+// limit fails the Peer unless both directions carry data in time. New queue pairs alone are not
+// sufficient: until the peer has sent the tickets again, no side knows the arrived writes, and the
+// writes hold their sources.
 func (s *Set) limit(left time.Duration) {
 	s.limitStop()
 	var mine *time.Timer
 	mine = time.AfterFunc(left, func() {
 		s.fabric.loop.Do(func() {
-			if s.deadline != mine { // stopped meanwhile
+			if s.deadline != mine { // limitStop has run
 				return
 			}
 			if s.phase == running {
@@ -202,7 +201,7 @@ func (s *Set) limitStop() {
 	}
 }
 
-// agreed ends the limit once what was under way is settled in both directions.
+// agreed stops the limit after both directions have settled the doubtful writes.
 func (s *Set) agreed() {
 	if !s.granting || !s.resolved {
 		return
@@ -213,17 +212,18 @@ func (s *Set) agreed() {
 	}
 }
 
-// hopeless ends the Peer.
+// hopeless fails the Peer after the limit.
 func (s *Set) hopeless() {
 	if s.broken || s.gone != nil {
 		return
 	}
 	s.broken = true
-	s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s; it could not be connected anew within %v", s.peer.Name(), s.firstFault, s.fabric.config.Redial), s.lastFault))
+	s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s; it could not be connected anew within %v", s.peer.Name(),
+		s.firstFault, s.fabric.config.Redial), s.lastFault))
 }
 
-// progressed says that the queue pairs carry data: once both relays have agreed, too, what comes
-// is another fault.
+// progressed records that the queue pairs carry data. After the agreement of both relays, the next
+// fault is a new fault.
 func (s *Set) progressed() {
 	if s.phase != running {
 		return
@@ -234,8 +234,7 @@ func (s *Set) progressed() {
 	}
 }
 
-// beside does what blocks beside the loop. The goroutine has the plumbing until then is
-// called.
+// beside runs what on another goroutine, which owns the resources until the event loop calls then.
 func (s *Set) beside(what, then func()) {
 	s.working = true
 	s.fabric.raising.Add(1)
@@ -250,12 +249,12 @@ func (s *Set) beside(what, then func()) {
 	}()
 }
 
-// tear takes the queue pairs down: fallen or, at the Set's end, buried follows.
+// tear takes the queue pairs down. Then follows torn, or buried at the end of the group.
 func (s *Set) tear() {
 	s.phase, s.mustFail, s.using = failing, false, false
 	s.asking, s.ready, s.parting = false, false, false
 	pairs, queues := s.pairs, s.queues
-	if s.used && s.gone == nil { // what has arrived is still flushed
+	if s.used && s.gone == nil { // flushers still flush the arrived writes
 		queues = nil
 	}
 	s.beside(func() {
@@ -279,14 +278,16 @@ func (s *Set) tear() {
 	})
 }
 
-// heardAll reports whether all that has arrived was heard of, where that matters to somebody: all
-// receives have ended.
+// heardAll reports whether every arrived write has been processed, if a ticket depends on that:
+// every receive has completed.
 func (s *Set) heardAll() bool {
-	return s.gone != nil || len(s.tickets)+len(s.stale) == 0 || !slices.ContainsFunc(s.pairs, func(p *pair) bool { return p.receiving > 0 })
+	return s.gone != nil || len(s.tickets)+len(s.stale) == 0 ||
+		!slices.ContainsFunc(s.pairs, func(p *pair) bool { return p.receiving > 0 })
 }
 
-// drainEnds gives the queue pairs back once all that was posted has ended, or time is over. Of
-// writes, which are in doubt then, and of flushes that is no harm. It reports whether that was so.
+// drainEnds releases the queue pairs after the completion of every posted request, or after
+// drainTime: incomplete writes are in doubt, and incomplete flushes are repeated. The result is
+// true after the release has begun.
 func (s *Set) drainEnds() bool {
 	s.drained = s.heardAll()
 	if (!s.drained || s.posted+s.flushes > 0) && s.fabric.loop.Now()-s.fell < drainTime {
@@ -306,7 +307,7 @@ func (s *Set) drainEnds() bool {
 	return true
 }
 
-// close gives it all back, once. It blocks.
+// close releases the resources once. It blocks.
 func (p *plumbing) close() {
 	for _, pair := range p.pairs {
 		if pair.Pair != nil {
@@ -341,7 +342,7 @@ func logged(err error) {
 	}
 }
 
-// torn is called when the queue pairs are gone.
+// torn continues after the release of the queue pairs.
 func (s *Set) torn() {
 	switch {
 	case s.gone != nil:
@@ -353,7 +354,8 @@ func (s *Set) torn() {
 		return
 	case !s.drained:
 		s.broken = true
-		s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s", s.peer.Name(), s.firstFault), fmt.Sprintf("what has arrived was not told of within %v", drainTime)))
+		s.peer.Fail(rdmaFailed(fmt.Sprintf("%s has failed, %s", s.peer.Name(), s.firstFault),
+			fmt.Sprintf("what has arrived was not told of within %v", drainTime)))
 		return
 	}
 	s.recall()
@@ -362,7 +364,7 @@ func (s *Set) torn() {
 	s.apart()
 }
 
-// recall makes of what was under way what is to be granted again, and written.
+// recall prepares a repetition: open tickets wait for another grant, and writes are in doubt.
 func (s *Set) recall() {
 	var again []*ticket
 	for _, t := range s.tickets {
@@ -373,8 +375,8 @@ func (s *Set) recall() {
 		t.number, t.seen, t.doubtful = 0, 0, true
 	}
 	clear(s.tickets)
-	// They have receives for all of them: no grant that waits comes before. A sender may have
-	// filled a slot for each already.
+	// The recalled tickets come first: receives suffice for them, and a sender may have filled a
+	// slot for each.
 	s.queued = slices.Concat(again, s.queued)
 	s.stale, s.forgiven = nil, nil
 	s.waitingParts, s.posted, s.unheard = 0, 0, 0
@@ -388,12 +390,13 @@ func (s *Set) recall() {
 			}
 		}
 	}
-	for l := range s.deserted { // nobody grants them again
+	for l := range s.deserted { // no grant repeats these writes
 		l.lost(errDeserted)
 	}
 }
 
-// apart goes on when both sides' queue pairs are gone: the one who dialed begins.
+// apart begins the next negotiation after both sides have released their queue pairs. The dialing
+// side begins.
 func (s *Set) apart() {
 	if !s.fellHere || !s.fellThere {
 		return
@@ -418,13 +421,13 @@ func (s *Set) apart() {
 	time.AfterFunc(pause, func() { s.fabric.loop.Do(again) })
 }
 
-// start is when data can go: the first time, or again.
+// start starts the data, after the first negotiation and after a reconnect.
 func (s *Set) start() {
 	again := s.used
 	s.phase, s.used, s.ran, s.using = running, true, true, true
 	s.unflushable.Store(&s.cannotFlush)
 	s.watch()
-	for _, q := range s.queues { // of what changed meanwhile the event was for nobody
+	for _, q := range s.queues { // an event about a changed address during the negotiation concerned no group
 		s.had[q.nic.context] = true
 		if q.nic.changes.Load() != q.nic.seen {
 			s.fabric.readdressed(q.nic, verbs.Event{Kind: verbs.GIDsChanged, Port: q.nic.port})
@@ -449,7 +452,7 @@ func (s *Set) start() {
 	s.flushAgain()
 }
 
-// heardFall takes what the other side says of faults.
+// heardFall handles a message about a reset.
 func (s *Set) heardFall(m any) error {
 	if !s.used {
 		return malformed("a %T of queue pairs that are not in use", m)
@@ -460,7 +463,7 @@ func (s *Set) heardFall(m any) error {
 			return malformed("queue pairs %d have failed, of %d", m.Epoch, s.epoch)
 		}
 		if !s.broken && !s.falling() {
-			s.peer.Tell(encode(m)) // as if they had failed here
+			s.peer.Tell(encode(m)) // as if the fault were local
 			s.fallFor(wire.Text(m.Reason[:]))
 		}
 		s.suspect(m.Link)
@@ -472,7 +475,7 @@ func (s *Set) heardFall(m any) error {
 		s.apart()
 	case *step:
 		if s.falling() {
-			return nil // said before it knew
+			return nil // the peer sent the message before the reset
 		}
 		if m.Epoch != s.epoch || s.phase != running || s.epoch == 0 {
 			return malformed("step %d of queue pairs %d, of %d", m.Kind, m.Epoch, s.epoch)
@@ -485,7 +488,7 @@ func (s *Set) heardFall(m any) error {
 	return nil
 }
 
-// resume gives the other side the keys and tickets that hold now.
+// resume sends the current keys and tickets to the peer.
 func (s *Set) resume() error {
 	if s.granting || s.resuming {
 		return malformed("paths are told twice")
@@ -517,12 +520,12 @@ func (s *Set) resume() error {
 	return nil
 }
 
-// leads reports whether a path has only links that there are.
+// leads reports whether every link of a path exists.
 func (s *Set) leads(m *path) bool {
 	return !slices.ContainsFunc(m.Link[:m.Links], func(l uint8) bool { return int(l) >= len(s.links) })
 }
 
-// resolve ends what was under way and is granted no more: it had arrived.
+// resolve completes the doubtful writes without another ticket: they had arrived.
 func (s *Set) resolve() error {
 	if s.resolved {
 		return malformed("tickets are granted again twice")
@@ -539,7 +542,8 @@ func (s *Set) resolve() error {
 		}
 	}
 	if s.acknowledgedBefore+uint64(len(there)) != s.arrivedThere {
-		return malformed("%d writes have arrived at the relay at %s, which has acknowledged %d and does not grant %d others again", s.arrivedThere, s.peer.Name(), s.acknowledgedBefore, len(there))
+		return malformed("%d writes have arrived at the relay at %s, which has acknowledged %d and does not grant %d "+
+			"others again", s.arrivedThere, s.peer.Name(), s.acknowledgedBefore, len(there))
 	}
 	for _, w := range there {
 		w.doubtful = false

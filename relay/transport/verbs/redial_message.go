@@ -1,20 +1,20 @@
 package verbs
 
-// What two relays say when queue pairs that were in use have failed. Either side begins, both
-// answer each other alike, and epoch is how often they have done so before:
+// Messages of two relays after a failure of queue pairs in use. Either side begins, and the other
+// side answers with the same messages. epoch counts the resets:
 //
-//	fall    what it was, and of which link where they were being connected; this side's
-//	        queue pairs are being taken down
-//	fallen  they are gone: nothing that was posted to them is read or written any more. How
-//	        many writes have arrived
+//	reset     the cause, and the link during a connection; the sender takes its queue
+//	          pairs down
+//	resetAck  the queue pairs are gone: no NIC reads or writes for their requests. Has the
+//	          number of writes that have arrived
 //
-// Then offer to use go as the first time. And for each direction:
+// Then follow offer to use, as in the first negotiation, and for each direction:
 //
-//	path    → of each channel, as it is over the new links
-//	resume  → that was all
-//	        ← region   of each channel, with its new keys
-//	        ← ticket   of each grant whose write has not arrived
-//	        ← granted  that was all: what else was under way had arrived
+//	path    → of each channel, over the new links
+//	resume  → end of the paths
+//	        ← region   of each channel, with new keys
+//	        ← ticket   for each grant whose write has not arrived
+//	        ← granted  end of the tickets: every other write had arrived
 const (
 	kindFall = 100 + iota
 	kindFallen
@@ -26,11 +26,11 @@ type fall struct {
 	Kind   uint32
 	Epoch  uint32
 	Reason [1012]byte
-	Link   uint32 // its number plus one, 0 for none
+	Link   uint32 // index plus one; 0 for none
 }
 
-// fallen has how many of the other side's writes have arrived since the relays met. That side
-// knows how many have been acknowledged to it, and which are granted again.
+// resetAck has the number of the receiver's writes that have arrived since the first negotiation.
+// The receiver knows the number of acknowledged writes and the writes with another ticket.
 type fallen struct {
 	Kind    uint32
 	Epoch   uint32

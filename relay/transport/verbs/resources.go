@@ -2,9 +2,8 @@ package verbs
 
 import "github.com/peerlane/peerlane/relay/launch"
 
-// resources are what this relay has of a NIC, as the kernel counts them for its process
-// (rdma resource show). It belongs to the loop; what a goroutine makes or gives back just
-// now is not among them.
+// resources counts the objects of this relay on a NIC, as rdma resource show does. Call resources
+// on the event loop. Objects that a goroutine creates or releases at this moment do not count.
 func (f *Fabric) resources(n *nic) launch.NICResources {
 	r := launch.NICResources{NIC: n.name}
 	for s := range f.sets {

@@ -21,24 +21,24 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Depths of the queues of a pair.
+// Depths of the queues of a queue pair.
 const (
-	// sendDepth is how many writes of a pair are under way; more wait for those.
+	// sendDepth is the maximum number of posted requests of a queue pair. Further requests wait.
 	sendDepth = 256
-	// credits is how many tickets of a Set are out. Each pair has a receive posted for each
-	// of them, and some more for those that are not posted again yet.
+	// credits is the maximum number of outstanding tickets of a group. Each queue pair has a posted
+	// receive for each ticket, and spare receives while used receives wait to be posted again.
 	credits  = 256
 	spare    = 64
 	receives = credits + spare
 )
 
-// Set is what two relays have between them: the extension of their Peer. It belongs to the
-// event loop.
+// QPGroup holds the RDMA queue pairs between this relay and one peer. It extends a tcp.Peer. The
+// event loop owns the group.
 type Set struct {
 	fabric *Fabric
 	peer   *tcp.Peer
 	nics   []*nic
-	// registers are the NICs for who is not on the loop.
+	// registers is a snapshot of nics for goroutines other than the event loop.
 	registers atomic.Pointer[[]*nic]
 
 	theirs  []card
@@ -46,37 +46,37 @@ type Set struct {
 	perLink int
 	*plumbing
 
-	// Settled is that both sides know whether data goes this way, and err why it does not.
+	// settled: the negotiation with the peer has ended. err is nil if data uses RDMA.
 	settled   bool
 	settledAt time.Time
 	err       error
-	// refusedThere: err is the other relay's reason.
+	// refusedThere: err is the reason of the peer.
 	refusedThere bool
 	waiting      []func(error)
-	using        bool // the one who dialed has said so
-	next         bool // the other side opens a channel whose data goes this way
-	asking       bool // the dialing side is asked for queue pairs
-	ready        bool // and the other side has said meanwhile that it can be written to
-	begun        bool // bringing up
-	joined       bool // the other side has said how it is connected
-	working      bool // a goroutine has the plumbing
+	using        bool // the dialing side has sent use
+	next         bool // the data of the next channel that the peer opens uses RDMA
+	asking       bool // the dialing side waits for connection requests
+	ready        bool // while asking, the peer has sent ready
+	begun        bool // the negotiation has begun
+	joined       bool // the peer has sent connect
+	working      bool // a goroutine owns the resources
 	timer        *time.Timer
-	// bringing lasts until it is settled.
+	// bringing is the context of the negotiation.
 	bringing context.Context
 	brought  context.CancelFunc
-	page     page // the other side's
+	page     page // page is the page of the peer
 
-	why  error  // the Peer's death
-	gone func() // to be called when nothing is under way
+	why  error  // why is the cause of the Peer's end
+	gone func() // gone is called when no request is outstanding
 	fell time.Duration
-	over bool // there are no queue pairs, and will be none
-	left bool // the Peer goes on without it
-	// broken: the Peer is ending because of this Set. parting: a connection of a queue pair has
-	// ended, and maybe the Peer is about to; nothing is posted any more.
+	over bool // closed: the group has no queue pairs and creates no more
+	left bool // ended: the Peer continues without the group
+	// broken: the group has failed the Peer. parting: the connection of a queue pair has ended, and
+	// the Peer may end soon; the group posts no request.
 	broken, parting bool
 
 	ends map[*tcp.Channel]*ends
-	// deserted are the ends of channels that the other side has left while they were written.
+	// remoteClosed has the writers whose channels the peer has closed during a write.
 	deserted map[*Link]bool
 
 	sending
@@ -84,49 +84,50 @@ type Set struct {
 	flushers
 	redialing
 	liveness
-	touched bool // it is among the Fabric's due
+	touched bool // the group is in Fabric.due
 }
 
-// link is two NICs, one of each side, and what both need of it: bits of their Ways.
+// qpLink connects a NIC of this relay and a NIC of the peer. managed and sends are needs of either
+// NIC (portInfo.Ways).
 type link struct {
 	ours, theirs   int
 	managed, sends bool
 }
 
-// plumbing is what a Set has of its NICs. A goroutine makes it, before the loop has it.
+// resources are the objects that a group has created on its NICs. A goroutine creates the resources
+// before the event loop uses them.
 type plumbing struct {
-	queues []*queue // one a NIC that has a link
-	pairs  []*pair  // those of the first link first
+	queues []*queue // one for each NIC with a link
+	pairs  []*pair  // sorted by link
 	number map[key]int
-	first  []byte // what the first writes are from, and the other side's into
-	noted  []byte // the notes of all pairs
+	first  []byte // source and target of the first writes
+	noted  []byte // the acks of all queue pairs
 	cm     manager
-	// cannotFlush says why there are no flushers, once it is known.
+	// cannotFlush is the reason for missing flushers; nil before a failure.
 	cannotFlush error
 }
 
 func newPlumbing() *plumbing { return &plumbing{number: map[key]int{}} }
 
-// key is which queue pair a completion is of: numbers are a NIC's.
+// key identifies the queue pair of a completion: numbers of queue pairs are unique only on a NIC.
 type key struct {
 	queue  *queue
 	number uint32
 }
 
-// queue is a group's part of the completion queue of a NIC.
+// queue is the share of a group in the completion queue of a NIC.
 type queue struct {
 	*completionQueue
 	set     *Set
 	entries int                // reserved
-	inbox   []verbs.Completion // of this group's queue pairs, under the completion queue's mu
+	inbox   []verbs.Completion // completions of queue pairs of the group, under completionQueue.mu
 	nic     *nic
-	first   *verbs.Region // plumbing's
-	flusher *flusher      // nil where nothing is flushed
-	notes   *verbs.Region // plumbing's, nil where it has none
+	first   *verbs.Region // first is the registration of resources.first
+	flusher *flusher      // nil without flushes
+	notes   *verbs.Region // notes is the registration of resources.noted; nil without acks
 }
 
-// pair is a queue pair. Of one that comes up by the connection manager there is none before
-// it is connected.
+// pair is a queue pair. With the connection manager, Pair is nil until the connection exists.
 type pair struct {
 	*verbs.Pair
 	id    *verbs.ID
@@ -134,30 +135,30 @@ type pair struct {
 	queue *queue
 	link  int
 	psn   uint32
-	// ece is offered to the other side, or accepted by both; zero without ECE.
+	// ece has the offered options, or the options that both sides accept; zero without ECE.
 	ece verbs.ECE
 
-	// What this side sends: what waits to be posted and its writes, those of what is posted,
-	// the oldest first, and the number of the last that has ended.
+	// State of sending: the waiting requests with the write of each, the writes of posted requests,
+	// oldest first, and the number of the last completed request.
 	waits []verbs.Send
 	parts []*write
 	posts []*write
 	done  uint64
-	// Receives that are posted, and those to be posted again.
+	// Posted receives, and receives to post again.
 	receiving int
 	owed      []verbs.Recv
-	// The other side's first write has arrived.
+	// tried: the first write of the peer has arrived.
 	tried bool
 }
 
-// ends are a channel's link, or its path and arrivals.
+// channelState has the writer of a channel, or path and arrivals.
 type ends struct {
 	link     *Link
 	arrivals *Arrivals
 	path     *path
 }
 
-// Extend makes the Set of a Peer. The one who made the connections begins.
+// Extend creates the queue pair group for a peer. The dialing side starts the negotiation.
 func (f *Fabric) Extend(p *tcp.Peer) *Set {
 	s := &Set{fabric: f, peer: p, plumbing: newPlumbing(), ends: map[*tcp.Channel]*ends{}, deserted: map[*Link]bool{}}
 	s.receiving.tickets = map[uint32]*ticket{}
@@ -165,32 +166,32 @@ func (f *Fabric) Extend(p *tcp.Peer) *Set {
 	f.sets[s] = true
 	switch {
 	case p.Dialed() && f.dividesOtherwise(p):
-		f.loop.Do(s.refuseParts) // the Peer is not made yet
+		f.loop.Do(s.refuseParts)
 	case p.Dialed():
 		s.begin(s.offer)
 	}
 	return s
 }
 
-// dividesOtherwise reports whether the other relay expects other parts of a write.
+// dividesOtherwise reports whether the peer splits writes into other parts.
 func (f *Fabric) dividesOtherwise(p *tcp.Peer) bool {
 	return f.config.earlier || p.Version() < tcp.PartsVersion
 }
 
-// refuseParts has the data go over TCP.
+// refuseParts selects TCP for the data.
 func (s *Set) refuseParts() {
 	s.begun = true
 	s.refuse(unreachable("the relay at %s is of an earlier release, which divides RDMA writes otherwise; "+
 		"install the same release of Peerlane on both hosts and restart the containers", s.peer.Name()))
 }
 
-// Of is a Peer's Set, nil where it has none.
+// Of returns the group of a Peer, or nil without a group.
 func Of(p *tcp.Peer) *Set {
 	s, _ := p.Extension().(*Set)
 	return s
 }
 
-// begin opens the NICs, and goes on.
+// begin opens the NICs and then calls next.
 func (s *Set) begin(next func()) {
 	s.begun, s.joined = true, false
 	s.bringing, s.brought = context.WithCancel(context.Background())
@@ -207,7 +208,7 @@ func (s *Set) begin(next func()) {
 		if nics, err = s.fabric.active(); err != nil || !again {
 			return
 		}
-		if s.noFlush() == nil { // then GPUs' memory is received into
+		if s.noFlush() == nil { // the peer writes into memory of GPUs
 			nics = thatFlush(nics)
 		}
 		all := false
@@ -218,14 +219,14 @@ func (s *Set) begin(next func()) {
 			nics, err = s.fabric.renew(nics, before, unflushed, &s.registers)
 		}
 	}, func() {
-		if suspects == nil { // then each is tried again
+		if suspects == nil { // try each NIC again
 			clear(s.suspects)
 		}
 		if err == nil {
 			s.have(nics)
 			if s.ran {
 				s.before = append(s.before, before...)
-			} else if again { // nothing was written through them
+			} else if again { // no write has used them
 				s.fabric.retire(before)
 			}
 			s.ran = false
@@ -235,7 +236,7 @@ func (s *Set) begin(next func()) {
 	})
 }
 
-// failByDead ends the Peer if flushes are kept for a NIC that is lost: no queue pair can make them.
+// failByDead fails the Peer if a lost NIC has pending flushes: no other NIC can flush its writes.
 func (s *Set) failByDead() {
 	for _, n := range s.unflushed() {
 		if n.dead.Load() {
@@ -245,20 +246,21 @@ func (s *Set) failByDead() {
 	}
 }
 
-// late ends the first bringing up. Its timer may have run out just before all was connected.
+// late ends the first negotiation at its time limit. The timer may have expired just before the end
+// of the negotiation.
 func (s *Set) late() {
 	if !s.settled {
 		s.refuse(unreachable("the queue pairs were not connected within %v", s.fabric.config.Time))
 	}
 }
 
-// have has the Set go by NICs from now on.
+// setNICs switches the group to nics.
 func (s *Set) have(nics []*nic) {
 	s.nics = nics
 	s.registers.Store(&nics)
 }
 
-// work does what blocks beside the loop.
+// work runs f on another goroutine. If f succeeds, the event loop calls next.
 func (s *Set) work(what func() error, next func()) {
 	var err error
 	s.beside(func() { err = what() }, func() { s.worked(err, next) })
@@ -275,8 +277,8 @@ func (s *Set) worked(err error, next func()) {
 	}
 }
 
-// Settle calls f when it is known whether data goes this way, with the reason where it
-// does not. It belongs to the loop.
+// Settle calls f when the negotiation ends, or at once if it has ended. The error is nil if data
+// uses RDMA. Call Settle on the event loop.
 func (s *Set) Settle(f func(error)) {
 	if s.settled {
 		f(s.err)
@@ -285,11 +287,11 @@ func (s *Set) Settle(f func(error)) {
 	s.waiting = append(s.waiting, f)
 }
 
-// Using reports whether data can go this way.
+// Using reports whether new channels can use RDMA.
 func (s *Set) Using() bool { return s.used && s.gone == nil && !s.over }
 
-// UnusedSince says since when data cannot go this way; the zero time of a Set by which it can, or whose
-// way is not known yet.
+// UnusedSince returns the time at which the negotiation failed; zero before the end of the
+// negotiation and after success.
 func (s *Set) UnusedSince() time.Time {
 	if s.err == nil {
 		return time.Time{}
@@ -297,8 +299,8 @@ func (s *Set) UnusedSince() time.Time {
 	return s.settledAt
 }
 
-// WaitsForPort reports whether data cannot go this way because no port was active when the Peer was made,
-// and whether at this side.
+// WaitsForPort reports whether the negotiation failed because no port was active, and whether that
+// port belongs to this relay.
 func (s *Set) WaitsForPort() (waits, here bool) {
 	if s.err == nil || !strings.Contains(s.err.Error(), portInactive) {
 		return false, false
@@ -306,7 +308,8 @@ func (s *Set) WaitsForPort() (waits, here bool) {
 	return true, !s.refusedThere
 }
 
-// Way says by which NICs, or why not; empty while that is not known.
+// Way describes the NICs in use, or the cause of a failed negotiation; empty during the
+// negotiation.
 func (s *Set) Way() string {
 	switch {
 	case !s.settled:
@@ -321,7 +324,8 @@ func (s *Set) Way() string {
 		n, t := s.nics[l.ours], &s.theirs[l.theirs]
 		list = append(list, fmt.Sprintf("%s (%s) and %s (%s)", n.name, n.at(), t.name(), t.address()))
 	}
-	way := fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink, s.mtu(0).Bytes()) + s.nics[s.links[0].ours].kind()
+	way := fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink,
+		s.mtu(0).Bytes()) + s.nics[s.links[0].ours].kind()
 	if s.redials > 0 {
 		way += fmt.Sprintf(", connected anew %d times, the last time after a fault %s", s.redials, s.lastFault)
 	}
@@ -348,7 +352,7 @@ func (s *Set) settle(err error) {
 	}
 }
 
-// refuse ends the bringing up, for both sides.
+// refuse ends the negotiation on both sides.
 func (s *Set) refuse(why error) {
 	if s.used {
 		var failed *ofLink
@@ -368,12 +372,13 @@ func (s *Set) refuse(why error) {
 	}
 }
 
-// rdmaFailed returns the error of a peer whose RDMA has failed.
+// rdmaFailed returns the error of a peer after a failure of RDMA.
 func rdmaFailed(with, cause string) *wire.Error {
-	return wire.Errorf(wire.StatusPeerRelayDied, "%w", &fault.Error{Code: fault.RDMAFailed, Operation: "RDMA with the relay at", Object: with, Cause: errors.New(cause)})
+	return wire.Errorf(wire.StatusPeerRelayDied, "%w", &fault.Error{Code: fault.RDMAFailed,
+		Operation: "RDMA with the relay at", Object: with, Cause: errors.New(cause)})
 }
 
-// failed ends the Peer: a NIC says that nothing goes on.
+// failed fails the Peer after a permanent error of a NIC.
 func (s *Set) failed(n *nic, what string) {
 	if s.broken {
 		return
@@ -382,8 +387,8 @@ func (s *Set) failed(n *nic, what string) {
 	s.peer.Fail(rdmaFailed(fmt.Sprintf("%s by %s of host %s has failed", s.peer.Name(), n.name, hostname()), what))
 }
 
-// uses reports whether an event of a NIC, and of a queue pair if it names one, is about
-// this Set.
+// uses reports whether an event of a NIC, and of a queue pair if number is not 0, concerns the
+// group.
 func (s *Set) uses(n *nic, number uint32) bool {
 	if s.working || s.over || s.falling() {
 		return false
@@ -396,7 +401,7 @@ func (s *Set) uses(n *nic, number uint32) bool {
 	return false
 }
 
-// --- bringing up ----------------------------------------------------------------------
+// --- negotiation ----------------------------------------------------------------------
 
 func (s *Set) offer() {
 	m := &offer{Kind: kindOffer, Cards: uint32(len(s.nics))}
@@ -407,7 +412,7 @@ func (s *Set) offer() {
 	s.peer.Tell(encode(m))
 }
 
-// Heard takes what the other side says.
+// Heard handles a message of the peer. c is nil for a message about the whole group.
 func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 	m, err := decode(payload)
 	if err != nil {
@@ -429,7 +434,7 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		}
 	}
 	if s.used && s.falling() && !s.fellThere {
-		return nil // said before it knew
+		return nil // the peer sent the message before the reset
 	}
 	dialed := s.peer.Dialed()
 	switch m := m.(type) {
@@ -450,7 +455,7 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		}
 	case *answer:
 		if dialed && s.begun && s.links == nil && s.nics != nil && (!s.used || !s.working) {
-			if s.settled && !s.used { // given up here
+			if s.settled && !s.used { // this side has given up
 				return nil
 			}
 			return s.answered(m)
@@ -460,7 +465,7 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 			if s.settled && !s.used || s.working {
 				return nil
 			}
-			s.joined = true // once: by the connection manager others would take the queue pairs' place
+			s.joined = true // accept connect once: otherwise the connection manager would replace queue pairs
 			s.page, s.cm.theirs = m.Page, m.Secret
 			s.work(func() error {
 				if err := s.connect(m.End[:m.Ends]); err != nil {
@@ -477,10 +482,11 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 		}
 	case *short:
 		switch {
-		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.settled && !s.used: // given up here
+		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.settled && !s.used:
+			// this side has given up
 			return nil
 		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.working && s.asking && !s.ready:
-			s.ready = true // a turn before this side's connection manager tells
+			s.ready = true // ready comes before the event of the connection manager
 			return nil
 		case m.Kind == kindReady && dialed && s.links != nil && !s.using && !s.working:
 			s.confirm()
@@ -493,7 +499,7 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 	return malformed("a %T that was not to come", m)
 }
 
-// offered brings queue pairs up with the cards of an offer.
+// offered builds queue pairs for the ports of an offer.
 func (s *Set) offered(m *offer) {
 	if s.fabric.dividesOtherwise(s.peer) {
 		s.refuseParts()
@@ -503,7 +509,8 @@ func (s *Set) offered(m *offer) {
 	s.begin(func() { s.answer(int(m.Pairs)) })
 }
 
-// confirm tries the way, and has the data go by it: the dialing side does, last.
+// confirm tries the queue pairs of the dialing side, as the last step of the negotiation, and
+// starts the group.
 func (s *Set) confirm() {
 	s.work(s.try, func() {
 		s.peer.Tell(encode(&short{Kind: kindUse}))
@@ -511,7 +518,8 @@ func (s *Set) confirm() {
 	})
 }
 
-// joined are the links between two relays' NICs: each has one, in the order of their rails.
+// joined returns the links between the NICs of two relays, in the order of the rails. Each NIC has
+// a link.
 func joined(dialer, acceptor []card) (links []pairing) {
 	for i := range min(max(len(dialer), len(acceptor)), maxLinks) {
 		l := pairing{uint8(i % len(dialer)), uint8(i % len(acceptor))}
@@ -523,7 +531,7 @@ func joined(dialer, acceptor []card) (links []pairing) {
 	return links
 }
 
-// answer is what the accepting side says to an offer.
+// answer replies to an offer on the accepting side.
 func (s *Set) answer(perLink int) {
 	cards := make([]card, len(s.nics))
 	for i, n := range s.nics {
@@ -531,7 +539,8 @@ func (s *Set) answer(perLink int) {
 	}
 	links := joined(s.theirs, cards)
 	if len(links) == 0 {
-		s.refuse(unreachable("no two NICs are of one kind: here is %s (%s), there %s (%s)", s.nics[0], cards[0].kind(), s.theirs[0].name(), s.theirs[0].kind()))
+		s.refuse(unreachable("no two NICs are of one kind: here is %s (%s), there %s (%s)", s.nics[0], cards[0].kind(),
+			s.theirs[0].name(), s.theirs[0].kind()))
 		return
 	}
 	for _, l := range links {
@@ -542,7 +551,8 @@ func (s *Set) answer(perLink int) {
 		s.perLink = min(s.perLink, s.nics[l.Ours].queuePairs(s.fabric.config.Verbs))
 	}
 	s.work(s.build, func() {
-		m := &answer{Kind: kindAnswer, Cards: uint32(len(cards)), Links: uint32(len(links)), Pairs: uint32(s.perLink), Page: s.ownPage(), Secret: s.cm.own}
+		m := &answer{Kind: kindAnswer, Cards: uint32(len(cards)), Links: uint32(len(links)), Pairs: uint32(s.perLink),
+			Page: s.ownPage(), Secret: s.cm.own}
 		copy(m.Card[:], cards)
 		copy(m.Link[:], links)
 		copy(m.End[:], s.own())
@@ -550,7 +560,7 @@ func (s *Set) answer(perLink int) {
 	})
 }
 
-// answered is what the dialing side makes of it.
+// answered handles the answer on the dialing side.
 func (s *Set) answered(m *answer) error {
 	s.theirs, s.perLink, s.page, s.cm.theirs = m.Card[:m.Cards], int(m.Pairs), m.Page, m.Secret
 	for _, l := range m.Link[:m.Links] {
@@ -587,13 +597,13 @@ func (s *Set) answered(m *answer) error {
 	return nil
 }
 
-// join makes a link of two NICs.
+// join creates a link between two NICs.
 func (s *Set) join(ours, theirs int) {
 	n, t := s.nics[ours], &s.theirs[theirs]
 	s.links = append(s.links, link{ours: ours, theirs: theirs, managed: n.cm != nil, sends: n.sends || t.is(waySends)})
 }
 
-// own are the queue pairs, as the other side has to know them.
+// own returns the queue pairs in the form of the message.
 func (s *Set) own() (list []end) {
 	for i, p := range s.pairs {
 		if s.links[p.link].managed {
@@ -605,7 +615,7 @@ func (s *Set) own() (list []end) {
 	return list
 }
 
-// ownPage is this side's, as the other side has to know it.
+// ownPage returns the page of this side in the form of the message.
 func (s *Set) ownPage() (m page) {
 	m.Address = s.page0()
 	for _, p := range s.pairs {
@@ -614,18 +624,19 @@ func (s *Set) ownPage() (m page) {
 	return m
 }
 
-// page0 is where the memory for first writes is.
+// page0 returns the address of the memory for first writes.
 func (s *Set) page0() uint64 { return uint64(uintptr(unsafe.Pointer(&s.first[0]))) }
 
-// pageBytes is the longest packet's content.
+// pageBytes is the payload of the longest packet.
 const pageBytes = 4096
 
-// build makes the queue pairs of the links. It blocks.
+// build creates the queue pairs of the links. It blocks.
 func (s *Set) build() (err error) {
 	if err := s.prepare(); err != nil {
 		return err
 	}
-	if s.first, err = unix.Mmap(-1, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+	if s.first, err = unix.Mmap(-1, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return os.NewSyscallError("mmap", err)
 	}
 	flushes := s.flushing()
@@ -637,7 +648,7 @@ func (s *Set) build() (err error) {
 	return s.makeNotes()
 }
 
-// buildLink makes the queue pairs of a link, and its NIC's queue where there is none yet.
+// buildLink creates the queue pairs of a link, and the queue of the NIC if the NIC has no queue.
 func (s *Set) buildLink(i int, flushes bool) error {
 	l := s.links[i]
 	n := s.nics[l.ours]
@@ -654,7 +665,7 @@ func (s *Set) buildLink(i int, flushes bool) error {
 		}
 	}
 	for range s.perLink {
-		if l.managed { // there is one when it is connected
+		if l.managed { // the connection creates the queue pair
 			s.pairs = append(s.pairs, &pair{queue: q, link: i})
 			continue
 		}
@@ -667,7 +678,7 @@ func (s *Set) buildLink(i int, flushes bool) error {
 		s.number[key{q, p.Number()}] = len(s.pairs)
 		s.pairs = append(s.pairs, p)
 		if !s.peer.Dialed() {
-			p.ece, _ = made.ECE() // without support there is none
+			p.ece, _ = made.ECE() // a device without support returns an error and a zero ECE
 		}
 		if err := p.Init(n.port, uint16(s.fabric.config.PKey), verbs.RemoteWrite); err != nil {
 			return err
@@ -676,7 +687,7 @@ func (s *Set) buildLink(i int, flushes bool) error {
 	return nil
 }
 
-// buildQueue makes the queue of a link's NIC, for all links that it is in.
+// buildQueue creates the queue of a NIC for every link of the NIC.
 func (s *Set) buildQueue(l link, flushes bool) (*queue, error) {
 	n := s.nics[l.ours]
 	entries := flushDepth
@@ -693,7 +704,7 @@ func (s *Set) buildQueue(l link, flushes bool) (*queue, error) {
 	s.queues = append(s.queues, q)
 	may := s.fabric.access(true)
 	if flushes && n.cm == nil {
-		may |= verbs.RemoteRead // to try it
+		may |= verbs.RemoteRead // for the trial of the flusher
 	}
 	first := uintptr(unsafe.Pointer(&s.first[0]))
 	if q.first, err = n.domain.Register(first, pageBytes, uint64(first), may); err != nil {
@@ -709,14 +720,14 @@ func (q *queue) config(sends, receives int) verbs.PairConfig {
 	return verbs.PairConfig{Send: q.Queue, Recv: q.Queue, SendDepth: sends, RecvDepth: receives}
 }
 
-// mtu is what both ports of a link, and both configurations, have.
+// mtu returns the smaller MTU of the ports and configurations of a link.
 func (s *Set) mtu(i int) verbs.MTU {
 	l := s.links[i]
 	return min(s.nics[l.ours].mtu(s.fabric.config.Verbs), verbs.MTU(s.theirs[l.theirs].MTU))
 }
 
-// connect has the queue pairs lead to the other side's, but those of the connection
-// manager. It blocks.
+// connect connects the queue pairs of links without a connection manager to the queue pairs of the
+// peer. It blocks.
 func (s *Set) connect(to []end) error {
 	c := &s.fabric.config
 	for i, p := range s.pairs {
@@ -735,8 +746,9 @@ func (s *Set) connect(to []end) error {
 		if err := s.again(p); err != nil {
 			return err
 		}
-		// A receiver that has none posted is waited for: 7 stands for ever.
-		if err := p.ReadyToSend(verbs.Sending{PSN: p.psn, Timeout: uint8(c.Timeout), Retries: uint8(c.Retries), ReceiverRetries: 7, Reads: 1}); err != nil {
+		// ReceiverRetries 7 retries without limit while the receiver has no posted receive.
+		if err := p.ReadyToSend(verbs.Sending{PSN: p.psn, Timeout: uint8(c.Timeout), Retries: uint8(c.Retries),
+			ReceiverRetries: 7, Reads: 1}); err != nil {
 			return err
 		}
 	}
@@ -744,22 +756,22 @@ func (s *Set) connect(to []end) error {
 	return nil
 }
 
-// firstTicket is the immediate of first writes; no grant has it.
+// firstTicket is the immediate of first writes. No grant uses the value.
 const firstTicket = 0
 
-// tryPause is how often it is looked for the ends of first writes.
+// tryPause is the interval of polls for completions of first writes.
 const tryPause = 100 * time.Microsecond
 
-// tryTime limits the first writes in each direction: a NIC without an answer tries again for
+// tryTime limits the first writes in each direction. Without an answer a NIC retries for
 // Verbs.Timeout and Verbs.Retries, which may take minutes.
 func (s *Set) tryTime() time.Duration { return s.fabric.config.Time / 2 }
 
-// try writes a packet of the largest size by each queue pair, whose state says nothing of
-// the network between them. The accepting side begins, when it says that it can be written
-// to; the dialing one has heard from all of its queue pairs, too, when it returns. It blocks.
+// try writes a packet of the largest size by each queue pair: the state of a queue pair does not
+// show whether the network delivers. The accepting side begins and then sends ready. try of the
+// dialing side returns after a write of each queue pair has arrived. It blocks.
 func (s *Set) try() error {
 	from := s.page0()
-	if s.peer.Dialed() { // before it has heard of one the called side of iWARP may send nothing
+	if s.peer.Dialed() { // the accepting side of iWARP may send only after the first message has arrived
 		if err := s.await(); err != nil {
 			return err
 		}
@@ -786,7 +798,8 @@ func (s *Set) try() error {
 	return s.tryFlushers()
 }
 
-// await takes the end of a first write of each queue pair, of this or of the other side. It blocks.
+// await takes the completion of a first write of each queue pair: sent on the accepting side,
+// received on the dialing side. It blocks.
 func (s *Set) await() error {
 	var batch [batchSize]verbs.Completion
 	waits := map[int]bool{}
@@ -820,15 +833,16 @@ func (s *Set) await() error {
 	return nil
 }
 
-// untried returns the error of a first write of a queue pair.
+// untried returns the error of the first write of a queue pair.
 func (s *Set) untried(i int, err error) error {
 	p := s.pairs[i]
 	t := &s.theirs[s.links[p.link].theirs]
-	return &ofLink{p.link, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)", s.mtu(p.link).Bytes(), err, p.queue.nic.name, t.name(), t.address())}
+	return &ofLink{p.link, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)",
+		s.mtu(p.link).Bytes(), err, p.queue.nic.name, t.name(), t.address())}
 }
 
-// triedOne takes the end of a first write of one side, by queue pair i. It reports whether await
-// waits for it.
+// triedOne takes the completion of a first write by queue pair i. waited reports whether await
+// waits for the completion.
 func (s *Set) triedOne(q *queue, c *verbs.Completion) (i int, waited bool, err error) {
 	i, known := s.number[key{q, c.Pair}]
 	if !known {
@@ -853,9 +867,9 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (i int, waited bool, err e
 
 // --- the end --------------------------------------------------------------------------
 
-// Down ends it with the Peer: nothing reads or writes memory when gone is called. What is
-// being brought up has none but its own, and may take minutes to end: a connection manager
-// that is not answered cannot be interrupted. It is given back then, and nobody waits for it.
+// Down ends the group with the Peer and calls gone when no NIC accesses memory of channels. A
+// negotiation accesses only its own memory and may take minutes to end, because a connection
+// manager without an answer cannot be interrupted. Down does not wait for the negotiation.
 func (s *Set) Down(why error, gone func()) {
 	s.why, s.gone = why, gone
 	s.settle(why)
@@ -870,13 +884,13 @@ func (s *Set) Down(why error, gone func()) {
 		}
 	case s.phase == apart:
 		s.buried()
-	case s.working || s.phase == draining: // goes on to buried
+	case s.working || s.phase == draining: // continues to buried
 	default:
 		s.tear()
 	}
 }
 
-// buried is the end of a Set of a dead Peer, once it has nothing of the NICs any more.
+// buried ends the group of a dead Peer after the release of all resources of the NICs.
 func (s *Set) buried() {
 	if !s.over {
 		s.over = true
@@ -886,7 +900,7 @@ func (s *Set) buried() {
 	s.leave()
 }
 
-// leave lets the Peer end, and what has not ended.
+// leave ends the remaining operations and lets the Peer end.
 func (s *Set) leave() {
 	if s.left {
 		return
