@@ -187,7 +187,8 @@ func (r *Relay) live(report *launch.Report) {
 				continue // what it brings counts for its twin
 			}
 			told := launch.ConnectionFigures{
-				PID: s.pid, Number: c.number, GPU: c.lane.spec.GPU.BusID, Peer: c.peer, Sends: c.sends,
+				PID: s.pid, Program: programNames[s.program], Number: c.number, GPU: c.lane.spec.GPU.BusID,
+				Peer: c.peer, Sends: c.sends,
 				Route: routeName(c.route), Transport: c.transport, Path: c.path(), Slots: c.slots.held, Figures: f.report(),
 			}
 			if c.transport == launch.TransportTCP {

@@ -185,7 +185,7 @@ func flushed(t *testing.T, rdma softdevice.Host, nic string, want bool) {
 // A flush that fails for good ends the operations with an error that says so: their bytes may not be
 // there.
 func TestFailedFlushEndsOperationsWithError(t *testing.T) {
-	p := hostsThatRedial(t, 1, 1, shortRedial)
+	p := hostsWithReconnectLimit(t, 1, 1, shortReconnectLimit)
 	p.move(t, 1<<20)
 	if err := p.rdma.Script("send status=12 device=rocep1"); err != nil { // which writes nothing
 		t.Fatal(err)
@@ -218,7 +218,7 @@ func TestNICWithoutFlushReceivesIntoHostMemory(t *testing.T) {
 	p.arrive(t, 1<<20+3)
 	from, to := p.relayA.Report().Connections, p.relayB.Report().Connections
 	if len(from) != 1 || !from[0].GDR || len(to) != 1 || to[0].GDR || !strings.Contains(to[0].Registration,
-		"what rocep1 writes into a GPU's memory cannot be flushed") {
+		"writes of rocep1 into memory of a GPU cannot be flushed") {
 		t.Errorf("inspect shows %+v and %+v", from, to)
 	}
 }

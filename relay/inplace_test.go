@@ -131,9 +131,9 @@ func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 				a.DMABuf = func() (int, error) { return unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0) }
 			}},
 		{name: "what arrives cannot be flushed", a: place,
-			b:      bounce("what rocep1 writes into a GPU's memory cannot be flushed"),
+			b:      bounce("writes of rocep1 into memory of a GPU cannot be flushed"),
 			script: []string{"ibv_create_qp errno=12 device=rocep1 call=1"}, unflushed: true},
-		{name: "iWARP", a: place, b: bounce("what rocep1 writes into a GPU's memory cannot be flushed"), kind: iwarp,
+		{name: "iWARP", a: place, b: bounce("writes of rocep1 into memory of a GPU cannot be flushed"), kind: iwarp,
 			unflushed: true},
 	}
 	for _, errno := range []syscall.Errno{unix.EINVAL, unix.EOPNOTSUPP} {
@@ -257,13 +257,13 @@ func lentRegions(t *testing.T, rdma softdevice.Host, nic string, bytes uint64) (
 // nearByRDMA is two near GPUs whose whole memory is lent and in place.
 func nearByRDMA(t *testing.T) *byRDMA {
 	t.Helper()
-	return nearThatRedial(t, 0)
+	return nearWithReconnectLimit(t, 0)
 }
 
-// nearThatRedial sets the time limit of reconnects, 0 for the default.
-func nearThatRedial(t *testing.T, limit time.Duration) *byRDMA {
+// nearWithReconnectLimit sets the time limit of reconnects, 0 for the default.
+func nearWithReconnectLimit(t *testing.T, limit time.Duration) *byRDMA {
 	t.Helper()
-	return (&byRDMA{lane: direct, redial: limit}).lendAll(t)
+	return (&byRDMA{lane: direct, reconnectLimit: limit}).lendAll(t)
 }
 
 func (p *byRDMA) lendAll(t *testing.T) *byRDMA {
@@ -443,7 +443,7 @@ func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			p := nearThatRedial(t, time.Minute)
+			p := nearWithReconnectLimit(t, time.Minute)
 			const n = 1 << 20
 			want := random(t, n)
 			p.source.write(0, want)
@@ -479,7 +479,7 @@ func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 			if !bytes.Equal(p.target.read(0, n), want) {
 				t.Error("wrong bytes")
 			}
-			if _, way := p.data(t); !strings.Contains(way, "connected anew ") {
+			if _, way := p.data(t); !strings.Contains(way, "reconnected ") {
 				t.Errorf("inspect says %q", way)
 			}
 			if c.unexport {

@@ -99,7 +99,7 @@ func TestLaneWithDirectAndStagedMembersReceivesByShares(t *testing.T) {
 	testutil.Until(t, "queue pairs without rocep2", func() bool {
 		p.arrive(t, n)
 		_, way := p.data(t)
-		return strings.Contains(way, "connected anew ") && !strings.Contains(way, "is being connected anew")
+		return strings.Contains(way, "reconnected ") && !strings.Contains(way, "RDMA reconnects")
 	})
 	placed, _ = inPlace(t, p.relayB)
 	p.arrive(t, slices.Repeat([]uint64{n}, 8)...)

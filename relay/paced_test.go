@@ -150,7 +150,7 @@ func TestPacedNICsShareByWeights(t *testing.T) {
 	testutil.Until(t, "queue pairs without mlx5_1", func() bool {
 		p.arrive(t, n)
 		_, way := p.data(t)
-		return strings.Contains(way, "connected anew ") && !strings.Contains(way, "is being connected anew")
+		return strings.Contains(way, "reconnected ") && !strings.Contains(way, "RDMA reconnects")
 	})
 	by, one := moved(3 * rate)
 	if by[ofA[0].Name] != uint64(messages)*n || by[ofA[1].Name] != 0 {

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -148,8 +149,8 @@ type host struct {
 	// the machine's, and are of one host.
 	rdma string
 	nics []netip.Addr // and addresses of its NICs
-	// redial is how long their queue pairs may take to be connected anew; 0 for the promise.
-	redial time.Duration
+	// reconnectLimit limits a reconnect of their queue pairs; 0 for the configured limit.
+	reconnectLimit time.Duration
 	// settle limits the first connection of the relays' queue pairs; 0 for what relays allow.
 	settle time.Duration
 	// soft has the software devices of the host's NICs; nil before the first.
@@ -238,7 +239,7 @@ func (h *host) useNICs(r *relay.Relay, c *launch.Config) error {
 		addresses = append(addresses, netip.MustParseAddr(d.Address))
 	}
 	r.Devices(h.soft.Library(), addresses...)
-	r.Redialing(h.redial)
+	r.SetReconnectLimit(h.reconnectLimit)
 	r.Patient(time.Minute)
 	return r.Secrets(softhost.Secrets(h.key))
 }
@@ -287,7 +288,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	}
 	if h.rdma != "" {
 		r.Elsewhere(id, h.rdma, h.nics...)
-		r.Redialing(h.redial)
+		r.SetReconnectLimit(h.reconnectLimit)
 		r.Settling(h.settle)
 	}
 	if h.secrets != nil {
@@ -947,6 +948,32 @@ func TestStrangersOnSocketAreRefusedWithReason(t *testing.T) {
 	demand(t, say(hello(0, 0)), wire.StatusVersion)
 	demand(t, say(hello(9, 1)), wire.StatusVersion)
 	attach(t, socket) // it goes on
+}
+
+func TestReportNamesProgramsOfClients(t *testing.T) {
+	h := newHost(t)
+	socket, r := h.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
+	for _, program := range []uint64{wire.ProgramNIXL, wire.ProgramNCCL, 0, 1 << 40} {
+		c, err := packet.Dial(socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		hello := &wire.Hello{Magic: wire.Magic, Oldest: 1, Newest: wire.NewestVersion, Program: program}
+		_, fds, err := c.Exchange(hello, 20*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		packet.CloseAll(fds)
+	}
+	var got []string
+	for _, c := range r.Report().Clients {
+		got = append(got, c.Program)
+	}
+	slices.Sort(got)
+	if want := []string{"", "", launch.ProgramNCCL, launch.ProgramNIXL}; !slices.Equal(got, want) {
+		t.Errorf("the programs are %q, want %q", got, want)
+	}
 }
 
 func TestSessionGarbageEndsThatSessionOnly(t *testing.T) {

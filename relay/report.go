@@ -10,13 +10,18 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
+// programNames are the names of the plugins of wire.Hello in reports.
+var programNames = map[uint64]string{
+	wire.ProgramNCCL: launch.ProgramNCCL, wire.ProgramNIXL: launch.ProgramNIXL,
+}
+
 // Report returns the relay's report; nil where it is ending.
 func (r *Relay) Report() *launch.Report {
 	report := &launch.Report{Clients: []launch.Client{}, Contexts: []string{}, Staging: []launch.Staging{}}
 	done := r.loop.Call(func() {
 		for _, s := range r.sessions {
-			c := launch.Client{PID: s.pid, Memories: len(s.memories), Connections: len(s.connections), HostMemory: s.host,
-				Staging: s.staging}
+			c := launch.Client{PID: s.pid, Program: programNames[s.program], Memories: len(s.memories),
+				Connections: len(s.connections), HostMemory: s.host, Staging: s.staging}
 			for _, m := range s.memories {
 				c.Bytes += m.length
 				if m.kind == wire.MemoryIPC {

@@ -34,6 +34,8 @@ type session struct {
 	port  *packet.Port
 	pid   int
 	pidfd int
+	// program is that of the client's Hello, for reports.
+	program uint64
 
 	ring       *ring.Relay
 	wakeRelay  int // eventfd that the client rings
@@ -107,7 +109,7 @@ func (r *Relay) greetClient(conn packet.Conn, silent *pendingHandshakes) {
 		return
 	}
 	s := &session{
-		relay: r, pid: pid, pidfd: pidfd, wakeRelay: -1, wakeClient: -1, clientEnd: -1,
+		relay: r, pid: pid, pidfd: pidfd, program: hello.Program, wakeRelay: -1, wakeClient: -1, clientEnd: -1,
 		log:         logrus.WithField("client", pid),
 		memories:    map[uint32]*memory{},
 		connections: map[uint32]*connection{},

@@ -52,11 +52,12 @@ type LaneFigures struct {
 
 // ConnectionFigures are the figures of one end of a connection.
 type ConnectionFigures struct {
-	PID    int    `json:"pid"` // the client's, on the host
-	Number uint32 `json:"number"`
-	GPU    string `json:"gpu"` // PCI address
-	Peer   string `json:"peer"`
-	Route  string `json:"route"`
+	PID     int    `json:"pid"`               // the client's, on the host
+	Program string `json:"program,omitempty"` // of the client, one of Program*
+	Number  uint32 `json:"number"`
+	GPU     string `json:"gpu"` // PCI address
+	Peer    string `json:"peer"`
+	Route   string `json:"route"`
 	// Transport is one of Transport*, and Path the route of a message, with the reason if a better
 	// route exists.
 	Transport string `json:"transport,omitempty"`

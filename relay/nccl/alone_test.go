@@ -10,6 +10,8 @@ import (
 
 	files "github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/softhost/process"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // layout is a compiler's layout of NCCL's headers, release 2.30.7: size, and offsets of the members
@@ -49,6 +51,17 @@ func alone(t *testing.T, environment []string, arguments ...string) string {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return string(out)
+}
+
+func TestSessionsNameNCCL(t *testing.T) {
+	hello := process.Hello(t, func(socket string) *exec.Cmd {
+		c := exec.Command(program(t, "alone", "-rdynamic"), plugin(t))
+		c.Env = append(os.Environ(), "PEERLANE_SOCKET="+socket)
+		return c
+	})
+	if hello.Program != wire.ProgramNCCL {
+		t.Errorf("the hello names program %d, want %d", hello.Program, wire.ProgramNCCL)
+	}
 }
 
 func demand(t *testing.T, out string, lines ...string) {

@@ -22,6 +22,7 @@ import (
 	"github.com/peerlane/peerlane/relay/libpeerlane"
 	"github.com/peerlane/peerlane/relay/nixl"
 	"github.com/peerlane/peerlane/relay/softhost/process"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // sources are the sources of the plugin; programs of tests have further sources.
@@ -308,6 +309,17 @@ func TestPluginWithoutHostMemoryEndsTransfers(t *testing.T) {
 				t.Errorf("%d lines, want %q among few: %.4000s", strings.Count(out, "\n"), c.statuses, out)
 			}
 		})
+	}
+}
+
+func TestSessionsNameNIXL(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	other := h.lane(1)
+	hello := process.Hello(t, func(socket string) *exec.Cmd {
+		return newRun(t, "vllm").command(&lane{uuid: other.uuid, socket: socket}, other)
+	})
+	if hello.Program != wire.ProgramNIXL {
+		t.Errorf("the hello names program %d, want %d", hello.Program, wire.ProgramNIXL)
 	}
 }
 

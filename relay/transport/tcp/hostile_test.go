@@ -15,10 +15,11 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// number is a frame's payload.
+// number returns the payload of a frame with a number.
 func number(n uint64) []byte { return binary.LittleEndian.AppendUint64(nil, n) }
 
-// What no relay says ends the Peer, says why to both sides, and nothing of it lands.
+// TestForeignFramesEndThePeer demands that an invalid frame ends the Peer with the cause on both
+// sides, and stores nothing.
 func TestForeignFramesEndThePeer(t *testing.T) {
 	message := wire.Encode(&wire.Done{}, 0)
 	open := appendFrame(nil, 3, frameOpen, message)
@@ -87,14 +88,14 @@ func TestForeignFramesEndThePeer(t *testing.T) {
 			for goodbye.kind != 0 && goodbye.kind != frameGoodbye {
 				goodbye = receive(t, r.frames, "a goodbye")
 			}
-			r.close() // or its time is waited for
+			r.close() // otherwise the test waits for a time limit
 			err := e.died()
 			var of *PeerError
 			if s := wire.StatusOf(err); s != wire.StatusMalformed && s != wire.StatusLimit || !errors.As(err, &of) ||
 				of.Peer != e.peer.Name() {
 				t.Errorf("%v (%v)", err, s)
 			}
-			m, _, failed := wire.Decode(goodbye.payload) // of nothing where none came
+			m, _, failed := wire.Decode(goodbye.payload) // an error without a goodbye
 			var own, told *wire.Error
 			if failure, ok := m.(*wire.Failure); failed != nil || !ok || !errors.As(err, &own) ||
 				!errors.As(failure.Err(), &told) || told.Status != own.Status || told.Reason != own.Reason {
@@ -107,7 +108,8 @@ func TestForeignFramesEndThePeer(t *testing.T) {
 	}
 }
 
-// So does what no relay sends as a piece; a piece before it has landed, and it does not.
+// TestForeignPiecesEndThePeer demands the same of an invalid piece. An earlier piece has been
+// stored; the invalid piece is not.
 func TestForeignPiecesEndThePeer(t *testing.T) {
 	const bytesOf = 3*rawPiece - 100
 	good := piece{channel: 3, region: 1, number: 9, immediate: 1, length: bytesOf, bytes: rawPiece}
@@ -156,15 +158,15 @@ func TestForeignPiecesEndThePeer(t *testing.T) {
 	}
 }
 
-// A side that leaves a channel within its write could write what somebody else is
-// granted next.
+// TestLeavingWithinAWriteEndsThePeer demands the end of a Peer that closes a channel within a
+// write: the rest of the write could overwrite a later grant.
 func TestLeavingWithinAWriteEndsThePeer(t *testing.T) {
 	e, r := against(t, 1, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
 	r.listens()
 	memory := make([]byte, 2*rawPiece)
 	_, ended := e.granting(r, 3, memory)
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: 2 * rawPiece, bytes: rawPiece}
-	if _, err := r.data[0].Write(append(p.header(), 1)); err != nil { // which is read
+	if _, err := r.data[0].Write(append(p.header(), 1)); err != nil { // the Peer reads this
 		t.Fatal(err)
 	}
 	if err := r.say(3, frameLeave); err != nil {
@@ -176,7 +178,7 @@ func TestLeavingWithinAWriteEndsThePeer(t *testing.T) {
 	receive(t, ended, "the end of the grants")
 }
 
-// What ends in the middle is no message and no write.
+// TestTruncatedFramesDeliverNothing demands that an incomplete frame is no message and no write.
 func TestTruncatedFramesDeliverNothing(t *testing.T) {
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: rawPiece, bytes: rawPiece}
 	piece := append(p.header(), make([]byte, rawPiece)...)
@@ -211,7 +213,8 @@ func TestTruncatedFramesDeliverNothing(t *testing.T) {
 	}
 }
 
-// Connections that do not belong together make no Peer, and hear of it.
+// TestMismatchedGreetingsMakeNoPeer demands that connections with different greetings create no
+// Peer, and get the cause.
 func TestMismatchedGreetingsMakeNoPeer(t *testing.T) {
 	good := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{7}, streams: 2, piece: defaultPiece}
 	with := func(change func(*greeting)) []byte { g := good; change(&g); return g.bytes() }
@@ -270,8 +273,8 @@ func TestMismatchedGreetingsMakeNoPeer(t *testing.T) {
 	}
 }
 
-// A stranger's connection is in no set of somebody else's, and a set that is not
-// complete in its time goes.
+// TestSetsBelongToTheirDialer demands that a connection of another dialer joins no set, and that an
+// incomplete set ends at its limit.
 func TestSetsBelongToTheirDialer(t *testing.T) {
 	t.Parallel()
 	g := &Gathering{Time: 2 * time.Second} // for the greetings as well
@@ -299,7 +302,7 @@ func TestSetsBelongToTheirDialer(t *testing.T) {
 	}
 }
 
-// One dialer's sets that never are complete keep no other's out.
+// TestSetsOfOneDialerAreBounded demands that incomplete sets of one dialer exclude no other dialer.
 func TestSetsOfOneDialerAreBounded(t *testing.T) {
 	g := &Gathering{Most: 3, MostOfOne: 2, Time: waitTime}
 	defer g.Close()
@@ -322,7 +325,8 @@ func TestSetsOfOneDialerAreBounded(t *testing.T) {
 	}
 }
 
-// Memory that is removed with an open grant ends the Peer, and nothing lands there.
+// TestMemoryIsRemovedWithAGrant demands that the removal of memory with an open grant ends the
+// Peer, and that no byte is stored there.
 func TestMemoryIsRemovedWithAGrant(t *testing.T) {
 	e, r := against(t, 1, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
 	r.listens()
@@ -330,7 +334,7 @@ func TestMemoryIsRemovedWithAGrant(t *testing.T) {
 	_, ended := e.granting(r, 3, memory)
 	e.loop.Call(func() {
 		in := e.peer.channels[3].arrivals
-		in.RemoveMemory(2) // which has none
+		in.RemoveMemory(2) // a region without a grant
 		if e.peer.isDying() {
 			t.Error("the peer dies")
 		}
@@ -342,7 +346,7 @@ func TestMemoryIsRemovedWithAGrant(t *testing.T) {
 	receive(t, ended, "the end of the grants")
 }
 
-// Who cannot make all connections makes none.
+// TestDialFailureClosesAllConnections demands that Dial closes its connections after a failure.
 func TestDialFailureClosesAllConnections(t *testing.T) {
 	refuses := errors.New("no route to host")
 	var made []net.Conn
@@ -364,7 +368,7 @@ func TestDialFailureClosesAllConnections(t *testing.T) {
 	}
 }
 
-// A frame is one only with a length that its kind can have, and lies within what came.
+// FuzzFrame demands that a frame has a length of its kind and lies within the received bytes.
 func FuzzFrame(f *testing.F) {
 	f.Add(appendFrame(nil, 3, frameMessage, wire.Encode(&wire.Done{}, 0)))
 	f.Add(appendFrame(nil, 0, frameBeat))
@@ -385,7 +389,7 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// Whatever greeting comes, what is read of it is what makes it.
+// FuzzGreeting demands that an accepted greeting encodes to the same bytes.
 func FuzzGreeting(f *testing.F) {
 	f.Add((&greeting{oldest: 1, newest: 1, streams: 4, stream: 2, piece: defaultPiece}).bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -397,8 +401,8 @@ func FuzzGreeting(f *testing.F) {
 	})
 }
 
-// Whatever pieces come under whatever grants: each gets memory that is granted, of
-// its length, and no byte of a grant is given twice.
+// FuzzPieces demands that each accepted piece gets granted memory of its length, and that no byte
+// of a grant is given twice.
 func FuzzPieces(f *testing.F) {
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: 10000, bytes: rawPiece}
 	first := p.header()
@@ -444,8 +448,8 @@ func FuzzPieces(f *testing.F) {
 	})
 }
 
-// Whatever comes on the control stream and a data stream: the Peer ends or goes on, and
-// writes nothing but what is granted.
+// FuzzPeer demands that a Peer with arbitrary bytes on the control stream and a data stream ends or
+// continues, and stores only granted bytes.
 func FuzzPeer(f *testing.F) {
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: 4, bytes: 4}
 	open := appendFrame(nil, 3, frameOpen, wire.Encode(&wire.Done{}, 0))

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// zerocopyKilled sends to an address by MSG_ZEROCOPY until the socket takes no more, reports this on
-// its standard output, and waits for its end.
+// zerocopyKilled sends to an address by MSG_ZEROCOPY until the socket accepts no more bytes,
+// reports this on its standard output, and waits for its end.
 func zerocopyKilled(address string) error {
 	c, err := net.Dial("tcp", address)
 	if err != nil {
@@ -43,8 +43,8 @@ func zerocopyKilled(address string) error {
 	return nil
 }
 
-// The kernel sends no more pages of a relay that is killed: clients have mapped them, too, and can
-// write them.
+// TestKernelResetsZerocopyStreamOfAKilledProcess demands that the kernel sends no more pages of a
+// killed relay: clients have mapped the pages, too, and can write there.
 func TestKernelResetsZerocopyStreamOfAKilledProcess(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -23,10 +23,10 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// BenchmarkZerocopy is the processor time for each byte that a process sends over a veth pair
-// between two network namespaces, with and without MSG_ZEROCOPY, and the part of the sends that
-// the kernel copied all the same (SO_EE_CODE_ZEROCOPY_COPIED). A piece is used again when the
-// kernel has reported its end.
+// BenchmarkZerocopy measures the processor time for each byte that a process sends over a veth pair
+// between two network namespaces, with and without MSG_ZEROCOPY, and the part of the sends that the
+// kernel copied (SO_EE_CODE_ZEROCOPY_COPIED). A piece is reused when the kernel has reported the
+// end of its send.
 func BenchmarkZerocopy(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root: it makes network namespaces")
@@ -46,7 +46,7 @@ func BenchmarkZerocopy(b *testing.B) {
 		must("ip", "-n", name, "address", "add", fmt.Sprintf("10.212.0.%d/24", i+1), "dev", fmt.Sprintf("plzero%d", i))
 		must("ip", "-n", name, "link", "set", fmt.Sprintf("plzero%d", i), "up")
 	}
-	// Plain sockets, and the transport with writes of so many KiB.
+	// Plain sockets, and the transport with writes of a number of KiB.
 	for _, how := range []string{
 		"socket/copy", "socket/zerocopy", "transport/copy/512", "transport/zerocopy/512", "transport/copy/64",
 		"transport/zerocopy/64",
@@ -134,7 +134,7 @@ func zerocopySink() error {
 	if err != nil {
 		return err
 	}
-	// Each word is its number, modulo that of a piece's words.
+	// Each word is its number, modulo the number of a piece's words.
 	b := make([]byte, zerocopyPiece)
 	for seen := uint64(0); ; seen++ {
 		if _, err := io.ReadFull(c, b); err == io.EOF {
@@ -161,7 +161,7 @@ func zerocopySend(zerocopy bool) error {
 	if err != nil {
 		return err
 	}
-	f, err := c.(*net.TCPConn).File() // blocks, and the poller of Go does not know it
+	f, err := c.(*net.TCPConn).File() // blocks; the poller of Go does not know the file
 	if err != nil {
 		return err
 	}
@@ -227,8 +227,8 @@ func zerocopySend(zerocopy bool) error {
 	return errors.Join(err, f.Close())
 }
 
-// zerocopyEnds waits for notifications, and returns how many sends have ended, and how many of
-// them the kernel copied.
+// zerocopyEnds waits for notifications, and returns the number of ended sends, and of ended sends
+// that the kernel copied.
 func zerocopyEnds(fd int) (ended, copied int64, err error) {
 	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 10_000); err != nil && err != unix.EINTR {
 		return 0, 0, err
@@ -273,7 +273,7 @@ func zerocopyPeer(s *Streams, config Config, begin func(*poll.Loop, *Peer)) erro
 	return <-down
 }
 
-// zerocopySlot parses the size of a write, and returns the writes of zerocopyTotal.
+// zerocopySlot parses the size of a write, and returns the number of writes of zerocopyTotal.
 func zerocopySlot(kib string) (bytes, writes int, err error) {
 	n, err := strconv.Atoi(kib)
 	if err != nil {
@@ -282,7 +282,7 @@ func zerocopySlot(kib string) (bytes, writes int, err error) {
 	return n << 10, zerocopyTotal / (n << 10), nil
 }
 
-// zerocopyTransportSink grants all writes, takes them, and ends at the other side's end.
+// zerocopyTransportSink grants and receives the writes, and ends at the end of the peer.
 func zerocopyTransportSink(kib string) error {
 	slot, writes, err := zerocopySlot(kib)
 	if err != nil {
@@ -355,7 +355,7 @@ func zerocopyTransport(zerocopy bool, kib string) error {
 			c.Link().Write(transport.Target{Region: 1, Offset: uint64((posted - 1) % zerocopyPieces * slot)},
 				transport.Source{Place: memory.At(uint64(at * slot))}, uint64(slot), uint64(posted), func(err error) {
 					if err != nil {
-						return // the Peer's end tells
+						return // the Peer's end reports
 					}
 					if ended++; ended < writes {
 						post(at)

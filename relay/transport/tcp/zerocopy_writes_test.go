@@ -43,7 +43,7 @@ func newZerocopyPair(t *testing.T, config Config, bytes int, of network) *zeroco
 	return p
 }
 
-// write writes source[at:][:n] to the same place, and returns its result's channel.
+// write writes source[at:][:n] to the same place, and returns the channel of the result.
 func (p *zerocopyPair) write(at, n int) chan error {
 	p.t.Helper()
 	p.last++
@@ -60,7 +60,7 @@ func (p *zerocopyPair) write(at, n int) chan error {
 	return done
 }
 
-// acknowledged waits until the other side's acknowledgement of all writes has come.
+// acknowledged waits until the acknowledgements of the peer have arrived.
 func (p *zerocopyPair) acknowledged() {
 	p.t.Helper()
 	testutil.Until(p.t, "the acknowledgement", func() bool {
@@ -76,8 +76,8 @@ func (p *zerocopyPair) acknowledged() {
 	})
 }
 
-// A write whose bytes have arrived ends only when the kernel has reported the end of its sends:
-// until then the kernel may read the pages.
+// TestZerocopyWriteWaitsForNotification demands that a write whose bytes have arrived ends only
+// after the kernel has reported the end of its sends: until then the kernel may read the pages.
 func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 	noGoroutines(t)
 	var withheld atomic.Bool
@@ -88,7 +88,7 @@ func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 	done := p.write(0, 1<<20)
 	receive(t, p.arrived, "the arrival")
 	p.acknowledged()
-	p.sender.loop.Call(func() {}) // what the acknowledgement would have ended has ended
+	p.sender.loop.Call(func() {}) // the loop has handled the acknowledgement
 	select {
 	case err := <-done:
 		t.Fatalf("the write ended before the notification (%v)", err)
@@ -97,12 +97,12 @@ func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 	if z := p.sender.peer.Figures().Zerocopy; z.pending == 0 || z.sends != z.pending {
 		t.Errorf("%+v", z)
 	}
-	// The other side owes nothing: look does not end the Peer.
+	// No acknowledgement is missing: look does not end the Peer.
 	if n := p.sender.peer.underWay.Load(); n != 0 {
 		t.Errorf("%d writes wait for an acknowledgement", n)
 	}
 	withheld.Store(false)
-	next := p.write(0, 1<<20) // whose notification wakes the reader
+	next := p.write(0, 1<<20) // the notification of this write wakes the reader
 	for _, one := range []chan error{done, next} {
 		if err := receive(t, one, "the write"); err != nil {
 			t.Error(err)
@@ -113,7 +113,8 @@ func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 	}
 }
 
-// A notification that comes before the sender has recorded the send ends the write as well.
+// TestZerocopyNotificationBeforeTheRecordCounts demands that a notification that precedes the
+// record of the send ends the write as well.
 func TestZerocopyNotificationBeforeTheRecordCounts(t *testing.T) {
 	noGoroutines(t)
 	p := newZerocopyPair(t, Config{zerocopy: zerocopyAlways,
@@ -125,7 +126,7 @@ func TestZerocopyNotificationBeforeTheRecordCounts(t *testing.T) {
 	}
 }
 
-// slow is a connection whose reads wait a little, and take little.
+// slow is a connection with slow reads of few bytes.
 type slow struct{ net.Conn }
 
 func (s slow) Read(b []byte) (int, error) {
@@ -135,8 +136,9 @@ func (s slow) Read(b []byte) (int, error) {
 
 func (s slow) NetConn() net.Conn { return s.Conn }
 
-// Slots that are filled anew as soon as their write ends arrive with the contents of their
-// own write, at a receiver so slow that the socket's buffers are full.
+// TestZerocopySlotsKeepTheirContents demands that a slot that is filled again after the end of its
+// write arrives with the contents of its own write, at a receiver so slow that the socket's buffers
+// are full.
 func TestZerocopySlotsKeepTheirContents(t *testing.T) {
 	noGoroutines(t)
 	const slot, slots, writes = 256 << 10, 4, 60
@@ -174,9 +176,10 @@ func TestZerocopySlotsKeepTheirContents(t *testing.T) {
 	}
 }
 
-// A Peer that ends with sends in the socket's queue gives sources back only when the kernel has let go of
-// the pages: the other side gets nothing that was written there afterwards. This holds for a Peer
-// that closes and for a relay that has ended its loop.
+// TestZerocopyPeerEndReleasesPagesFirst demands that a Peer that ends with sends in the socket's
+// queue releases sources only after the kernel has released the pages: the peer gets nothing that
+// was written there afterwards. The cases are a Peer that closes and a relay that has ended its
+// loop.
 func TestZerocopyPeerEndReleasesPagesFirst(t *testing.T) {
 	noGoroutines(t)
 	for _, withhold := range []bool{false, true} {
@@ -236,7 +239,8 @@ func TestZerocopyPeerEndReleasesPagesFirst(t *testing.T) {
 	}
 }
 
-// ENOBUFS has the kernel copy: nothing is lost. After maxRefused in a row the stream gives up.
+// TestZerocopyWithoutBuffersCopies demands that the kernel copies after ENOBUFS, without loss.
+// After maxRefused successive errors the stream uses only copies.
 func TestZerocopyWithoutBuffersCopies(t *testing.T) {
 	noGoroutines(t)
 	p := newZerocopyPair(t, Config{zerocopyFaults: zerocopyFaults{refused: func() error { return unix.ENOBUFS }}},
@@ -257,7 +261,7 @@ func TestZerocopyWithoutBuffersCopies(t *testing.T) {
 	}
 }
 
-// Memory that the kernel cannot pin is copied.
+// TestZerocopyOfUnpinnableMemoryCopies demands a copy of memory that the kernel cannot pin.
 func TestZerocopyOfUnpinnableMemoryCopies(t *testing.T) {
 	noGoroutines(t)
 	p := newZerocopyPair(t, Config{zerocopyFaults: zerocopyFaults{refused: func() error { return unix.EFAULT }}},
@@ -278,8 +282,8 @@ func TestZerocopyOfUnpinnableMemoryCopies(t *testing.T) {
 	}
 }
 
-// A stream whose sends the kernel copies all, as on loopback, turns zero-copy off; short writes never
-// use it.
+// TestZerocopyTurnsOffWhereTheKernelCopies demands that a stream turns zero-copy off if the kernel
+// copies every send, as on loopback; short writes never use zero-copy.
 func TestZerocopyTurnsOffWhereTheKernelCopies(t *testing.T) {
 	noGoroutines(t)
 	p := newZerocopyPair(t, Config{}, 128<<10, loopback)
@@ -301,7 +305,8 @@ func TestZerocopyTurnsOffWhereTheKernelCopies(t *testing.T) {
 	}
 }
 
-// Notifications come as ranges, in any order, and their numbers wrap.
+// TestZerocopyReleasesRanges demands the release of ranges of notifications in any order, with
+// numbers that wrap.
 func TestZerocopyReleasesRanges(t *testing.T) {
 	w := func() *write { return &write{} }
 	list := []*write{w(), w(), w(), w()}

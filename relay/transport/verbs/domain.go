@@ -26,7 +26,7 @@ type life struct {
 }
 
 // errRetired is the error of a registration with NICs that a reconnect has replaced.
-var errRetired = errors.New("the queue pairs have been replaced meanwhile")
+var errRetired = errors.New("a reconnect has replaced the NICs")
 
 func (l *life) use(f func() error) error {
 	l.mu.RLock()
@@ -112,7 +112,7 @@ func (f *Fabric) renew(nics, others, needed []*nic, registers *atomic.Pointer[[]
 		return renewed, err
 	}
 	for i, n := range out {
-		logrus.WithError(why[i]).Warnf("RDMA is connected anew without %s", n.name)
+		logrus.WithError(why[i]).Warnf("RDMA reconnects without %s", n.name)
 	}
 	return renewed, nil
 }

@@ -15,7 +15,7 @@ import (
 // watch handles the asynchronous events of a NIC.
 func (f *Fabric) watch(n *nic) {
 	if err := f.loop.Watch(n.context.AsyncFD(), func(ready uint32) { f.events(n, ready) }); err != nil {
-		logrus.WithError(err).Warnf("the events of %s are not heard", n.name)
+		logrus.WithError(err).Warnf("watch the events of %s", n.name)
 	}
 }
 
@@ -119,14 +119,14 @@ func (f *Fabric) cameBack(n *nic, since int) {
 			}
 			for s := range f.sets {
 				switch {
-				case !s.used || !s.had[n.context] || s.broken || s.gone != nil:
+				case !s.used || !s.workingNICs[n.context] || s.broken || s.gone != nil:
 				case s.working || s.phase != running || !s.granting || !s.resolved, // a negotiation is running
 					// the time limit belongs to the previous fault
-					!s.since.IsZero() && time.Since(s.resumed) <= f.config.Redial+f.back:
+					!s.since.IsZero() && time.Since(s.resumed) <= f.config.Reconnect+f.back:
 					f.cameBack(n, since)
 					return
 				case !s.uses(n, 0):
-					s.giveUp(nil, fmt.Sprintf("for %s of host %s: its port %d is active again", n.name, hostname(), n.port))
+					s.giveUp(nil, fmt.Sprintf("%s of host %s: port %d is active again", n.name, hostname(), n.port))
 				}
 			}
 		})
@@ -157,9 +157,9 @@ func (f *Fabric) readdressed(n *nic, e verbs.Event) {
 					case was.context != n.context || was.cm != nil:
 						// a change of address ends the connections of a connection manager
 					case was.infiniband() && was.is.LID != is.LID:
-						s.fault(n, fmt.Sprintf("%v: its LID was %d and is %d", e, was.is.LID, is.LID))
+						s.fault(n, fmt.Sprintf("%v: the LID has changed from %d to %d", e, was.is.LID, is.LID))
 					case !slices.Contains(gids, was.gid):
-						s.fault(n, fmt.Sprintf("%v: %v is its address no more; it has %v", e, was.gid, gids))
+						s.fault(n, fmt.Sprintf("%v: %v is no longer an address of the port, which has %v", e, was.gid, gids))
 					}
 				}
 			}
@@ -177,7 +177,7 @@ func (f *Fabric) died(n *nic, what string) {
 			f.retireQueue(c)
 		}
 	}
-	logrus.Warnf("RDMA device %s is lost, and opened anew for the next relay: %s", n.name, what)
+	logrus.Warnf("RDMA device %s is lost; the next peer opens the device again: %s", n.name, what)
 	for s := range f.sets {
 		if s.uses(n, 0) {
 			s.failed(n, what)

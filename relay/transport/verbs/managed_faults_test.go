@@ -60,8 +60,9 @@ func TestBlockedConnectDelaysNoEnd(t *testing.T) {
 	t.Parallel()
 	w, _ := holding(t, "rdma_connect hold=1 device=b0", func(*connect) {})
 	w.held(t)
-	w.b.peer.Fail(errors.New("a cable was pulled"))
-	if err := receive(t, w.b.down, "the Peer's end"); !strings.Contains(err.Error(), "a cable was pulled") {
+	pulled := errors.New("a cable was pulled")
+	w.b.peer.Fail(pulled)
+	if err := receive(t, w.b.down, "the Peer's end"); !errors.Is(err, pulled) {
 		t.Errorf("the Peer ended with %v", err)
 	}
 	w.b.fabric.ending = time.Millisecond
@@ -121,10 +122,10 @@ func TestTicketOfTwoGrantsEndsPeer(t *testing.T) {
 	w.b.loop.Call(func() {
 		for number, k := range w.b.set.tickets {
 			k.tells = false
-			w.arrivals.channel.Tell(encode(&ticketed{Kind: kindTicket, Ticket: number, Grant: 2}))
+			w.arrivals.channel.SendExtension(encode(&ticketed{Kind: kindTicket, Ticket: number, Grant: 2}))
 		}
 	})
-	w.a.until("the second ticket", func(*Set) bool { _, there := w.link.tickets[2]; return there })
+	w.a.until("the second ticket", func(*QPGroup) bool { _, there := w.link.tickets[2]; return there })
 	from := w.a.memory(slot)
 	done := make(chan error, 2)
 	w.a.loop.Call(func() {
@@ -176,8 +177,8 @@ func TestRefusingQueuePairWaitsForReason(t *testing.T) {
 		t.Error(err)
 	}
 	w.a.loop.Call(func() {
-		if s := w.a.set; s.redials != 1 || !strings.Contains(s.lastFault, "not connected") {
-			t.Errorf("connected anew %d times, after %s", s.redials, s.lastFault)
+		if s := w.a.set; s.reconnects != 1 || !strings.Contains(s.lastFault, "not connected") {
+			t.Errorf("connected anew %d times, after %s", s.reconnects, s.lastFault)
 		}
 	})
 }
@@ -194,7 +195,7 @@ func TestMessageWithoutTicketEndsPeer(t *testing.T) {
 		}
 	})
 	if err := receive(t, w.b.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed ||
-		!strings.Contains(err.Error(), "tells of no write") {
+		!errors.Is(err, errNoTicket) {
 		t.Errorf("the Peer ended with %v", err)
 	}
 }
@@ -213,7 +214,7 @@ func TestLateNegotiationTimerIsIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.a.loop.Call(func() {
-		if w.a.set.epoch > 0 || w.a.set.falling() {
+		if w.a.set.epoch > 0 || w.a.set.resetting() {
 			t.Error("the queue pairs were given up")
 		}
 	})
@@ -224,8 +225,8 @@ func TestLateNegotiationTimerIsIgnored(t *testing.T) {
 func TestBlockedReconnectEndsInTime(t *testing.T) {
 	t.Parallel()
 	w := connectedBy(t, true, func(nic string, c *Config) {
-		if c.Redial = waitTime; nic == "a0" {
-			c.Redial = time.Second
+		if c.Reconnect = waitTime; nic == "a0" {
+			c.Reconnect = time.Second
 		}
 	})
 	write := w.granted(t, 1)
@@ -234,12 +235,15 @@ func TestBlockedReconnectEndsInTime(t *testing.T) {
 	done := make(chan error, 1)
 	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
 	w.held(t)
-	for _, err := range []error{receive(t, done, "the write's end"), receive(t, w.a.down, "the Peer's end"),
-		receive(t, w.b.down, "the other Peer's end")} {
-		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(),
-			"could not be connected anew within 1s") {
+	for _, err := range []error{receive(t, done, "the write's end"), receive(t, w.a.down, "the Peer's end")} {
+		var end *reconnectError
+		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !errors.As(err, &end) || end.Limit != time.Second {
 			t.Errorf("it ended with %v", err)
 		}
+	}
+	err := receive(t, w.b.down, "the other Peer's end")
+	if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(reason(err), "no reconnect within 1s") {
+		t.Errorf("the other Peer ended with %v", err)
 	}
 }
 
@@ -262,14 +266,16 @@ func TestLateConfirmationDuringResetIsAccepted(t *testing.T) {
 			after = len(w.arrived)
 		})
 	}()
-	w.a.until("writes that are sent", func(s *Set) bool { return s.waitingParts == 0 && s.posted == 0 && s.unheard > 0 })
+	w.a.until("writes that are sent", func(s *QPGroup) bool {
+		return s.waitingParts == 0 && s.posted == 0 && s.unconfirmed > 0
+	})
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
-	w.a.until("the queue pairs' end", func(s *Set) bool { return s.fellHere })
+	w.a.until("the queue pairs' end", func(s *QPGroup) bool { return s.localReset })
 	goOn()
 	receive(t, over, "the receiver")
 	if after == before {
 		t.Error("nothing had arrived")
 	}
 	s.mustEnd(t)
-	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 })
+	w.a.until("others in place of the queue pairs", func(s *QPGroup) bool { return s.reconnects == 1 })
 }

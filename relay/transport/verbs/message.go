@@ -53,7 +53,7 @@ const (
 )
 
 // portInfo describes a NIC and its port to the peer.
-type card struct {
+type portInfo struct {
 	Name  [64]byte
 	GID   [16]byte
 	LID   uint16 // for InfiniBand
@@ -70,10 +70,10 @@ const (
 	waySends
 )
 
-func (c *card) is(way uint32) bool { return c.Ways&way != 0 }
+func (c *portInfo) is(way uint32) bool { return c.Ways&way != 0 }
 
 // kind returns the property that both NICs of a link share.
-func (c *card) kind() string {
+func (c *portInfo) kind() string {
 	switch {
 	case c.is(wayManaged):
 		return "iWARP, connected by RDMA CM"
@@ -85,7 +85,7 @@ func (c *card) kind() string {
 	return fmt.Sprintf("link layer %d", c.Layer)
 }
 
-func (c *card) name() string { return wire.Text(c.Name[:]) }
+func (c *portInfo) name() string { return wire.Text(c.Name[:]) }
 
 // end is a queue pair of the sender of the message: the number, and the number of the first packet.
 // With the connection manager both are unknown, and Number is the index plus one.
@@ -107,7 +107,7 @@ type offer struct {
 	Cards uint32
 	Pairs uint32 // maximum for each link
 	_     uint32
-	Card  [maxCards]card
+	Card  [maxCards]portInfo
 }
 
 // pairing is a link: the NIC of the offering side and the NIC of the answering side.
@@ -118,7 +118,7 @@ type answer struct {
 	Cards uint32
 	Links uint32
 	Pairs uint32 // for each link
-	Card  [maxCards]card
+	Card  [maxCards]portInfo
 	Link  [maxLinks]pairing
 	Page  page
 	End   [maxPairs]end // sorted by link
@@ -193,7 +193,7 @@ func malformed(format string, arguments ...any) error {
 // decode reads a message of the peer and checks every number.
 func decode(b []byte) (any, error) {
 	if len(b) < 4 {
-		return nil, malformed("%d bytes are no message about RDMA", len(b))
+		return nil, malformed("%w", &fieldError{"RDMA", "length", len(b)})
 	}
 	var m interface{ check() error }
 	switch kind := binary.LittleEndian.Uint32(b); kind {
@@ -215,87 +215,101 @@ func decode(b []byte) (any, error) {
 		m = &ticketed{}
 	case kindArrived:
 		m = &arrived{}
-	case kindFall:
-		m = &fall{}
-	case kindFallen:
-		m = &fallen{}
+	case kindReset:
+		m = &reset{}
+	case kindResetAck:
+		m = &resetAck{}
 	case kindResume, kindGranted:
 		m = &step{}
 	default:
-		return nil, malformed("a message about RDMA of kind %d, which this version does not know", kind)
+		return nil, malformed("%w", &fieldError{"RDMA", "kind", kind})
 	}
 	if n, err := binary.Decode(b, binary.LittleEndian, m); err != nil || n != len(b) {
-		return nil, malformed("a message about RDMA of kind %d with %d bytes; it has %d", binary.LittleEndian.Uint32(b),
-			len(b), binary.Size(m))
+		return nil, malformed("%w", &fieldError{fmt.Sprintf("%T", m), "length", len(b)})
 	}
 	return m, m.check()
 }
 
-func checkCards(n uint32, cards []card) error {
+func checkCards(message string, n uint32, cards []portInfo) error {
 	if n > maxCards {
-		return malformed("%d NICs; a relay has up to %d", n, maxCards)
+		return malformed("%w", &fieldError{message, "number of NICs", n})
 	}
 	for i := range cards[:n] {
 		c := &cards[i]
 		if c.name() == "" {
-			return malformed("a NIC without a name")
+			return malformed("%w", &fieldError{message, "name of NIC", i})
 		}
-		if c.Layer != layerInfiniBand && c.Layer != layerEthernet || c.MTU < 1 || c.MTU > 5 {
-			return malformed("NIC %s of link layer %d with MTU %d", c.name(), c.Layer, c.MTU)
+		if c.Layer != layerInfiniBand && c.Layer != layerEthernet {
+			return malformed("%w", &fieldError{message, "link layer", c.Layer})
+		}
+		if c.MTU < 1 || c.MTU > 5 {
+			return malformed("%w", &fieldError{message, "MTU", c.MTU})
 		}
 	}
 	return nil
 }
 
-func checkEnds(ends []end) error {
+func checkEnds(message string, ends []end) error {
 	for _, e := range ends {
-		if e.Number == 0 || e.Number >= 1<<24 || e.PSN >= 1<<24 {
-			return malformed("queue pair %d with packet number %d; both have 24 bits", e.Number, e.PSN)
+		if e.Number == 0 || e.Number >= 1<<24 {
+			return malformed("%w", &fieldError{message, "number of queue pair", e.Number})
+		}
+		if e.PSN >= 1<<24 {
+			return malformed("%w", &fieldError{message, "packet number", e.PSN})
 		}
 	}
 	return nil
 }
 
 func (m *offer) check() error {
-	if m.Cards == 0 || m.Pairs == 0 || m.Pairs > maxPairs {
-		return malformed("an offer of %d NICs with %d queue pairs", m.Cards, m.Pairs)
+	if m.Cards == 0 {
+		return malformed("%w", &fieldError{"offer", "number of NICs", m.Cards})
 	}
-	return checkCards(m.Cards, m.Card[:])
+	if m.Pairs == 0 || m.Pairs > maxPairs {
+		return malformed("%w", &fieldError{"offer", "number of queue pairs", m.Pairs})
+	}
+	return checkCards("offer", m.Cards, m.Card[:])
 }
 
 func (m *answer) check() error {
-	if m.Links == 0 || m.Links > maxLinks || m.Pairs == 0 || m.Links*min(m.Pairs, maxPairs+1) > maxPairs {
-		return malformed("%d links of %d queue pairs", m.Links, m.Pairs)
+	if m.Links == 0 || m.Links > maxLinks {
+		return malformed("%w", &fieldError{"answer", "number of links", m.Links})
 	}
-	if err := checkCards(m.Cards, m.Card[:]); err != nil {
+	if m.Pairs == 0 || m.Links*min(m.Pairs, maxPairs+1) > maxPairs {
+		return malformed("%w", &fieldError{"answer", "number of queue pairs", m.Pairs})
+	}
+	if err := checkCards("answer", m.Cards, m.Card[:]); err != nil {
 		return err
 	}
 	for _, l := range m.Link[:m.Links] {
 		if uint32(l.Ours) >= m.Cards || l.Theirs >= maxCards {
-			return malformed("a link of NICs %d and %d", l.Theirs, l.Ours)
+			return malformed("%w", &fieldError{"answer", "link", l})
 		}
 	}
-	return checkEnds(m.End[:m.Links*m.Pairs])
+	return checkEnds("answer", m.End[:m.Links*m.Pairs])
 }
 
 func (m *connect) check() error {
 	if m.Ends == 0 || m.Ends > maxPairs {
-		return malformed("%d queue pairs", m.Ends)
+		return malformed("%w", &fieldError{"connect", "number of queue pairs", m.Ends})
 	}
-	return checkEnds(m.End[:m.Ends])
+	return checkEnds("connect", m.End[:m.Ends])
 }
 
 func (*short) check() error   { return nil }
 func (*refusal) check() error { return nil }
 
 func (m *path) check() error {
-	if m.Links == 0 || m.Links > maxLinks || m.Most == 0 {
-		return malformed("a path of %d links for writes of %d bytes", m.Links, m.Most)
+	if m.Links == 0 || m.Links > maxLinks {
+		return malformed("%w", &fieldError{"path", "number of links", m.Links})
+	}
+	if m.Most == 0 {
+		return malformed("%w", &fieldError{"path", "length of writes", m.Most})
 	}
 	seen := map[uint8]bool{}
 	for _, l := range m.Link[:m.Links] {
 		if l >= maxLinks || seen[l] {
-			return malformed("a path with link %d, twice or beyond all", l)
+			return malformed("%w", &fieldError{"path", "link", l})
 		}
 		seen[l] = true
 	}
@@ -304,7 +318,7 @@ func (m *path) check() error {
 
 func (m *regionKeys) check() error {
 	if m.Bytes == 0 || m.Address+m.Bytes < m.Address {
-		return malformed("region %d of %d bytes at %#x", m.Region, m.Bytes, m.Address)
+		return malformed("%w", &fieldError{"region", "length", m.Bytes})
 	}
 	return nil
 }

@@ -37,15 +37,15 @@ type side struct {
 	loop   *poll.Loop
 	fabric *Fabric
 	peer   *tcp.Peer
-	set    *Set
+	set    *QPGroup
 	down   chan error
 	end    func()
 }
 
 // hears replaces the receiver of messages of a group; nil for none.
-type hears func(nic string, s *Set) tcp.Extension
+type hears func(nic string, s *QPGroup) tcp.Extension
 
-func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, accept func(*Set, *tcp.Channel),
+func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, accept func(*QPGroup, *tcp.Channel),
 	by hears, changes ...func(string, *Config)) *side {
 	t.Helper()
 	loop, err := poll.New()
@@ -56,7 +56,7 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	v := launch.DefaultVerbs
 	v.QueuePairs, v.Timeout = 2, 14 // 0.5 s with 7 retries
 	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime,
-		Redial: waitTime, PortWait: time.Millisecond, minPairPart: minLinkPart}
+		Reconnect: waitTime, PortWait: time.Millisecond, minPairPart: minLinkPart}
 	for _, change := range changes {
 		change(nic, &config)
 	}
@@ -88,6 +88,22 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	}
 	t.Cleanup(e.end)
 	return e
+}
+
+// refusal returns the error with which the side has ended the negotiation.
+func (e *side) refusal() (err error) {
+	e.loop.Call(func() { err = e.set.err })
+	return err
+}
+
+// reason returns the text of an error of package wire. A text is all that one relay tells another of a
+// cause.
+func reason(err error) string {
+	var e *wire.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	return e.Reason
 }
 
 func receive[T any](t testing.TB, from <-chan T, what string) T {
@@ -221,7 +237,7 @@ func joiningOf(t *testing.T, devices []softdevice.Device, by hears,
 	w = &two{rdma: rdma, iwarp: devices[0].IWARP, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000),
 		ended: make(chan error, 1)}
 	dialed, accepted := streams(t)
-	w.b = newSide(t, accepted, rdma, "b0", func(s *Set, c *tcp.Channel) {
+	w.b = newSide(t, accepted, rdma, "b0", func(s *QPGroup, c *tcp.Channel) {
 		c.Handle(func(wire.Message, uint32, []int) {}, func(err error) { w.ended <- err })
 		var a *Arrivals
 		if s.Coming() {
@@ -230,7 +246,7 @@ func joiningOf(t *testing.T, devices []softdevice.Device, by hears,
 		}
 		w.made <- a
 	}, by, changes...)
-	w.a = newSide(t, dialed, rdma, "a0", func(*Set, *tcp.Channel) {}, by, changes...)
+	w.a = newSide(t, dialed, rdma, "a0", func(*QPGroup, *tcp.Channel) {}, by, changes...)
 	settled = make(chan error, 1)
 	w.a.loop.Call(func() { w.a.set.Settle(func(err error) { settled <- err }) })
 	return w, settled
@@ -430,8 +446,8 @@ func TestEndOfChannelAndPeerEndsWrites(t *testing.T) {
 	}
 	w.b.loop.Call(func() {
 		w.b.set.issue()
-		if out := len(w.b.set.tickets) + len(w.b.set.queued); out != 0 || len(w.b.set.ends) != 0 {
-			t.Errorf("%d tickets are left of a channel that has ended, and %d channels", out, len(w.b.set.ends))
+		if out := len(w.b.set.tickets) + len(w.b.set.queued); out != 0 || len(w.b.set.channels) != 0 {
+			t.Errorf("%d tickets are left of a channel that has ended, and %d channels", out, len(w.b.set.channels))
 		}
 	})
 	var err error
@@ -450,7 +466,7 @@ func TestEndOfChannelAndPeerEndsWrites(t *testing.T) {
 		link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 5, func(err error) { done <- err })
 	})
 	w.b.peer.Fail(fmt.Errorf("a cable was pulled"))
-	if err := receive(t, done, "the write's end"); err == nil || !strings.Contains(err.Error(), "a cable was pulled") {
+	if err := receive(t, done, "the write's end"); !strings.Contains(reason(err), "a cable was pulled") {
 		t.Errorf("the write ended with %v", err)
 	}
 	for _, e := range []*side{w.a, w.b} {
@@ -462,16 +478,16 @@ func TestEndOfChannelAndPeerEndsWrites(t *testing.T) {
 // message does not.
 func TestUnexpectedMessagesEndPeer(t *testing.T) {
 	for name, m := range map[string]any{
-		"an offer of the one who accepted": &offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: [maxCards]card{aCard()}},
+		"an offer of the one who accepted": &offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: [maxCards]portInfo{somePort()}},
 		"a second answer": &answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1,
-			Card: [maxCards]card{aCard()}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
+			Card: [maxCards]portInfo{somePort()}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
 		"a connect":                      &connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{Number: 17, PSN: 5}}},
 		"ready again":                    &short{Kind: kindReady},
 		"use":                            &short{Kind: kindUse},
 		"a refusal":                      &refusal{Kind: kindRefuse},
 		"a path of no channel":           &path{Kind: kindPath, Links: 1, Most: 1},
-		"a fall of other queue pairs":    &fall{Kind: kindFall, Epoch: 1},
-		"an end of what has not failed":  &fallen{Kind: kindFallen},
+		"a fall of other queue pairs":    &reset{Kind: kindReset, Epoch: 1},
+		"an end of what has not failed":  &resetAck{Kind: kindResetAck},
 		"paths of the first queue pairs": &step{Kind: kindResume},
 		"tickets of other queue pairs":   &step{Kind: kindGranted, Epoch: 7},
 		"nothing":                        &short{Kind: 77},
@@ -479,7 +495,7 @@ func TestUnexpectedMessagesEndPeer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := connected(t)
-			w.b.loop.Call(func() { w.b.peer.Tell(encode(m)) })
+			w.b.loop.Call(func() { w.b.peer.SendExtension(encode(m)) })
 			if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed {
 				t.Errorf("the Peer ended with %v", err)
 			}
@@ -504,7 +520,9 @@ func TestUnexpectedMessagesEndPeer(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		if err := receive(t, w.b.down, "the Peer's end"); !strings.Contains(err.Error(), "ticket 99") {
+		var bad *ticketError
+		if err := receive(t, w.b.down, "the Peer's end"); !errors.As(err, &bad) || bad.Ticket != 99 ||
+			!errors.Is(err, errNotOutstanding) {
 			t.Errorf("the Peer ended with %v", err)
 		}
 	})
@@ -537,8 +555,9 @@ func TestLostNICEndsItsGroups(t *testing.T) {
 		old = f.nics[0]
 		f.events(old, unix.EPOLLERR)
 	})
+	var lost *nicError
 	if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied ||
-		!strings.Contains(err.Error(), "a0") {
+		!errors.As(err, &lost) || lost.NIC != "a0" {
 		t.Errorf("the Peer ended with %v", err)
 	}
 	for range 2 {
@@ -572,7 +591,7 @@ func TestFailedRegistrationIsRetried(t *testing.T) {
 	if err := w.rdma.Script("ibv_reg_mr errno=12 device=a0", "ibv_reg_mr_iova2 errno=12 device=a0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.a.set.Register(m, false); err == nil || !strings.Contains(err.Error(), "ENOMEM") {
+	if err := w.a.set.Register(m, false); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("it was registered, %v", err)
 	}
 	if err := w.rdma.Script(); err != nil {
@@ -686,13 +705,13 @@ func TestMemoryForgottenEarlyIsNotRegistered(t *testing.T) {
 // TestStaleTicketsAreForgottenByAge demands that the group forgets the oldest stale tickets first
 // above the limit.
 func TestStaleTicketsAreForgottenByAge(t *testing.T) {
-	s := &Set{}
-	for i := range uint32(mostStale + 10) {
-		s.forgive(&ticket{number: i + 1, parts: 1})
+	s := &QPGroup{}
+	for i := range uint32(maxStale + 10) {
+		s.markStale(&ticket{number: i + 1, parts: 1})
 	}
 	_, oldest := s.stale[10]
 	_, kept := s.stale[11]
-	if len(s.stale) != mostStale || oldest || !kept {
+	if len(s.stale) != maxStale || oldest || !kept {
 		t.Errorf("%d tickets are remembered; the 10th %v, the 11th %v", len(s.stale), oldest, kept)
 	}
 }
