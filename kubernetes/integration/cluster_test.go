@@ -376,20 +376,7 @@ func (c *cluster) shutDown() {
 			d.stop(c.T)
 		}
 	}
-	if d := c.daemons["containerd"]; d != nil && d.process != nil {
-		address := c.in("containerd.sock")
-		tasks, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "ls", "-q").Output()
-		if err != nil {
-			c.Error(err)
-		}
-		for _, id := range strings.Fields(string(tasks)) {
-			// The shim of a pod can end before it has answered.
-			if out, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "rm",
-				"--force", id).CombinedOutput(); err != nil && !strings.Contains(string(out), "ttrpc: closed") {
-				c.Errorf("end container %s: %v: %s", id, err, out)
-			}
-		}
-	}
+	c.endContainers()
 	for _, name := range []string{"containerd", "kube-controller-manager", "kube-scheduler", "kube-apiserver", "etcd"} {
 		if d := c.daemons[name]; d != nil {
 			d.stop(c.T)
@@ -404,6 +391,26 @@ func (c *cluster) shutDown() {
 	for _, e := range entries {
 		if err := os.RemoveAll(filepath.Join(kubeletDir, e.Name())); err != nil {
 			c.Error(err)
+		}
+	}
+}
+
+// endContainers ends the containers, while containerd runs.
+func (c *cluster) endContainers() {
+	c.Helper()
+	if d := c.daemons["containerd"]; d == nil || d.process == nil {
+		return
+	}
+	address := c.in("containerd.sock")
+	tasks, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "ls", "-q").Output()
+	if err != nil {
+		c.Error(err)
+	}
+	for _, id := range strings.Fields(string(tasks)) {
+		// The shim of a pod can end before it has answered.
+		if out, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "rm",
+			"--force", id).CombinedOutput(); err != nil && !strings.Contains(string(out), "ttrpc: closed") {
+			c.Errorf("end container %s: %v: %s", id, err, out)
 		}
 	}
 }
