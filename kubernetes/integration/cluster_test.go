@@ -54,6 +54,8 @@ type options struct {
 	accounts bool
 	// twoNodes adds a second node, and connects the relays of both nodes by TCP.
 	twoNodes bool
+	// tenants is the annotation with the tenant of a container; empty without tenants.
+	tenants string
 }
 
 // cluster is a node with the simulated GPUs of a recorded host, and on the node nodeName the control plane.
@@ -71,6 +73,7 @@ type cluster struct {
 // configureRelays configures the relays of a node.
 func (c *cluster) configureRelays(to *config.Config) {
 	to.Relay.Route, to.Relay.Slots, to.Relay.SlotSize = launch.RouteAuto, 4, 1<<20
+	to.Network.TenantAnnotation = c.options.tenants
 	if c.options.twoNodes {
 		to.Relay.Transport, to.Network.Interfaces = launch.TransportTCP, "="+cables[c.node]
 	}
