@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"bytes"
 	"fmt"
 	"io/fs"
 	"os"
@@ -25,7 +26,8 @@ func (h *Host) Look() (Snapshot, error) {
 	return s, nil
 }
 
-// processes adds the processes of Peerlane's programs, of the runtime, and in the containers.
+// processes adds the processes of Peerlane's programs on this host, of the runtime, and in the
+// containers.
 func (h *Host) processes(s Snapshot) error {
 	self := fmt.Sprint(os.Getpid())
 	entries, err := os.ReadDir("/proc")
@@ -36,21 +38,74 @@ func (h *Host) processes(s Snapshot) error {
 		if e.Name() == self || strings.Trim(e.Name(), "0123456789") != "" {
 			continue
 		}
-		dir := filepath.Join("/proc", e.Name())
 		// A process that ends meanwhile is not left.
-		command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil || len(command) == 0 {
+		p, err := readProcess(e.Name())
+		if err != nil || len(p.arguments) == 0 {
 			continue
 		}
-		program, _ := os.Readlink(filepath.Join(dir, "exe"))
-		groups, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
-		if strings.HasPrefix(program, h.Binaries+"/") || strings.Contains(string(command), h.Root) ||
+		groups, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
+		if strings.HasPrefix(p.program, h.Binaries+"/") && !h.ofAnotherHost(p) || p.names(h.Root) ||
 			strings.Contains(string(groups), h.containers()) {
-			s[fmt.Sprintf("process %s: %s", e.Name(), strings.TrimSpace(strings.ReplaceAll(string(command), "\x00",
-				" ")))] = true
+			s[fmt.Sprintf("process %s: %s", p.pid, strings.Join(p.arguments, " "))] = true
 		}
 	}
 	return nil
+}
+
+// process is a process as /proc shows it.
+type process struct {
+	pid, parent, program string
+	arguments            []string
+}
+
+func readProcess(pid string) (process, error) {
+	dir := filepath.Join("/proc", pid)
+	command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+	if err != nil {
+		return process{}, err
+	}
+	status, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return process{}, err
+	}
+	p := process{pid: pid}
+	p.program, _ = os.Readlink(filepath.Join(dir, "exe"))
+	if len(command) > 0 {
+		p.arguments = strings.Split(strings.TrimRight(string(command), "\x00"), "\x00")
+	}
+	// "PID (NAME) STATE PARENT": the name can have spaces and brackets.
+	if fields := strings.Fields(string(status[bytes.LastIndexByte(status, ')')+1:])); len(fields) > 1 {
+		p.parent = fields[1]
+	}
+	return p, nil
+}
+
+// names reports whether an argument contains a path.
+func (p process) names(path string) bool {
+	return slices.ContainsFunc(p.arguments, func(a string) bool { return strings.Contains(a, path) })
+}
+
+// ofAnotherHost reports whether a process of Peerlane's programs works for another Host, of this
+// process or of another demo: the process or one of its ancestors names the other's directory, or
+// is the other demo.
+func (h *Host) ofAnotherHost(p process) bool {
+	self := fmt.Sprint(os.Getpid())
+	for p.pid != self && !p.names(h.Root) {
+		if strings.HasPrefix(p.program, h.Binaries+"/") {
+			if slices.ContainsFunc(p.arguments, func(a string) bool { return a == "--root" || a == "--socket" }) {
+				return true
+			}
+			if len(p.arguments) > 1 && (p.arguments[1] == "demo" || p.arguments[1] == "bench") {
+				return true
+			}
+		}
+		parent, err := readProcess(p.parent)
+		if err != nil {
+			return false
+		}
+		p = parent
+	}
+	return false
 }
 
 func (h *Host) mounts(s Snapshot) error {
