@@ -191,7 +191,7 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 		if peer, err = reach(ctx); err != nil {
 			return nil, err
 		}
-		var by *verbs.Set
+		var by *verbs.QPGroup
 		if by, err = r.senderBy(peer, c, config); err != nil {
 			return nil, err
 		}
@@ -236,7 +236,7 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 type arriving struct {
 	channel *tcp.Channel
 	hello   *wire.PeerHello
-	by      *verbs.Set // nil where the data comes over tcp
+	by      *verbs.QPGroup // nil where the data comes over tcp
 	left    bool
 }
 

@@ -104,9 +104,9 @@ const maxBatch = 64 << 10
 // other goroutines.
 const maxTurns = 2
 
-// utter sends frames together with the waiting frames. Any goroutine may call utter. It does not
+// sendFrames sends frames together with the waiting frames. Any goroutine may call sendFrames. It does not
 // block.
-func (p *Peer) utter(data []byte, frames uint64) {
+func (p *Peer) sendFrames(data []byte, frames uint64) {
 	o := &p.outbox
 	if !o.put(data, frames, p.config.Waiting) {
 		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name, Event: "is too slow",
@@ -121,7 +121,7 @@ func (p *Peer) utter(data []byte, frames uint64) {
 		if !o.pen.TryLock() {
 			return
 		}
-		whole := p.scribble()
+		whole := p.writeNow()
 		o.pen.Unlock()
 		if !whole {
 			break
@@ -133,9 +133,9 @@ func (p *Peer) utter(data []byte, frames uint64) {
 	o.call()
 }
 
-// scribble writes the bytes that the socket accepts without blocking, and reports whether nothing
+// writeNow writes the bytes that the socket accepts without blocking, and reports whether nothing
 // remains. The caller owns pen.
-func (p *Peer) scribble() bool {
+func (p *Peer) writeNow() bool {
 	o := &p.outbox
 	if len(o.rest) > 0 {
 		return false
@@ -167,7 +167,7 @@ func (p *Peer) scribble() bool {
 	return true
 }
 
-// writeControl sends the frames that utter could not send.
+// writeControl sends the frames that sendFrames could not send.
 func (p *Peer) writeControl() {
 	o := &p.outbox
 	owned := false
@@ -287,12 +287,12 @@ func (p *Peer) moved() { p.moves.Add(1) }
 
 // sendFarewell sends the reason of the Peer's end to the peer, if there is a farewell.
 func (p *Peer) sendFarewell() {
-	if p.parted == nil {
+	if p.farewellFrame == nil {
 		return
 	}
 	// An error has no consequence: the Peer ends anyway.
 	_ = p.control.SetWriteDeadline(time.Now().Add(p.farewell()))
-	if _, err := p.control.Write(p.parted); err == nil {
+	if _, err := p.control.Write(p.farewellFrame); err == nil {
 		if c, ok := p.control.(interface{ CloseWrite() error }); ok {
 			_ = c.CloseWrite()
 		}
@@ -695,7 +695,7 @@ func (p *Peer) readControl() {
 // listen discards received bytes until the peer has read the reason of the Peer's end: unread bytes
 // would make the kernel drop the reason.
 func (p *Peer) listen() {
-	if p.parted != nil {
+	if p.farewellFrame != nil {
 		_ = p.control.SetReadDeadline(time.Now().Add(p.farewell()))
 		_, _ = io.Copy(io.Discard, p.control)
 	}
@@ -756,7 +756,7 @@ func (p *Peer) finish(w *write) {
 
 // acknowledge sends the acknowledgement of a write to the peer. Any goroutine may call acknowledge.
 func (p *Peer) acknowledge(channel uint32, number uint64) {
-	p.utter(appendFrame(nil, channel, frameLanded, landedPayload(number)), 1)
+	p.sendFrames(appendFrame(nil, channel, frameLanded, landedPayload(number)), 1)
 }
 
 func landedPayload(number uint64) []byte { return binary.LittleEndian.AppendUint64(nil, number) }
@@ -776,6 +776,6 @@ func (p *Peer) takeEager(c *Channel, payload []byte) error {
 		copy(to, data)
 		return nil
 	}, func(f func()) { f() }, func(channel uint32, number uint64) {
-		p.sayLater(channel, frameLanded, landedPayload(number)) // together with a prompt answer to the message
+		p.sendLater(channel, frameLanded, landedPayload(number)) // together with a prompt answer to the message
 	})
 }

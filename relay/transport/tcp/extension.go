@@ -9,11 +9,11 @@ import (
 // the peer's extension over the control stream. The messages keep their order among the messages of
 // the Peer. The loop calls the methods.
 type Extension interface {
-	// Heard handles a message of the peer's extension about a channel; c is nil for a message about
+	// HandleMessage handles a message of the peer's extension about a channel; c is nil for a message about
 	// the Peer. The payload is valid during the call. An error ends the Peer.
-	Heard(c *Channel, payload []byte) error
-	// Left follows the close of a channel by both sides.
-	Left(c *Channel)
+	HandleMessage(c *Channel, payload []byte) error
+	// ChannelClosed follows the close of a channel by both sides.
+	ChannelClosed(c *Channel)
 	// Down follows the death of the Peer. The extension calls gone when no transfer reads or writes
 	// memory of the channels; then the channels end.
 	Down(why error, gone func())
@@ -41,13 +41,13 @@ func (p *Peer) Outlast(limit time.Duration) {
 // Extension returns the extension that carries the data; nil if the data streams do.
 func (p *Peer) Extension() Extension { return p.extension }
 
-// Tell sends a message of up to MaxExtension bytes to the peer's extension. Call Tell on the event
+// SendExtension sends a message of up to MaxExtension bytes to the peer's extension. Call SendExtension on the event
 // loop.
-func (p *Peer) Tell(payload []byte) { p.sendFrame(0, frameExtension, payload) }
+func (p *Peer) SendExtension(payload []byte) { p.sendFrame(0, frameExtension, payload) }
 
-// Tell is Peer.Tell for a message about a channel.
-func (c *Channel) Tell(payload []byte) {
-	if !c.localClosed && !c.closed {
+// SendExtension is Peer.SendExtension for a message about a channel.
+func (c *Channel) SendExtension(payload []byte) {
+	if c.state == channelOpen {
 		c.peer.sendFrame(c.number, frameExtension, payload)
 	}
 }
@@ -59,5 +59,5 @@ func (p *Peer) handleExtension(c *Channel, payload []byte) error {
 	if p.extension == nil {
 		return refused("message for an extension: the peer has none")
 	}
-	return p.extension.Heard(c, payload)
+	return p.extension.HandleMessage(c, payload)
 }

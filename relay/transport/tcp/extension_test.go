@@ -26,7 +26,7 @@ func newCarrier() *carrier {
 	return &carrier{heard: make(chan string, 10), gone: make(chan func(), 1), left: make(chan uint32, 10)}
 }
 
-func (e *carrier) Heard(c *Channel, payload []byte) error {
+func (e *carrier) HandleMessage(c *Channel, payload []byte) error {
 	at := "all"
 	if c != nil {
 		at = fmt.Sprint(c.number)
@@ -37,7 +37,7 @@ func (e *carrier) Heard(c *Channel, payload []byte) error {
 
 func (e *carrier) Alive(time.Duration) time.Duration { return time.Duration(e.alive.Load()) }
 
-func (e *carrier) Left(c *Channel)           { e.left <- c.number }
+func (e *carrier) ChannelClosed(c *Channel)  { e.left <- c.number }
 func (e *carrier) Down(_ error, gone func()) { e.gone <- gone }
 
 // extended returns two Peers with extensions. The channels of the second Peer record their messages
@@ -60,14 +60,14 @@ func extended(t *testing.T) (a, b *side, at *carrier) {
 // the messages, and names its channel.
 func TestExtensionMessagesKeepTheirOrder(t *testing.T) {
 	a, b, at := extended(t)
-	a.loop.Call(func() { a.peer.Tell([]byte("one")) })
+	a.loop.Call(func() { a.peer.SendExtension([]byte("one")) })
 	c := a.open(&wire.Done{}, ignore, func(error) {})
 	a.loop.Call(func() {
-		c.Tell([]byte("two"))
+		c.SendExtension([]byte("two"))
 		c.Send(&wire.PeerWithdraw{}, 0)
-		c.Tell([]byte(strings.Repeat("3", MaxExtension)))
+		c.SendExtension([]byte(strings.Repeat("3", MaxExtension)))
 		c.Leave()
-		c.Tell([]byte("nobody hears"))
+		c.SendExtension([]byte("nobody hears"))
 	})
 	for _, want := range []string{"all: one", "3: two", "*wire.PeerWithdraw", "3: " + strings.Repeat("3", MaxExtension)} {
 		if got := receive(t, at.heard, "a message"); got != want {
@@ -79,7 +79,7 @@ func TestExtensionMessagesKeepTheirOrder(t *testing.T) {
 	}
 	refusal := errors.New("unheard of")
 	b.loop.Call(func() { at.err = refusal })
-	a.loop.Call(func() { a.peer.Tell([]byte("four")) })
+	a.loop.Call(func() { a.peer.SendExtension([]byte("four")) })
 	receive(t, at.heard, "the last message")
 	b.loop.Call(receive(t, at.gone, "the extension's end"))
 	if err := b.died(); !errors.Is(err, refusal) {

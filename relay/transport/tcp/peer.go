@@ -159,13 +159,13 @@ type Peer struct {
 	turn   atomic.Int64
 	asking atomic.Bool
 
-	dying  chan struct{} // closed by fail
-	once   sync.Once
-	why    error          // set before dying is closed
-	parted []byte         // the farewell frame, or nil
-	movers sync.WaitGroup // goroutines that access the channels' memory: the data streams
-	users  sync.WaitGroup // goroutines of the control stream
-	gone   func()         // called when both groups have ended
+	dying         chan struct{} // closed by fail
+	once          sync.Once
+	why           error          // set before dying is closed
+	farewellFrame []byte         // the farewell frame, or nil
+	movers        sync.WaitGroup // goroutines that access the channels' memory: the data streams
+	users         sync.WaitGroup // goroutines of the control stream
+	gone          func()         // called when both groups have ended
 }
 
 // New creates a Peer of connections after the greeting, and takes ownership of the connections.
@@ -262,7 +262,7 @@ func (p *Peer) fail(why error, tell bool) {
 	p.once.Do(func() {
 		p.why = why
 		if tell {
-			p.parted = appendFrame(nil, 0, frameGoodbye, wire.Encode(wire.NewFailure(why), 0))
+			p.farewellFrame = appendFrame(nil, 0, frameGoodbye, wire.Encode(wire.NewFailure(why), 0))
 		}
 		close(p.dying)
 		p.config.pulse.remove(p)
@@ -290,7 +290,7 @@ func (p *Peer) fail(why error, tell bool) {
 
 // farewell is the time in which the peer may read the cause.
 func (p *Peer) farewell() time.Duration {
-	if p.parted == nil {
+	if p.farewellFrame == nil {
 		return 0
 	}
 	return min(p.config.Heartbeat, time.Second)
@@ -384,7 +384,7 @@ func (p *Peer) pollSent() bool {
 	p.intake.active = p.loop.Now()
 	data, frames := p.sent, p.frames
 	p.sent, p.frames = p.sent[:0], 0
-	p.utter(data, frames)
+	p.sendFrames(data, frames)
 	return true
 }
 
@@ -401,17 +401,17 @@ func (p *Peer) Arm() bool {
 // Disarm has nothing to reverse.
 func (p *Peer) Disarm() {}
 
-// ackDelay is how long a frame of sayLater waits for another frame: a send takes longer than most
+// ackDelay is how long a frame of sendLater waits for another frame: a send takes longer than most
 // copies of few bytes, and the loop would not see the end of a copy meanwhile.
 const ackDelay = 20 * time.Microsecond
 
 func (p *Peer) sendFrame(channel, kind uint32, payload ...[]byte) {
 	p.urgent = true
-	p.sayLater(channel, kind, payload...)
+	p.sendLater(channel, kind, payload...)
 }
 
-// sayLater sends a frame together with the next frame, or after ackDelay.
-func (p *Peer) sayLater(channel, kind uint32, payload ...[]byte) {
+// sendLater sends a frame together with the next frame, or after ackDelay.
+func (p *Peer) sendLater(channel, kind uint32, payload ...[]byte) {
 	if p.dead != nil {
 		return
 	}

@@ -124,7 +124,7 @@ func (p *Peer) beat() {
 	p.look()
 	p.watchSilence()
 	if p.turns() && !p.outbox.waits() {
-		p.utter(heartbeat, 0)
+		p.sendFrames(heartbeat, 0)
 	}
 }
 

@@ -17,19 +17,19 @@ type liveness struct {
 }
 
 // Alive returns the time until the last completion or arrival is older than silence. While a port
-// of this side has no link, Alive returns the rest of Config.Redial if that is longer.
-func (s *Set) Alive(silence time.Duration) time.Duration {
+// of this side has no link, Alive returns the rest of Config.Reconnect if that is longer.
+func (s *QPGroup) Alive(silence time.Duration) time.Duration {
 	until := max(s.signs.Load()+int64(silence), s.excused.Load())
 	return max(0, time.Duration(until-time.Now().UnixNano()))
 }
 
 // goesBy reports whether the group uses a NIC, or used the NIC before the current reset.
-func (s *Set) goesBy(n *nic) bool {
-	return s.uses(n, 0) || s.used && !s.over && s.phase != running && s.had[n.context]
+func (s *QPGroup) goesBy(n *nic) bool {
+	return s.uses(n, 0) || s.used && !s.closed && s.phase != running && s.workingNICs[n.context]
 }
 
 // portDown begins the grace period of a port without a link.
-func (s *Set) portDown(n *nic) {
+func (s *QPGroup) portDown(n *nic) {
 	if s.downs == nil {
 		s.downs = map[*verbs.Context]time.Time{}
 	}
@@ -38,19 +38,19 @@ func (s *Set) portDown(n *nic) {
 	}
 	now := time.Now()
 	s.downs[n.context] = now
-	s.excuse(now.Add(s.fabric.config.Redial))
+	s.excuse(now.Add(s.fabric.config.Reconnect))
 }
 
 // portUp extends the grace period: TCP doubles its pauses, and sends again at the latest after
 // another outage of the same length.
-func (s *Set) portUp(n *nic) {
+func (s *QPGroup) portUp(n *nic) {
 	since, down := s.downs[n.context]
 	if !down {
 		return
 	}
 	delete(s.downs, n.context)
 	now := time.Now()
-	until := now.Add(min(now.Sub(since), s.fabric.config.Redial) + s.fabric.config.PortWait)
+	until := now.Add(min(now.Sub(since), s.fabric.config.Reconnect) + s.fabric.config.PortWait)
 	if excused := time.Unix(0, s.excused.Load()); len(s.downs) > 0 && excused.After(until) {
 		// another port has no link
 		return
@@ -58,4 +58,4 @@ func (s *Set) portUp(n *nic) {
 	s.excuse(until)
 }
 
-func (s *Set) excuse(until time.Time) { s.excused.Store(until.UnixNano()) }
+func (s *QPGroup) excuse(until time.Time) { s.excused.Store(until.UnixNano()) }

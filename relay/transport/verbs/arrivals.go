@@ -39,7 +39,7 @@ type ticket struct {
 
 // Arrivals is the receiver's side of the writes of a channel. It implements transport.Arrivals.
 type Arrivals struct {
-	set     *Set
+	set     *QPGroup
 	channel *tcp.Channel
 	arrived func(immediate, length uint64)
 	regions map[uint32]*registration
@@ -52,7 +52,7 @@ type Arrivals struct {
 }
 
 // Coming reports whether the data of the channel that the peer has just opened uses RDMA.
-func (s *Set) Coming() bool {
+func (s *QPGroup) Coming() bool {
 	next := s.next
 	s.next = false
 	return next
@@ -60,17 +60,17 @@ func (s *Set) Coming() bool {
 
 // Receive creates the receiver's side of a channel after Coming returned true. Receive calls
 // arrived for each write when the memory has all bytes. End revokes the grants.
-func (s *Set) Receive(c *tcp.Channel, arrived func(immediate, length uint64)) *Arrivals {
+func (s *QPGroup) Receive(c *tcp.Channel, arrived func(immediate, length uint64)) *Arrivals {
 	a := &Arrivals{set: s, channel: c, arrived: arrived, regions: map[uint32]*registration{},
 		weights: map[uint32]map[string]int{}, open: map[*ticket]bool{}}
-	s.endsOf(c).arrivals = a
+	s.stateOf(c).arrivals = a
 	return a
 }
 
 // Most returns the length of the longest write of the sender, bytes; 0 before the path has arrived.
 // The sender sends the path before any announcement.
 func (a *Arrivals) Most() uint64 {
-	if p := a.set.endsOf(a.channel).path; p != nil {
+	if p := a.set.stateOf(a.channel).path; p != nil {
 		return p.Most
 	}
 	return 0
@@ -84,7 +84,7 @@ func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
 		return err
 	}
 	a.regions[region] = r
-	a.channel.Tell(encode(a.keys(region, r)))
+	a.channel.SendExtension(encode(a.keys(region, r)))
 	return nil
 }
 
@@ -111,12 +111,12 @@ func (a *Arrivals) RemoveMemory(region uint32) {
 // Grant permits the sender one write of length bytes: at once, or after another ticket returns.
 func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) error {
 	s := a.set
-	r, p := a.regions[region], s.endsOf(a.channel).path
+	r, p := a.regions[region], s.stateOf(a.channel).path
 	switch {
 	case r == nil || length == 0 || offset > r.bytes || length > r.bytes-offset:
 		return wire.Errorf(wire.StatusInternal, "grant %d bytes at %d of region %d: outside the region", length, offset,
 			region)
-	case p == nil || length > p.Most || s.granting && !s.leads(p):
+	case p == nil || length > p.Most || s.granting && !s.hasLinks(p):
 		// a path from before resume is not validated yet
 		return wire.Errorf(wire.StatusInternal, "grant %d bytes: the sender writes at most %d at a time", length,
 			a.Most())
@@ -129,8 +129,8 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 }
 
 // issue sends tickets up to the number of receives.
-func (s *Set) issue() {
-	for len(s.queued) > 0 && len(s.tickets) < credits && s.granting && s.gone == nil && !s.over {
+func (s *QPGroup) issue() {
+	for len(s.queued) > 0 && len(s.tickets) < credits && s.granting && s.gone == nil && !s.closed {
 		t := s.queued[0]
 		s.queued[0] = nil
 		if s.queued = s.queued[1:]; !t.arrivals.open[t] {
@@ -144,10 +144,10 @@ func (s *Set) issue() {
 			taken = out || stale || s.last == firstTicket
 		}
 		t.number = s.last
-		pairs := s.pairsOf(s.endsOf(t.arrivals.channel).path)
-		t.parts, t.tells = s.shape(pairs).parts(t.length), s.heard(pairs)
+		pairs := s.pairsOf(s.stateOf(t.arrivals.channel).path)
+		t.parts, t.tells = s.shape(pairs).parts(t.length), s.needsConfirmation(pairs)
 		s.tickets[t.number] = t
-		t.arrivals.channel.Tell(encode(&ticketed{Kind: kindTicket, Ticket: t.number, Grant: t.grant}))
+		t.arrivals.channel.SendExtension(encode(&ticketed{Kind: kindTicket, Ticket: t.number, Grant: t.grant}))
 	}
 }
 
@@ -162,12 +162,12 @@ func (a *Arrivals) End(none func()) {
 	for t := range a.open {
 		if t.number != 0 && s.tickets[t.number] == t {
 			delete(s.tickets, t.number)
-			s.forgive(t)
+			s.markStale(t)
 		}
 	}
 	clear(a.open)
 	s.issue()
-	if a.flushes == 0 || s.over {
+	if a.flushes == 0 || s.closed {
 		none()
 		return
 	}
@@ -188,16 +188,16 @@ func (a *Arrivals) quiet() {
 	a.none()
 }
 
-// mostStale limits the number of remembered stale tickets.
-const mostStale = 4096
+// maxStale limits the number of remembered stale tickets.
+const maxStale = 4096
 
-// forgive remembers a ticket with missing immediates: the sender may see the end of its write
+// markStale remembers a ticket with missing immediates: the sender may see the end of its write
 // before this side's NIC reports the arrival.
-func (s *Set) forgive(t *ticket) {
+func (s *QPGroup) markStale(t *ticket) {
 	if s.stale == nil {
 		s.stale = map[uint32]int{}
 	}
-	if len(s.forgiven) >= mostStale {
+	if len(s.forgiven) >= maxStale {
 		delete(s.stale, s.forgiven[0])
 		s.forgiven = s.forgiven[1:]
 	}
@@ -206,7 +206,7 @@ func (s *Set) forgive(t *ticket) {
 }
 
 // immediate handles an immediate from queue pair i.
-func (s *Set) immediate(i int, number uint32) error {
+func (s *QPGroup) immediate(i int, number uint32) error {
 	if p := s.pairs[i]; number == firstTicket && !p.tried {
 		p.tried = true
 		return nil
@@ -246,13 +246,13 @@ func (s *Set) immediate(i int, number uint32) error {
 func (t *ticket) arrive() {
 	delete(t.arrivals.open, t)
 	if t.tells {
-		t.arrivals.channel.Tell(encode(&arrived{Kind: kindArrived, Ticket: t.number}))
+		t.arrivals.channel.SendExtension(encode(&arrived{Kind: kindArrived, Ticket: t.number}))
 	}
 	t.arrivals.arrived(t.grant, t.length)
 }
 
 // again posts the used receives of a queue pair again.
-func (s *Set) again(p *pair) error {
+func (s *QPGroup) again(p *qp) error {
 	if len(p.owed) == 0 {
 		return nil
 	}
@@ -265,17 +265,17 @@ func (s *Set) again(p *pair) error {
 // ofReceive is set in the IDs of receives and clear in the IDs of writes.
 const ofReceive = 1 << 63
 
-// heardOf handles a message about a channel.
-func (s *Set) heardOf(c *tcp.Channel, m any) error {
-	e := s.ends[c]
+// handleChannelMessage handles a message about a channel.
+func (s *QPGroup) handleChannelMessage(c *tcp.Channel, m any) error {
+	e := s.channels[c]
 	switch m := m.(type) {
 	case *path:
 		// Once, and again after a reconnect.
 		if s.used && (e == nil || e.link == nil && (e.path == nil || !s.granting)) {
-			if s.phase == running && !s.leads(m) {
+			if s.phase == running && !s.hasLinks(m) {
 				return malformed("a path with a link outside the %d links", len(s.links))
 			}
-			s.endsOf(c).path = m
+			s.stateOf(c).path = m
 			return nil
 		}
 	case *regionKeys:

@@ -35,14 +35,14 @@ type completions struct {
 	reserving sync.Mutex                            // held by the goroutine that creates or enlarges a queue
 	// The event loop owns the following fields: the polled queues, and the groups with work.
 	polled     []*completionQueue
-	due        []*Set
-	spare      []*Set
+	due        []*QPGroup
+	spare      []*QPGroup
 	completed  time.Duration // time of the last completion, on the loop's clock
 	processors int
 }
 
-// leastEntries is the size of the first completion queue of a NIC.
-const leastEntries = 4096
+// minEntries is the size of the first completion queue of a NIC.
+const minEntries = 4096
 
 // reserve returns a completion queue of a NIC with room for entries more completions, and creates a
 // queue if necessary. It blocks.
@@ -52,7 +52,7 @@ func (f *Fabric) reserve(n *nic, entries int) (*completionQueue, error) {
 	f.mu.Lock()
 	all := slices.Clone(f.shared[n.context])
 	f.mu.Unlock()
-	size := leastEntries
+	size := minEntries
 	for _, c := range all {
 		if c.reserve(entries, n.limits.QueueEntries) {
 			return c, nil
@@ -127,7 +127,7 @@ func (c *completionQueue) leave(pair uint32) {
 
 // take polls the device once and adds the completions to the inboxes of the groups. take calls
 // found for each group with new completions. The caller holds mu.
-func (c *completionQueue) take(found func(*Set)) (int, error) {
+func (c *completionQueue) take(found func(*QPGroup)) (int, error) {
 	n, err := c.Queue.Poll(c.batch[:])
 	var last *queue
 	for _, one := range c.batch[:n] {
@@ -151,12 +151,12 @@ func (q *queue) Poll(into []verbs.Completion) (int, error) { return q.read(into,
 // is set, or if Fabric.Poll no longer polls the queue.
 func (q *queue) read(into []verbs.Completion, ask bool) (int, error) {
 	c, s := q.completionQueue, q.set
-	var others []*Set
+	var others []*QPGroup
 	poll.Lock(&c.mu)
 	var err error
 	ask = ask || c.broken
 	for n := batchSize; ask && len(q.inbox) < len(into) && n == batchSize && err == nil; {
-		n, err = c.take(func(other *Set) {
+		n, err = c.take(func(other *QPGroup) {
 			if other != s && !slices.Contains(others, other) {
 				others = append(others, other)
 			}
@@ -181,7 +181,7 @@ func (q *queue) read(into []verbs.Completion, ask bool) (int, error) {
 }
 
 // touch schedules a group for the next iteration of the event loop.
-func (s *Set) touch() {
+func (s *QPGroup) touch() {
 	if !s.touched {
 		s.touched = true
 		s.fabric.due = append(s.fabric.due, s)
@@ -197,7 +197,7 @@ func (f *Fabric) Poll() bool {
 		}
 		var err error
 		for n := batchSize; n == batchSize && err == nil; {
-			n, err = c.take((*Set).touch)
+			n, err = c.take((*QPGroup).touch)
 			progress = progress || n > 0
 		}
 		c.mu.Unlock()
@@ -245,7 +245,7 @@ func (f *Fabric) Spin() time.Duration {
 
 // Busy reports whether a group drains its posted requests, which has a time limit.
 func (f *Fabric) Busy() bool {
-	return slices.ContainsFunc(f.due, func(s *Set) bool { return s.phase == draining })
+	return slices.ContainsFunc(f.due, func(s *QPGroup) bool { return s.phase == draining })
 }
 
 // Arm requests an event from each NIC for the next completion.
@@ -259,7 +259,7 @@ func (f *Fabric) Arm() bool {
 		err := c.Queue.Arm()
 		n := 0
 		if err == nil {
-			n, err = c.take((*Set).touch) // completions from before Arm
+			n, err = c.take((*QPGroup).touch) // completions from before Arm
 		}
 		c.mu.Unlock()
 		if err != nil {
@@ -268,22 +268,22 @@ func (f *Fabric) Arm() bool {
 		}
 		more = more || n > 0
 	}
-	return more || slices.ContainsFunc(f.due, (*Set).hasWork)
+	return more || slices.ContainsFunc(f.due, (*QPGroup).hasWork)
 }
 
 // Disarm has nothing to reverse.
 func (f *Fabric) Disarm() {}
 
 // hasWork reports whether a group can go on now.
-func (s *Set) hasWork() bool {
-	if s.over || s.working {
+func (s *QPGroup) hasWork() bool {
+	if s.closed || s.working {
 		return false
 	}
 	return s.unread() || s.phase == running && s.waitingParts > 0 && !s.broken && !s.parting && s.room()
 }
 
 // unread reports whether completions wait for a group.
-func (s *Set) unread() bool {
+func (s *QPGroup) unread() bool {
 	return slices.ContainsFunc(s.queues, func(q *queue) bool {
 		q.mu.Lock()
 		defer q.mu.Unlock()

@@ -69,8 +69,8 @@ type Config struct {
 	Addresses func() ([]netip.Addr, error)
 	// Time is the limit of the negotiation of two sides (SettleTime).
 	Time time.Duration
-	// Redial is the time for new queue pairs after a fault (Verbs.ReconnectLimit).
-	Redial time.Duration
+	// Reconnect is the time for new queue pairs after a fault (Verbs.ReconnectLimit).
+	Reconnect time.Duration
 	// PortWait is the time that a port may lack a link before the group resets its queue pairs (5
 	// s).
 	PortWait time.Duration
@@ -103,14 +103,14 @@ type Fabric struct {
 	domains
 	completions
 
-	direct   atomic.Bool    // a NIC has Data Direct
-	beside   chan struct{}  // limits concurrent registrations of Known
-	building sync.WaitGroup // counts registrations outside the loop
-	raising  sync.WaitGroup // counts goroutines that build or release groups
-	ending   time.Duration  // maximum wait of Close for raising
-	sets     map[*Set]bool  // the groups that are not closed; the loop owns the map
-	ports    map[*nic]int   // number of port events by NIC; the loop owns the map
-	back     time.Duration  // backTime
+	direct   atomic.Bool       // a NIC has Data Direct
+	beside   chan struct{}     // limits concurrent registrations of Known
+	building sync.WaitGroup    // counts registrations outside the loop
+	raising  sync.WaitGroup    // counts goroutines that build or release groups
+	ending   time.Duration     // maximum wait of Close for raising
+	sets     map[*QPGroup]bool // the groups that are not closed; the loop owns the map
+	ports    map[*nic]int      // number of port events by NIC; the loop owns the map
+	back     time.Duration     // backTime
 }
 
 // New creates the Fabric of a relay. The NICs open later.
@@ -121,8 +121,8 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Addresses == nil {
 		config.Addresses = hostAddresses
 	}
-	if config.Redial == 0 {
-		config.Redial = time.Duration(cmp.Or(config.ReconnectLimit, launch.DefaultVerbs.ReconnectLimit)) * time.Second
+	if config.Reconnect == 0 {
+		config.Reconnect = time.Duration(cmp.Or(config.ReconnectLimit, launch.DefaultVerbs.ReconnectLimit)) * time.Second
 	}
 	if config.PortWait == 0 {
 		config.PortWait = portWait
@@ -130,7 +130,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	f := &Fabric{
 		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{},
 		closing: map[*registration]bool{}, forgotten: make(chan struct{}),
-		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
+		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*QPGroup]bool{},
 		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{},
 			processors: runtime.NumCPU()},
 	}
@@ -415,8 +415,8 @@ func (n *nic) mtu(config launch.Verbs) verbs.MTU {
 	return n.is.MTU
 }
 
-func (n *nic) card(config launch.Verbs) card {
-	c := card{GID: n.gid.GID, LID: n.is.LID, Layer: layerEthernet, MTU: uint8(n.mtu(config))}
+func (n *nic) portInfo(config launch.Verbs) portInfo {
+	c := portInfo{GID: n.gid.GID, LID: n.is.LID, Layer: layerEthernet, MTU: uint8(n.mtu(config))}
 	if n.infiniband() {
 		c.Layer = layerInfiniBand
 	}
@@ -620,7 +620,7 @@ func (r *registration) close() (err error) {
 
 // Register registers memory with the group's NICs, as a target, which the peer may write, or as a
 // source. Any goroutine may call Register after the negotiation. It blocks.
-func (s *Set) Register(m *device.Memory, target bool) error {
+func (s *QPGroup) Register(m *device.Memory, target bool) error {
 	what := purpose{m, target}
 	return s.registering(target && s.fabric.flushes(what), func(nics []*nic) error {
 		_, err := s.fabric.register(what, nics)
@@ -630,7 +630,7 @@ func (s *Set) Register(m *device.Memory, target bool) error {
 
 // registering calls register with the group's NICs, and again if a reconnect replaces the NICs
 // meanwhile.
-func (s *Set) registering(flushed bool, register func([]*nic) error) error {
+func (s *QPGroup) registering(flushed bool, register func([]*nic) error) error {
 	for {
 		if err := s.noFlush(); flushed && err != nil {
 			return err
@@ -645,11 +645,11 @@ func (s *Set) registering(flushed bool, register func([]*nic) error) error {
 
 // Known reports whether the group's NICs have registered memory, and begins the registration
 // otherwise. It does not block. Known does not repeat a failed registration.
-func (s *Set) Known(m *device.Memory, target bool) bool {
+func (s *QPGroup) Known(m *device.Memory, target bool) bool {
 	f, what := s.fabric, purpose{m, target}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.closed || s.over {
+	if f.closed || s.closed {
 		return false
 	}
 	r := f.registration(what)
@@ -748,7 +748,7 @@ func (f *Fabric) Close() {
 	up := f.raised()
 	for s := range f.sets {
 		if up || !s.working {
-			s.plumbing.close()
+			s.resources.close()
 		}
 	}
 	for _, r := range memories {

@@ -59,7 +59,7 @@ type kept struct {
 
 // noFlush returns the reason for missing flushers, or nil. Any goroutine may call noFlush after the
 // negotiation.
-func (s *Set) noFlush() error {
+func (s *QPGroup) noFlush() error {
 	if why := s.unflushable.Load(); why != nil {
 		return *why
 	}
@@ -98,7 +98,7 @@ func thatFlush(nics []*nic) []*nic {
 }
 
 // flushing reports whether the NICs need flushers, and records the reason otherwise. It blocks.
-func (s *Set) flushing() bool {
+func (s *QPGroup) flushing() bool {
 	c := &s.fabric.config
 	if c.Flush == nil || c.Stages == nil || !c.Stages() {
 		s.cannotFlush = errNothingStaged
@@ -109,12 +109,12 @@ func (s *Set) flushing() bool {
 
 // withoutFlush records the failure of a flusher. The group then receives no writes into memory of
 // GPUs; other data continues.
-func (s *Set) withoutFlush(q *queue, err error) {
+func (s *QPGroup) withoutFlush(q *queue, err error) {
 	s.cannotFlush = errors.Join(s.cannotFlush, &flushError{q.nic.name, err})
 }
 
 // buildFlusher creates the flusher of a NIC. It blocks.
-func (s *Set) buildFlusher(q *queue, managed bool) {
+func (s *QPGroup) buildFlusher(q *queue, managed bool) {
 	if managed {
 		s.withoutFlush(q, errors.New("a connection manager connects no queue pair to itself"))
 		return
@@ -131,7 +131,7 @@ func (s *Set) buildFlusher(q *queue, managed bool) {
 }
 
 // connectFlushers connects each flusher to itself. It blocks.
-func (s *Set) connectFlushers() {
+func (s *QPGroup) connectFlushers() {
 	c := &s.fabric.config
 	for _, q := range s.queues {
 		f, n := q.flusher, q.nic
@@ -152,7 +152,7 @@ func (s *Set) connectFlushers() {
 }
 
 // tryFlushers reads the page of the group by each flusher, behind the first writes. It blocks.
-func (s *Set) tryFlushers() error {
+func (s *QPGroup) tryFlushers() error {
 	if s.cannotFlush != nil {
 		return nil
 	}
@@ -202,14 +202,14 @@ func (s *Set) tryFlushers() error {
 }
 
 // readOf returns the request of a flush: a read of one byte, which is discarded.
-func (s *Set) readOf(q *queue, at uint64, key uint32) verbs.Send {
+func (s *QPGroup) readOf(q *queue, at uint64, key uint32) verbs.Send {
 	return verbs.Send{Op: verbs.Read, Flags: verbs.Signaled, Length: 1, Address: s.page0(), LKey: q.first.LKey(),
 		Remote: at, RKey: key}
 }
 
 // settleWrite queues a flush of a ticket's bytes with each NIC that has written some. The loop
 // posts the flushes after the current completions.
-func (s *Set) settleWrite(t *ticket) {
+func (s *QPGroup) settleWrite(t *ticket) {
 	t.arrivals.flushes++
 	for seen := t.seen; seen != 0; seen &= seen - 1 {
 		q := s.pairs[bits.TrailingZeros64(seen)].queue
@@ -252,7 +252,7 @@ func (f *flusher) next() (r reading, ok bool) {
 }
 
 // reading returns the flush of a ticket's bytes by a NIC with a registration of the memory.
-func (s *Set) reading(t *ticket, q *queue) reading {
+func (s *QPGroup) reading(t *ticket, q *queue) reading {
 	return reading{tickets: []*ticket{t}, send: s.readOf(q, t.region.base+t.offset, t.region.region(q.nic).RKey())}
 }
 
@@ -265,7 +265,7 @@ func (t *ticket) flushedBy(q *queue) bool {
 	return false
 }
 
-func (s *Set) postFlushes(q *queue) {
+func (s *QPGroup) postFlushes(q *queue) {
 	f := q.flusher
 	for len(f.waits) > 0 && len(f.posted) < flushDepth && s.gone == nil && !s.broken && !f.failed {
 		w, ok := f.next()
@@ -285,7 +285,7 @@ func (s *Set) postFlushes(q *queue) {
 }
 
 // flushed handles the completion of a flush. The result is false for another queue pair.
-func (s *Set) flushed(q *queue, c *verbs.Completion) bool {
+func (s *QPGroup) flushed(q *queue, c *verbs.Completion) bool {
 	f := q.flusher
 	if f == nil || f.Number() != c.Pair {
 		return false
@@ -327,7 +327,7 @@ func (t *ticket) flushed() {
 }
 
 // cannot handles the failure of a flush, and keeps the tickets.
-func (s *Set) cannot(q *queue, tickets []*ticket, err error) {
+func (s *QPGroup) cannot(q *queue, tickets []*ticket, err error) {
 	q.flusher.failed = true
 	for _, t := range tickets {
 		s.keep(q, t)
@@ -339,14 +339,14 @@ func (s *Set) cannot(q *queue, tickets []*ticket, err error) {
 
 // keep schedules a ticket for the next flusher of the NIC. A reconnect flushes doubtful tickets in
 // any case.
-func (s *Set) keep(q *queue, t *ticket) {
+func (s *QPGroup) keep(q *queue, t *ticket) {
 	if !t.doubtful {
 		s.kept = append(s.kept, kept{t, q.nic})
 	}
 }
 
 // keepFlushes keeps the incomplete flushes before the release of the queue pairs.
-func (s *Set) keepFlushes() {
+func (s *QPGroup) keepFlushes() {
 	for _, q := range s.queues {
 		if q.flusher == nil {
 			continue
@@ -368,7 +368,7 @@ func (s *Set) keepFlushes() {
 }
 
 // unflushed returns the NICs with kept flushes.
-func (s *Set) unflushed() (nics []*nic) {
+func (s *QPGroup) unflushed() (nics []*nic) {
 	for _, k := range s.kept {
 		if k.ticket.arrivals.open[k.ticket] {
 			nics = append(nics, k.nic)
@@ -390,7 +390,7 @@ func withAll(nics, needed []*nic) error {
 
 // flushAgain flushes kept and doubtful tickets with the new queue pairs. If a flush cannot start,
 // flushAgain resets the group, and the next try may succeed.
-func (s *Set) flushAgain() {
+func (s *QPGroup) flushAgain() {
 	kept := s.kept
 	s.kept = nil
 	for done, k := range kept {
@@ -435,7 +435,7 @@ func (s *Set) flushAgain() {
 	s.caughtUp()
 }
 
-func (s *Set) readAgain(t *ticket, q *queue) {
+func (s *QPGroup) readAgain(t *ticket, q *queue) {
 	r := s.reading(t, q)
 	r.again = true
 	q.flusher.wait(r)
@@ -443,7 +443,7 @@ func (s *Set) readAgain(t *ticket, q *queue) {
 }
 
 // caughtUp continues the reconnect after the last flush of writes of earlier queue pairs.
-func (s *Set) caughtUp() {
+func (s *QPGroup) caughtUp() {
 	if s.catching > 0 || s.phase != running || s.broken {
 		return
 	}

@@ -15,10 +15,10 @@ import (
 func (w *two) mustGoBy(t *testing.T, index int, address string) {
 	t.Helper()
 	is := func(g verbs.GID) bool { return g.Address() == netip.MustParseAddr(address) }
-	w.b.until("queue pairs by another GID", func(s *Set) bool {
+	w.b.until("queue pairs by another GID", func(s *QPGroup) bool {
 		return s.phase == running && len(s.queues) == 1 && is(s.queues[0].nic.gid) && s.queues[0].nic.gid.Index == index
 	})
-	w.a.until("the way to another GID", func(s *Set) bool {
+	w.a.until("the way to another GID", func(s *QPGroup) bool {
 		return s.phase == running && is(verbs.GID{GID: s.theirs[0].GID})
 	})
 	made, err := w.rdma.Calls("ibv_modify_qp")
@@ -80,7 +80,7 @@ func TestGIDChangeDuringReconnectIsDetected(t *testing.T) {
 	if err := devices(func(_, b *softdevice.Device) { b.Address = "10.0.0.9" })(w); err != nil {
 		t.Fatal(err)
 	}
-	w.b.until("the event", func(s *Set) bool { return s.working && s.fabric.nics[0].changes.Load() == 1 })
+	w.b.until("the event", func(s *QPGroup) bool { return s.working && s.fabric.nics[0].changes.Load() == 1 })
 	w.script(t)
 	w.mustGoBy(t, 3, "10.0.0.9")
 	s := newStream(w)
@@ -101,10 +101,10 @@ func TestMissingConfiguredGIDEndsPeer(t *testing.T) {
 	}
 	words := []string{"b0 of host", "GID 3 (10.0.0.2, RoCE v2) is no longer an address", "b0 port 1",
 		"GID index 3 is empty", "GID 1 (fe80::2, RoCE v2)"}
-	w.b.until("the reason", func(s *Set) bool { return strings.Contains(s.lastFault, "GID index 3") })
+	w.b.until("the reason", func(s *QPGroup) bool { return strings.Contains(s.lastFault, "GID index 3") })
 	w.b.loop.Call(func() {
 		w.b.fabric.raising.Wait() // goroutines outside the loop read the configuration
-		w.b.fabric.config.Redial = time.Nanosecond
+		w.b.fabric.config.Reconnect = time.Nanosecond
 	})
 	demand(t, receive(t, w.b.down, "the Peer's end"), words)
 }

@@ -26,7 +26,7 @@ func placeOf(p device.Place) uint64 {
 
 // NICs returns the names of the NICs after the negotiation. A NIC that was lost and returned has
 // another number. Any goroutine may call NICs.
-func (s *Set) NICs() string {
+func (s *QPGroup) NICs() string {
 	var names []string
 	for _, n := range *s.registers.Load() {
 		names = append(names, fmt.Sprintf("%s (%d)", n.name, n.opened))
@@ -37,7 +37,7 @@ func (s *Set) NICs() string {
 
 // NICNames returns the names of the group's NICs, without repetitions. Any goroutine may call
 // NICNames after the negotiation.
-func (s *Set) NICNames() (names []string) {
+func (s *QPGroup) NICNames() (names []string) {
 	for _, n := range *s.registers.Load() {
 		names = append(names, n.name)
 	}
@@ -50,12 +50,12 @@ type NICsVersion *[]*nic
 
 // NICsVersion returns the version of the group's NICs. Any goroutine may call NICsVersion after the
 // negotiation.
-func (s *Set) NICsVersion() NICsVersion { return s.registers.Load() }
+func (s *QPGroup) NICsVersion() NICsVersion { return s.registers.Load() }
 
 // Try returns how the group's NICs register memory of an allocator, and the necessary kind of
 // memory. Try releases the test memory. Any goroutine may call Try after the negotiation. It
 // blocks.
-func (s *Set) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
+func (s *QPGroup) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
 	f := s.fabric
 	f.mu.Lock()
 	if f.closed {
@@ -147,7 +147,7 @@ func (f *Fabric) flushes(what purpose) bool {
 }
 
 // taken returns the registration of memory that the group's NICs receive into.
-func (f *Fabric) taken(what purpose, s *Set) (*registration, error) {
+func (f *Fabric) taken(what purpose, s *QPGroup) (*registration, error) {
 	if what.memory.Host() {
 		return f.register(what, s.nics)
 	}
@@ -165,7 +165,7 @@ func (f *Fabric) taken(what purpose, s *Set) (*registration, error) {
 
 // Steps returns the attempts to register memory of a GPU. Any goroutine may call Steps. It blocks
 // during a registration.
-func (s *Set) Steps(m *device.Memory, target bool) []gdr.Step {
+func (s *QPGroup) Steps(m *device.Memory, target bool) []gdr.Step {
 	f := s.fabric
 	f.mu.Lock()
 	r := f.memories[purpose{m, target}]

@@ -18,7 +18,7 @@ import (
 type sending struct {
 	waitingParts int // waiting to be posted
 	posted       int // posted, without a known completion
-	unheard      int // writes whose arrival the receiver has not confirmed
+	unconfirmed  int // writes whose arrival the receiver has not confirmed
 	progress     time.Duration
 	looking      bool
 }
@@ -41,7 +41,7 @@ type write struct {
 
 // end counts the success of a part, or the confirmation of the receiver.
 func (w *write) end() {
-	if w == nobody {
+	if w == noWrite {
 		return
 	}
 	if w.left--; w.left == 0 {
@@ -52,7 +52,7 @@ func (w *write) end() {
 func (w *write) ended(err error) {
 	l := w.link
 	if delete(l.writes, w.grant); len(l.writes) == 0 {
-		delete(l.set.deserted, l)
+		delete(l.set.remoteClosed, l)
 	}
 	if err == nil {
 		l.set.acknowledged++
@@ -62,18 +62,18 @@ func (w *write) ended(err error) {
 
 // Link writes the data of a channel. It implements transport.Link for sources in registered memory.
 type Link struct {
-	set      *Set
-	channel  *tcp.Channel
-	nics     []string
-	most     uint64
-	pairs    []int
-	regions  map[uint32]*regionKeys
-	tickets  map[uint64]uint32 // unused tickets, by grant
-	waiting  map[uint64]func(error)
-	unheard  map[uint32]*write // by ticket: writes without confirmation of the receiver
-	writes   map[uint64]*write // by grant
-	left     bool              // the channel is closed: no ticket follows
-	splitter splitter
+	set          *QPGroup
+	channel      *tcp.Channel
+	nics         []string
+	most         uint64
+	pairs        []int
+	regions      map[uint32]*regionKeys
+	tickets      map[uint64]uint32 // unused tickets, by grant
+	waiting      map[uint64]func(error)
+	unconfirmed  map[uint32]*write // by ticket: writes without confirmation of the receiver
+	writes       map[uint64]*write // by grant
+	remoteClosed bool              // the channel is closed: no ticket follows
+	splitter     splitter
 }
 
 var (
@@ -84,19 +84,19 @@ var (
 // Open opens a channel as tcp.Peer does, and creates the writer for its data. The data uses the
 // links of the named NICs of this side, or every link if no link has such a NIC. A write has at
 // most most bytes. Call Open only while Using.
-func (s *Set) Open(first wire.Message, received func(wire.Message, uint32, []int), ended func(error), nics []string,
+func (s *QPGroup) Open(first wire.Message, received func(wire.Message, uint32, []int), ended func(error), nics []string,
 	most uint64) (*tcp.Channel, *Link, error) {
-	s.peer.Tell(encode(&short{Kind: kindNext}))
+	s.peer.SendExtension(encode(&short{Kind: kindNext}))
 	c, err := s.peer.Open(first, 0, received, ended)
 	if err != nil {
 		return nil, nil, err
 	}
 	l := &Link{
 		set: s, channel: c, nics: nics, most: most, regions: map[uint32]*regionKeys{}, tickets: map[uint64]uint32{},
-		waiting: map[uint64]func(error){}, unheard: map[uint32]*write{}, writes: map[uint64]*write{},
+		waiting: map[uint64]func(error){}, unconfirmed: map[uint32]*write{}, writes: map[uint64]*write{},
 	}
-	c.Tell(encode(l.choose()))
-	s.endsOf(c).link = l
+	c.SendExtension(encode(l.choose()))
+	s.stateOf(c).link = l
 	return c, l, nil
 }
 
@@ -124,17 +124,17 @@ func (l *Link) choose() *path {
 	return m
 }
 
-func (s *Set) endsOf(c *tcp.Channel) *ends {
-	e := s.ends[c]
+func (s *QPGroup) stateOf(c *tcp.Channel) *channelState {
+	e := s.channels[c]
 	if e == nil {
-		e = &ends{}
-		s.ends[c] = e
+		e = &channelState{}
+		s.channels[c] = e
 	}
 	return e
 }
 
 // pairsOf returns the queue pairs of a path; both sides have the same number.
-func (s *Set) pairsOf(m *path) (list []int) {
+func (s *QPGroup) pairsOf(m *path) (list []int) {
 	for _, l := range m.Link[:m.Links] {
 		for i := range s.perLink {
 			list = append(list, int(l)*s.perLink+i)
@@ -143,21 +143,21 @@ func (s *Set) pairsOf(m *path) (list []int) {
 	return list
 }
 
-// Left removes a channel that both sides have closed.
-func (s *Set) Left(c *tcp.Channel) {
-	if e := s.ends[c]; e != nil && e.link != nil {
-		e.link.unhear() // the peer, which would confirm, has closed the channel
-		e.link.left = true
+// ChannelClosed removes a channel that both sides have closed.
+func (s *QPGroup) ChannelClosed(c *tcp.Channel) {
+	if e := s.channels[c]; e != nil && e.link != nil {
+		e.link.stopConfirmations() // the peer, which would confirm, has closed the channel
+		e.link.remoteClosed = true
 		clear(e.link.tickets)
 		for grant, f := range e.link.waiting {
 			delete(e.link.waiting, grant)
-			f(errDeserted)
+			f(errRemoteClosed)
 		}
 		if len(e.link.writes) > 0 {
-			s.deserted[e.link] = true
+			s.remoteClosed[e.link] = true
 		}
 	}
-	delete(s.ends, c)
+	delete(s.channels, c)
 }
 
 // AddTarget adds memory whose keys have arrived.
@@ -181,10 +181,10 @@ func (l *Link) Close() {}
 func (l *Link) Ticketed(grant uint64, f func(error)) {
 	_, there := l.tickets[grant]
 	switch s := l.set; {
-	case s.gone != nil || s.over:
+	case s.gone != nil || s.closed:
 		f(s.why)
-	case l.left:
-		f(errDeserted)
+	case l.remoteClosed:
+		f(errRemoteClosed)
 	case there:
 		f(nil)
 	case l.waiting[grant] != nil:
@@ -201,7 +201,7 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 	s := l.set
 	region, source := l.regions[to.Region], s.fabric.at(from.Place, n)
 	switch {
-	case s.gone != nil || s.over:
+	case s.gone != nil || s.closed:
 		done(s.why)
 	case region == nil || to.Offset > region.Bytes || n > region.Bytes-to.Offset || n == 0:
 		done(malformed("write %d bytes at %d of region %d: outside the region", n, to.Offset, to.Region))
@@ -223,7 +223,7 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 	}
 }
 
-var errDeserted = wire.Errorf(wire.StatusPeerClosed,
+var errRemoteClosed = wire.Errorf(wire.StatusPeerClosed,
 	"the peer has closed a connection during a write, and the queue pairs have failed")
 
 var errUnregistered = wire.Errorf(wire.StatusInternal, "RDMA write: the source is not registered")
@@ -256,8 +256,8 @@ func (l *Link) ticketed(m *ticketed) error {
 
 // lost ends the writes and the waiting grants with an error. No request is outstanding.
 func (l *Link) lost(why error) {
-	l.set.unheard -= len(l.unheard)
-	clear(l.unheard)
+	l.set.unconfirmed -= len(l.unconfirmed)
+	clear(l.unconfirmed)
 	for _, w := range slices.Collect(maps.Values(l.writes)) {
 		w.ended(why)
 	}
@@ -268,7 +268,7 @@ func (l *Link) lost(why error) {
 }
 
 // post queues the parts of a write for the end of the loop's iteration.
-func (s *Set) post(w *write, ticket uint32) {
+func (s *QPGroup) post(w *write, ticket uint32) {
 	if s.phase != running {
 		return // the write is in doubt and gets another ticket after the reconnect
 	}
@@ -300,7 +300,7 @@ func (s *Set) post(w *write, ticket uint32) {
 
 // adaptive reports whether the fabric of a queue pair routes adaptively: packets of one write use
 // several paths, unless the write has an immediate.
-func (s *Set) adaptive(p *pair) bool {
+func (s *QPGroup) adaptive(p *qp) bool {
 	switch s.fabric.config.AdaptiveRouting {
 	case launch.AdaptiveRoutingOn:
 		return true
@@ -311,7 +311,7 @@ func (s *Set) adaptive(p *pair) bool {
 }
 
 // learn registers the source of a write with the NICs and then posts the write.
-func (s *Set) learn(w *write, ticket uint32) {
+func (s *QPGroup) learn(w *write, ticket uint32) {
 	f, epoch := s.fabric, s.epoch
 	f.mu.Lock()
 	if f.closed {
@@ -343,7 +343,7 @@ const signalEvery = sendDepth / 4
 
 // flush posts waiting requests up to the free room. The completion of the last request implies the
 // completion of every earlier request.
-func (s *Set) flush(p *pair) bool {
+func (s *QPGroup) flush(p *qp) bool {
 	n := min(len(p.waits), sendDepth-len(p.posts))
 	if n == 0 {
 		return false
@@ -372,8 +372,8 @@ func (s *Set) flush(p *pair) bool {
 	return posted > 0
 }
 
-// ended takes the completion of a request and of the earlier requests of the queue pair.
-func (s *Set) ended(p *pair, c *verbs.Completion) {
+// sent takes the completion of a request and of the earlier requests of the queue pair.
+func (s *QPGroup) sent(p *qp, c *verbs.Completion) {
 	n := c.ID - p.done
 	if n == 0 || n > uint64(len(p.posts)) {
 		return // not a request of this group
@@ -401,14 +401,14 @@ func (s *Set) ended(p *pair, c *verbs.Completion) {
 
 // stuckTime is the maximum time without a completion while writes are posted. A NIC reports a
 // silent peer after its own timeouts, which is sooner unless the configuration extends them.
-func (s *Set) stuckTime() time.Duration {
+func (s *QPGroup) stuckTime() time.Duration {
 	c := s.fabric.config
 	sooner := time.Duration(4096) << min(c.Timeout, 31) * time.Duration(c.Retries+1)
 	return max(10*time.Second, 4*sooner)
 }
 
 // look fails a group whose NICs report no completion.
-func (s *Set) look() {
+func (s *QPGroup) look() {
 	if s.looking {
 		return
 	}
@@ -418,7 +418,7 @@ func (s *Set) look() {
 		s.fabric.loop.Do(func() {
 			s.looking = false
 			switch {
-			case s.posted+s.unheard+s.flushes == 0 || s.phase != running:
+			case s.posted+s.unconfirmed+s.flushes == 0 || s.phase != running:
 			case s.fabric.loop.Now()-s.progress < limit:
 				s.look()
 			case s.since.IsZero():

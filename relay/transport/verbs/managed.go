@@ -32,10 +32,10 @@ import (
 // secretBytes is the length of each secret.
 const secretBytes = 32
 
-// askingBytes is the length of the private data of a connection request: the secret, and the number
+// requestBytes is the length of the private data of a connection request: the secret, and the number
 // of the queue pair (end.Number). Some transports pad the data with zeros, and no queue pair has
 // number 0.
-const askingBytes = secretBytes + 4
+const requestBytes = secretBytes + 4
 
 // managed is the state of the connection manager for a NIC.
 type managed struct {
@@ -144,13 +144,13 @@ type manager struct {
 }
 
 // managed reports whether queue pairs come up by the connection manager.
-func (s *Set) managed() bool {
-	return slices.ContainsFunc(s.links, func(l link) bool { return l.managed })
+func (s *QPGroup) managed() bool {
+	return slices.ContainsFunc(s.links, func(l qpLink) bool { return l.managed })
 }
 
 // prepare creates the secret, and the event channel if a link needs the connection manager. It
 // blocks.
-func (s *Set) prepare() (err error) {
+func (s *QPGroup) prepare() (err error) {
 	_, _ = rand.Read(s.cm.own[:]) // never fails
 	for _, l := range s.links {
 		if l.managed {
@@ -162,7 +162,7 @@ func (s *Set) prepare() (err error) {
 }
 
 // listen opens listeners for connection requests, at ports of relays. It blocks.
-func (s *Set) listen() error {
+func (s *QPGroup) listen() error {
 	for _, l := range s.links {
 		n := s.nics[l.ours]
 		if !l.managed || s.cm.ports[l.ours] != 0 {
@@ -221,14 +221,14 @@ func next(ctx context.Context, events *verbs.Events) (verbs.ConnectionEvent, err
 }
 
 // connection returns the parameters of a connection request or answer with a secret.
-func (s *Set) connection(private []byte) verbs.Connection {
+func (s *QPGroup) connection(private []byte) verbs.Connection {
 	c := s.fabric.config
 	return verbs.Connection{Private: private, Retries: uint8(min(c.Retries, 7)), ReceiverRetries: 7, AnswerReads: 1,
 		InitiateReads: 1}
 }
 
 // pairBy creates the queue pair of a connection. It blocks.
-func (s *Set) pairBy(i int, id *verbs.ID) (err error) {
+func (s *QPGroup) pairBy(i int, id *verbs.ID) (err error) {
 	p := s.pairs[i]
 	if p.Pair, err = id.NewPair(p.queue.nic.domain, p.queue.config(sendDepth, receives)); err != nil {
 		return err
@@ -240,16 +240,16 @@ func (s *Set) pairBy(i int, id *verbs.ID) (err error) {
 }
 
 // failedBy returns the error of a queue pair that does not connect.
-func (s *Set) failedBy(i int, err error) error {
+func (s *QPGroup) failedBy(i int, err error) error {
 	p := s.pairs[i]
 	t := &s.theirs[s.links[p.link].theirs]
 	return &ofLink{p.link, unreachable("%w", &connectError{p.queue.nic.name, p.queue.nic.cm.address.String(), hostname(),
 		t.name(), t.address(), err})}
 }
 
-// ask requests the connections of every managed queue pair from the listeners of the peer. It
+// requestConnections requests the connections of every managed queue pair from the listeners of the peer. It
 // blocks.
-func (s *Set) ask(ports [maxCards]uint16) error {
+func (s *QPGroup) requestConnections(ports [maxCards]uint16) error {
 	of, left := map[*verbs.ID]int{}, 0
 	limit := s.fabric.config.Time
 	for i, p := range s.pairs {
@@ -310,8 +310,8 @@ func isSecret(private []byte, secret [secretBytes]byte) bool {
 	return len(private) >= secretBytes && subtle.ConstantTimeCompare(private[:secretBytes], secret[:]) == 1
 }
 
-// beAsked accepts a connection for each managed queue pair and rejects other requests. It blocks.
-func (s *Set) beAsked() error {
+// acceptConnections accepts a connection for each managed queue pair and rejects other requests. It blocks.
+func (s *QPGroup) acceptConnections() error {
 	of, left := map[*verbs.ID]int{}, 0
 	for _, p := range s.pairs {
 		if s.links[p.link].managed {
@@ -324,7 +324,7 @@ func (s *Set) beAsked() error {
 			return err
 		}
 		if e.Kind == verbs.ConnectRequest {
-			i, ok := s.asked(e)
+			i, ok := s.requestedQP(e)
 			if !ok {
 				// Without data: a sender without the secret learns nothing.
 				if err := e.ID.Reject(nil); err != nil {
@@ -355,14 +355,14 @@ func (s *Set) beAsked() error {
 			left--
 		}
 	}
-	s.deafen()
+	s.closeListeners()
 	return nil
 }
 
-// asked returns the queue pair of a connection request. ok is false without the secret and for an
+// requestedQP returns the queue pair of a connection request. ok is false without the secret and for an
 // invalid request.
-func (s *Set) asked(e verbs.ConnectionEvent) (i int, ok bool) {
-	if e.ID == nil || !isSecret(e.Private, s.cm.own) || len(e.Private) < askingBytes {
+func (s *QPGroup) requestedQP(e verbs.ConnectionEvent) (i int, ok bool) {
+	if e.ID == nil || !isSecret(e.Private, s.cm.own) || len(e.Private) < requestBytes {
 		return 0, false
 	}
 	n := binary.LittleEndian.Uint32(e.Private[secretBytes:])
@@ -374,8 +374,8 @@ func (s *Set) asked(e verbs.ConnectionEvent) (i int, ok bool) {
 	return int(n) - 1, err == nil && s.links[p.link].managed && p.id == nil && c.Name() == p.queue.nic.name
 }
 
-// deafen closes the listeners after the last expected connection.
-func (p *plumbing) deafen() {
+// closeListeners closes the listeners after the last expected connection.
+func (p *resources) closeListeners() {
 	for _, id := range p.cm.listeners {
 		logged(id.Close())
 	}
@@ -386,8 +386,8 @@ func (p *plumbing) deafen() {
 // connections of an ending relay close in any order, and earlier messages must still be read.
 const partTime = 100 * time.Millisecond
 
-// parted handles events of connections on the event loop.
-func (s *Set) parted() {
+// handleConnectionEvents handles events of connections on the event loop.
+func (s *QPGroup) handleConnectionEvents() {
 	for s.cm.events != nil {
 		e, ok, err := s.cm.events.Next()
 		if !ok && err == nil {
@@ -411,8 +411,8 @@ func (s *Set) parted() {
 }
 
 // lost calls fault after partTime for a queue pair whose connection has ended.
-func (s *Set) lost(n *nic, what string) {
-	if s.parting || s.falling() {
+func (s *QPGroup) lost(n *nic, what string) {
+	if s.parting || s.resetting() {
 		return
 	}
 	s.parting = true
@@ -428,7 +428,7 @@ func (s *Set) lost(n *nic, what string) {
 
 // unposted resets the group after a queue pair has refused a request. After the end of a connection
 // the queue pair may fail before the event of the connection manager.
-func (s *Set) unposted(p *pair, err error) {
+func (s *QPGroup) unposted(p *qp, err error) {
 	if s.links[p.link].managed {
 		s.lost(p.queue.nic, err.Error())
 		return
@@ -437,7 +437,7 @@ func (s *Set) unposted(p *pair, err error) {
 }
 
 // happened handles the failure event of a queue pair.
-func (s *Set) happened(n *nic, e verbs.Event) {
+func (s *QPGroup) happened(n *nic, e verbs.Event) {
 	for _, p := range s.pairs {
 		if p.Pair != nil && p.queue.nic.context == n.context && p.Number() == e.Pair && s.links[p.link].managed {
 			s.lost(n, e.String())
@@ -448,22 +448,22 @@ func (s *Set) happened(n *nic, e verbs.Event) {
 }
 
 // watchManaged adds the events of the connection manager to the event loop.
-func (s *Set) watchManaged() error {
+func (s *QPGroup) watchManaged() error {
 	if s.cm.events == nil {
 		return nil
 	}
 	s.cm.watched = true
-	return s.fabric.loop.Watch(s.cm.events.FD(), func(uint32) { s.parted() })
+	return s.fabric.loop.Watch(s.cm.events.FD(), func(uint32) { s.handleConnectionEvents() })
 }
 
 // closeManaged releases the objects of the connection manager, after the queue pairs. It blocks.
-func (p *plumbing) closeManaged() {
+func (p *resources) closeManaged() {
 	for _, pair := range p.pairs {
 		if pair.id != nil {
 			logged(pair.id.Close())
 		}
 	}
-	p.deafen()
+	p.closeListeners()
 	if p.cm.events != nil {
 		logged(p.cm.events.Close())
 		p.cm.events = nil

@@ -122,10 +122,10 @@ func TestTicketOfTwoGrantsEndsPeer(t *testing.T) {
 	w.b.loop.Call(func() {
 		for number, k := range w.b.set.tickets {
 			k.tells = false
-			w.arrivals.channel.Tell(encode(&ticketed{Kind: kindTicket, Ticket: number, Grant: 2}))
+			w.arrivals.channel.SendExtension(encode(&ticketed{Kind: kindTicket, Ticket: number, Grant: 2}))
 		}
 	})
-	w.a.until("the second ticket", func(*Set) bool { _, there := w.link.tickets[2]; return there })
+	w.a.until("the second ticket", func(*QPGroup) bool { _, there := w.link.tickets[2]; return there })
 	from := w.a.memory(slot)
 	done := make(chan error, 2)
 	w.a.loop.Call(func() {
@@ -177,8 +177,8 @@ func TestRefusingQueuePairWaitsForReason(t *testing.T) {
 		t.Error(err)
 	}
 	w.a.loop.Call(func() {
-		if s := w.a.set; s.redials != 1 || !strings.Contains(s.lastFault, "not connected") {
-			t.Errorf("connected anew %d times, after %s", s.redials, s.lastFault)
+		if s := w.a.set; s.reconnects != 1 || !strings.Contains(s.lastFault, "not connected") {
+			t.Errorf("connected anew %d times, after %s", s.reconnects, s.lastFault)
 		}
 	})
 }
@@ -214,7 +214,7 @@ func TestLateNegotiationTimerIsIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.a.loop.Call(func() {
-		if w.a.set.epoch > 0 || w.a.set.falling() {
+		if w.a.set.epoch > 0 || w.a.set.resetting() {
 			t.Error("the queue pairs were given up")
 		}
 	})
@@ -225,8 +225,8 @@ func TestLateNegotiationTimerIsIgnored(t *testing.T) {
 func TestBlockedReconnectEndsInTime(t *testing.T) {
 	t.Parallel()
 	w := connectedBy(t, true, func(nic string, c *Config) {
-		if c.Redial = waitTime; nic == "a0" {
-			c.Redial = time.Second
+		if c.Reconnect = waitTime; nic == "a0" {
+			c.Reconnect = time.Second
 		}
 	})
 	write := w.granted(t, 1)
@@ -266,14 +266,16 @@ func TestLateConfirmationDuringResetIsAccepted(t *testing.T) {
 			after = len(w.arrived)
 		})
 	}()
-	w.a.until("writes that are sent", func(s *Set) bool { return s.waitingParts == 0 && s.posted == 0 && s.unheard > 0 })
+	w.a.until("writes that are sent", func(s *QPGroup) bool {
+		return s.waitingParts == 0 && s.posted == 0 && s.unconfirmed > 0
+	})
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
-	w.a.until("the queue pairs' end", func(s *Set) bool { return s.fellHere })
+	w.a.until("the queue pairs' end", func(s *QPGroup) bool { return s.localReset })
 	goOn()
 	receive(t, over, "the receiver")
 	if after == before {
 		t.Error("nothing had arrived")
 	}
 	s.mustEnd(t)
-	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 })
+	w.a.until("others in place of the queue pairs", func(s *QPGroup) bool { return s.reconnects == 1 })
 }

@@ -26,22 +26,22 @@ func byIWARP(t *testing.T) *two {
 
 // atConnect passes a connect through f on the accepting side; the loop waits meanwhile.
 type atConnect struct {
-	*Set
+	*QPGroup
 	f func(*connect)
 }
 
-func (a *atConnect) Heard(c *tcp.Channel, payload []byte) error {
+func (a *atConnect) HandleMessage(c *tcp.Channel, payload []byte) error {
 	if m, err := decode(payload); err == nil {
 		if m, is := m.(*connect); is {
 			a.f(m)
 			payload = encode(m)
 		}
 	}
-	return a.Set.Heard(c, payload)
+	return a.QPGroup.HandleMessage(c, payload)
 }
 
 func hearingConnect(f func(*connect)) hears {
-	return func(nic string, s *Set) tcp.Extension {
+	return func(nic string, s *QPGroup) tcp.Extension {
 		if nic == "b0" {
 			return &atConnect{s, f}
 		}
@@ -273,7 +273,7 @@ func TestUnansweredIWARPFailsInTime(t *testing.T) {
 		t.Errorf("the negotiation ended with %v, on the other side with %v", err, refusal)
 	}
 	// Without a request the waiting side gives up by itself.
-	_, settled = joining(t, true, func(nic string, s *Set) tcp.Extension {
+	_, settled = joining(t, true, func(nic string, s *QPGroup) tcp.Extension {
 		if nic == "b0" {
 			return &deafTo{s}
 		}
@@ -290,13 +290,13 @@ func TestUnansweredIWARPFailsInTime(t *testing.T) {
 }
 
 // deafTo drops a connect.
-type deafTo struct{ *Set }
+type deafTo struct{ *QPGroup }
 
-func (d *deafTo) Heard(c *tcp.Channel, payload []byte) error {
+func (d *deafTo) HandleMessage(c *tcp.Channel, payload []byte) error {
 	if binary.LittleEndian.Uint32(payload) == kindConnect {
 		return nil
 	}
-	return d.Set.Heard(c, payload)
+	return d.QPGroup.HandleMessage(c, payload)
 }
 
 // granted returns the write of a grant, after the keys have arrived at the sender.
@@ -312,7 +312,7 @@ func (w *two) granted(t *testing.T, grant uint64) (write func(done func(error)))
 			t.Error(err)
 		}
 	})
-	w.a.until("the ticket", func(*Set) bool {
+	w.a.until("the ticket", func(*QPGroup) bool {
 		_, there := w.link.tickets[grant]
 		return there && w.link.regions[7] != nil
 	})
@@ -331,8 +331,8 @@ func TestIWARPWriteEndsAtArrival(t *testing.T) {
 	receive(t, stands, "the receiver's loop")
 	done := make(chan error, 1)
 	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
-	w.a.until("the end at the sender's NIC", func(*Set) bool {
-		return w.a.set.waitingParts == 0 && w.a.set.posted == 0 && w.a.set.unheard == 1
+	w.a.until("the end at the sender's NIC", func(*QPGroup) bool {
+		return w.a.set.waitingParts == 0 && w.a.set.posted == 0 && w.a.set.unconfirmed == 1
 	})
 	select {
 	case err := <-done:
@@ -344,8 +344,8 @@ func TestIWARPWriteEndsAtArrival(t *testing.T) {
 		t.Error(err)
 	}
 	w.a.loop.Call(func() {
-		if w.a.set.unheard != 0 || len(w.link.unheard) != 0 {
-			t.Errorf("%d writes are left that nobody has heard of", w.a.set.unheard)
+		if w.a.set.unconfirmed != 0 || len(w.link.unconfirmed) != 0 {
+			t.Errorf("%d writes are left that nobody has heard of", w.a.set.unconfirmed)
 		}
 	})
 }
@@ -371,7 +371,7 @@ func TestMissingConfirmationHarmsReceiverOnly(t *testing.T) {
 	})
 	t.Run("what is not so", func(t *testing.T) {
 		w := byIWARP(t)
-		w.b.loop.Call(func() { w.arrivals.channel.Tell(encode(&arrived{Kind: kindArrived, Ticket: 77})) })
+		w.b.loop.Call(func() { w.arrivals.channel.SendExtension(encode(&arrived{Kind: kindArrived, Ticket: 77})) })
 		if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed {
 			t.Errorf("the Peer ended with %v", err)
 		}
@@ -393,7 +393,9 @@ func TestEndedIWARPConnectionIsReplaced(t *testing.T) {
 		}
 	})
 	for _, e := range []*side{w.a, w.b} {
-		e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials == 1 })
+		e.until("others in place of the queue pairs", func(s *QPGroup) bool {
+			return s.phase == running && s.reconnects == 1
+		})
 		e.loop.Call(func() {
 			s := e.set
 			secrets[s.cm.own] = true
@@ -419,18 +421,18 @@ func TestEndedIWARPConnectionIsReplaced(t *testing.T) {
 // TestInvalidAcksGiveNoTicket demands that a message after a write that is not an ack gives no
 // ticket.
 func TestInvalidAcksGiveNoTicket(t *testing.T) {
-	p := &pair{notes: notes{bytes: make([]byte, ofPair*noteBytes)}}
-	binary.LittleEndian.PutUint32(p.notes.at(3), 9)
+	p := &qp{acks: acks{bytes: make([]byte, acksPerQP*ackBytes)}}
+	binary.LittleEndian.PutUint32(p.acks.at(3), 9)
 	for _, c := range []struct {
 		is verbs.Completion
 		ok bool
 	}{
-		{verbs.Completion{ID: ofReceive | 3, Op: verbs.Received, Bytes: noteBytes}, true},
-		{verbs.Completion{ID: ofReceive | 3, Op: verbs.Received, Bytes: noteBytes - 1}, false},
+		{verbs.Completion{ID: ofReceive | 3, Op: verbs.Received, Bytes: ackBytes}, true},
+		{verbs.Completion{ID: ofReceive | 3, Op: verbs.Received, Bytes: ackBytes - 1}, false},
 		{verbs.Completion{ID: ofReceive | 3, Op: verbs.ReceivedImmediate, Immediate: 9}, false},
-		{verbs.Completion{ID: ofReceive | receives, Op: verbs.Received, Bytes: noteBytes}, false},
+		{verbs.Completion{ID: ofReceive | receives, Op: verbs.Received, Bytes: ackBytes}, false},
 	} {
-		if n, ok := p.told(&c.is); ok != c.ok || ok && n != 9 {
+		if n, ok := p.receivedTicket(&c.is); ok != c.ok || ok && n != 9 {
 			t.Errorf("%+v tells %d, %v", c.is, n, ok)
 		}
 	}

@@ -53,7 +53,7 @@ const (
 )
 
 // portInfo describes a NIC and its port to the peer.
-type card struct {
+type portInfo struct {
 	Name  [64]byte
 	GID   [16]byte
 	LID   uint16 // for InfiniBand
@@ -70,10 +70,10 @@ const (
 	waySends
 )
 
-func (c *card) is(way uint32) bool { return c.Ways&way != 0 }
+func (c *portInfo) is(way uint32) bool { return c.Ways&way != 0 }
 
 // kind returns the property that both NICs of a link share.
-func (c *card) kind() string {
+func (c *portInfo) kind() string {
 	switch {
 	case c.is(wayManaged):
 		return "iWARP, connected by RDMA CM"
@@ -85,7 +85,7 @@ func (c *card) kind() string {
 	return fmt.Sprintf("link layer %d", c.Layer)
 }
 
-func (c *card) name() string { return wire.Text(c.Name[:]) }
+func (c *portInfo) name() string { return wire.Text(c.Name[:]) }
 
 // end is a queue pair of the sender of the message: the number, and the number of the first packet.
 // With the connection manager both are unknown, and Number is the index plus one.
@@ -107,7 +107,7 @@ type offer struct {
 	Cards uint32
 	Pairs uint32 // maximum for each link
 	_     uint32
-	Card  [maxCards]card
+	Card  [maxCards]portInfo
 }
 
 // pairing is a link: the NIC of the offering side and the NIC of the answering side.
@@ -118,7 +118,7 @@ type answer struct {
 	Cards uint32
 	Links uint32
 	Pairs uint32 // for each link
-	Card  [maxCards]card
+	Card  [maxCards]portInfo
 	Link  [maxLinks]pairing
 	Page  page
 	End   [maxPairs]end // sorted by link
@@ -215,10 +215,10 @@ func decode(b []byte) (any, error) {
 		m = &ticketed{}
 	case kindArrived:
 		m = &arrived{}
-	case kindFall:
-		m = &fall{}
-	case kindFallen:
-		m = &fallen{}
+	case kindReset:
+		m = &reset{}
+	case kindResetAck:
+		m = &resetAck{}
 	case kindResume, kindGranted:
 		m = &step{}
 	default:
@@ -230,7 +230,7 @@ func decode(b []byte) (any, error) {
 	return m, m.check()
 }
 
-func checkCards(message string, n uint32, cards []card) error {
+func checkCards(message string, n uint32, cards []portInfo) error {
 	if n > maxCards {
 		return malformed("%w", &fieldError{message, "number of NICs", n})
 	}

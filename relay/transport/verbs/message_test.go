@@ -23,14 +23,14 @@ func text[A [64]byte | [1020]byte](s string) (a A) {
 	return a
 }
 
-func aCard() card {
-	return card{Name: text[[64]byte]("mlx5_0"), GID: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}, Layer: layerEthernet,
+func somePort() portInfo {
+	return portInfo{Name: text[[64]byte]("mlx5_0"), GID: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}, Layer: layerEthernet,
 		MTU: 5}
 }
 
 // examples returns one message of each kind.
 func examples() []any {
-	cards := [maxCards]card{aCard(), aCard()}
+	cards := [maxCards]portInfo{somePort(), somePort()}
 	return []any{
 		&offer{Kind: kindOffer, Cards: 2, Pairs: 4, Card: cards},
 		&answer{Kind: kindAnswer, Cards: 2, Links: 2, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 0}, {1, 1}},
@@ -45,8 +45,8 @@ func examples() []any {
 			Weights: [maxCards]uint16{3, 1}},
 		&ticketed{Kind: kindTicket, Ticket: 1 << 31, Grant: 1<<63 | 5},
 		&arrived{Kind: kindArrived, Ticket: 1 << 31},
-		&fall{Kind: kindFall, Epoch: 3, Reason: [1012]byte{'x'}},
-		&fallen{Kind: kindFallen, Epoch: 3, Arrived: 1 << 40},
+		&reset{Kind: kindReset, Epoch: 3, Reason: [1012]byte{'x'}},
+		&resetAck{Kind: kindResetAck, Epoch: 3, Arrived: 1 << 40},
 		&step{Kind: kindResume, Epoch: 4},
 		&step{Kind: kindGranted, Epoch: 4},
 	}
@@ -72,8 +72,8 @@ func TestMessagesRoundTripUnchanged(t *testing.T) {
 
 // TestInvalidMessagesAreRejected demands an error for each invalid message.
 func TestInvalidMessagesAreRejected(t *testing.T) {
-	cards := [maxCards]card{aCard()}
-	odd := func(change func(*card)) [maxCards]card {
+	cards := [maxCards]portInfo{somePort()}
+	odd := func(change func(*portInfo)) [maxCards]portInfo {
 		c := cards
 		change(&c[0])
 		return c
@@ -88,9 +88,9 @@ func TestInvalidMessagesAreRejected(t *testing.T) {
 		{&offer{Kind: kindOffer, Pairs: 1}, "number of NICs", uint32(0)},
 		{&offer{Kind: kindOffer, Cards: maxCards + 1, Pairs: 1, Card: cards}, "number of NICs", uint32(9)},
 		{&offer{Kind: kindOffer, Cards: 1, Card: cards}, "number of queue pairs", uint32(0)},
-		{&offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: odd(func(c *card) { c.Name[0] = 0 })}, "name of NIC", 0},
-		{&offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: odd(func(c *card) { c.MTU = 6 })}, "MTU", uint8(6)},
-		{&offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: odd(func(c *card) { c.Layer = 0 })}, "link layer", uint8(0)},
+		{&offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: odd(func(c *portInfo) { c.Name[0] = 0 })}, "name of NIC", 0},
+		{&offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: odd(func(c *portInfo) { c.MTU = 6 })}, "MTU", uint8(6)},
+		{&offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: odd(func(c *portInfo) { c.Layer = 0 })}, "link layer", uint8(0)},
 		{&answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: maxPairs + 1, Card: cards, End: ends},
 			"number of queue pairs", uint32(65)},
 		{&answer{Kind: kindAnswer, Cards: 1, Links: 2, Pairs: 1 << 31, Card: cards, End: ends}, "number of queue pairs",

@@ -16,15 +16,15 @@ func hostname() string {
 }
 
 // watch adds the descriptor of the connection manager to the event loop.
-func (s *Set) watch() {
+func (s *QPGroup) watch() {
 	if err := s.watchManaged(); err != nil {
 		s.failed(s.pairs[0].queue.nic, err.Error())
 	}
 }
 
 // poll takes completions and posts waiting requests.
-func (s *Set) poll() bool {
-	if s.over || s.working {
+func (s *QPGroup) poll() bool {
+	if s.closed || s.working {
 		return false
 	}
 	progress := false
@@ -48,7 +48,7 @@ func (s *Set) poll() bool {
 }
 
 // room reports whether a waiting request can be posted.
-func (s *Set) room() bool {
+func (s *QPGroup) room() bool {
 	for _, p := range s.pairs {
 		if len(p.waits) > 0 && len(p.posts) < sendDepth {
 			return true
@@ -61,12 +61,12 @@ func (s *Set) room() bool {
 const batchSize = 32
 
 // drain takes every available completion, and reports whether there was a completion.
-func (s *Set) drain() bool { return s.complete(true) }
+func (s *QPGroup) drain() bool { return s.complete(true) }
 
 // complete takes completions of the group's queue pairs and reports whether there was a completion.
 // With ask complete polls the devices; without ask complete takes the polled completions.
-func (s *Set) complete(ask bool) bool {
-	if s.over || s.working || s.phase != running && s.phase != draining {
+func (s *QPGroup) complete(ask bool) bool {
+	if s.closed || s.working || s.phase != running && s.phase != draining {
 		return false
 	}
 	progress := false
@@ -106,7 +106,7 @@ func (s *Set) complete(ask bool) bool {
 	return progress
 }
 
-func (s *Set) completed(q *queue, c *verbs.Completion) {
+func (s *QPGroup) completed(q *queue, c *verbs.Completion) {
 	i, known := s.number[key{q, c.Pair}]
 	if !known {
 		s.flushed(q, c)
@@ -114,7 +114,7 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 	}
 	p := s.pairs[i]
 	if c.ID&ofReceive == 0 {
-		s.ended(p, c)
+		s.sent(p, c)
 		return
 	}
 	p.receiving--
@@ -127,7 +127,7 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 			s.fault(q.nic, err.Error())
 		}
 	default:
-		number, ok := p.told(c)
+		number, ok := p.receivedTicket(c)
 		if !ok {
 			s.peer.Fail(malformed("%w", errNoTicket))
 			return

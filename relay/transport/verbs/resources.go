@@ -7,7 +7,7 @@ import "github.com/peerlane/peerlane/relay/launch"
 func (f *Fabric) resources(n *nic) launch.NICResources {
 	r := launch.NICResources{NIC: n.name}
 	for s := range f.sets {
-		if s.working || s.over {
+		if s.working || s.closed {
 			continue
 		}
 		for _, p := range s.pairs {
@@ -24,9 +24,9 @@ func (f *Fabric) resources(n *nic) launch.NICResources {
 					r.Regions++
 					r.Bytes += pageBytes
 				}
-				if q.notes != nil {
+				if q.acks != nil {
 					r.Regions++
-					r.Bytes += uint64(len(s.noted))
+					r.Bytes += uint64(len(s.ackMemory))
 				}
 			}
 		}

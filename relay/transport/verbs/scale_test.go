@@ -20,7 +20,7 @@ type crowd struct {
 	loop   *poll.Loop
 	fabric *Fabric
 	peers  []*tcp.Peer
-	sets   []*Set
+	sets   []*QPGroup
 	ran    chan struct{}
 }
 
@@ -32,7 +32,7 @@ func newCrowd(tb testing.TB, rdma softdevice.Host, nic string) *crowd {
 	}
 	c := &crowd{loop: loop, ran: make(chan struct{})}
 	config := Config{Verbs: launch.DefaultVerbs, NICs: func() []string { return []string{nic} }, Library: rdma.Library(),
-		Time: waitTime, Redial: waitTime}
+		Time: waitTime, Reconnect: waitTime}
 	c.fabric = New(loop, config)
 	go func() { loop.Run(); close(c.ran) }()
 	tb.Cleanup(func() {

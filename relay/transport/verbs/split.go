@@ -58,7 +58,7 @@ type splitter struct {
 // NICs by name, theirs the weights of the peer's NICs; without weights, the NICs of a side have
 // equal shares. If both sides have weights, two NICs have the lesser of their shares: neither NIC
 // exceeds its share.
-func (s *Set) weigh(links []int, own map[string]int, theirs [maxCards]uint16) []float64 {
+func (s *QPGroup) weigh(links []int, own map[string]int, theirs [maxCards]uint16) []float64 {
 	var ends [][2]int
 	for _, at := range links {
 		l := s.links[at]
@@ -127,7 +127,7 @@ func (l *Link) split(n uint64, own map[string]int, theirs [maxCards]uint16) []pi
 }
 
 // shape returns the shape of a path with these queue pairs.
-func (s *Set) shape(pairs []int) pathShape {
+func (s *QPGroup) shape(pairs []int) pathShape {
 	return pathShape{len(pairs) / s.perLink, s.perLink, cmp.Or(s.fabric.config.minPairPart, minPairPart)}
 }
 

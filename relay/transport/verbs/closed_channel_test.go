@@ -12,16 +12,16 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// desert closes the channel on the receiver and waits until the sender has processed the close.
-func (w *two) desert() {
+// closeRemote closes the channel on the receiver and waits until the sender has processed the close.
+func (w *two) closeRemote() {
 	w.b.loop.Call(func() { w.arrivals.channel.Leave() })
-	w.a.until("the channel's end", func(s *Set) bool { return len(s.ends) == 0 })
+	w.a.until("the channel's end", func(s *QPGroup) bool { return len(s.channels) == 0 })
 }
 
-// endsDeserted demands that a write ends with errDeserted.
-func endsDeserted(t *testing.T, done <-chan error) {
+// endsRemoteClosed demands that a write ends with errDeserted.
+func endsRemoteClosed(t *testing.T, done <-chan error) {
 	t.Helper()
-	if err := receive(t, done, "the write's end"); !errors.Is(err, errDeserted) {
+	if err := receive(t, done, "the write's end"); !errors.Is(err, errRemoteClosed) {
 		t.Errorf("it ends with %v", err)
 	}
 }
@@ -37,8 +37,8 @@ func TestWriteWithoutTicketOnClosedChannelFails(t *testing.T) {
 		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 2,
 			func(err error) { done <- err })
 	})
-	w.desert()
-	endsDeserted(t, done)
+	w.closeRemote()
+	endsRemoteClosed(t, done)
 }
 
 // TestWriteAfterChannelClosedFails demands that a write with a ticket from before the close, and from
@@ -47,29 +47,29 @@ func TestWriteAfterChannelClosedFails(t *testing.T) {
 	t.Run("the queue pairs fall", func(t *testing.T) {
 		w := connectedBy(t, false)
 		write := w.granted(t, 1)
-		w.desert()
+		w.closeRemote()
 		done := make(chan error, 1)
 		w.a.loop.Call(func() {
 			w.a.set.fault(w.a.set.nics[0], "a test's fault")
 			write(func(err error) { done <- err })
 		})
-		endsDeserted(t, done)
+		endsRemoteClosed(t, done)
 	})
 	t.Run("fewer links", func(t *testing.T) {
 		w := connectedBy(t, false, twoNICs)
 		write := w.granted(t, 1)
-		w.desert()
+		w.closeRemote()
 		c, d := deviceC, deviceD
 		c.Down, d.Down = true, true
 		if err := w.rdma.Set(ofKind(false, deviceA, deviceB, c, d)...); err != nil {
 			t.Fatal(err)
 		}
-		w.a.until("one NIC", func(s *Set) bool {
-			return s.phase == running && s.redials > 0 && len(s.links) == 1 && s.resolved
+		w.a.until("one NIC", func(s *QPGroup) bool {
+			return s.phase == running && s.reconnects > 0 && len(s.links) == 1 && s.resolved
 		})
 		done := make(chan error, 1)
 		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
-		endsDeserted(t, done)
+		endsRemoteClosed(t, done)
 	})
 }
 
@@ -84,16 +84,16 @@ func TestEventsOfOtherPortAreIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.a.until("one NIC", goBy("a0", "a0"))
-	w.a.until("agreed", func(s *Set) bool { return s.granting && s.resolved })
+	w.a.until("agreed", func(s *QPGroup) bool { return s.granting && s.resolved })
 	before := 0
 	w.a.loop.Call(func() {
-		before = w.a.set.redials
+		before = w.a.set.reconnects
 		f := w.a.fabric
 		f.event(f.nics[1], verbs.Event{Kind: verbs.PortUp, Port: f.nics[1].port + 1})
 	})
 	time.Sleep(500 * time.Millisecond)
 	w.a.loop.Call(func() {
-		if s := w.a.set; s.redials != before || s.phase != running {
+		if s := w.a.set; s.reconnects != before || s.phase != running {
 			t.Errorf("given up for another port: %s", s.lastFault)
 		}
 	})
@@ -103,7 +103,7 @@ func TestEventsOfOtherPortAreIgnored(t *testing.T) {
 // Both NICs fail; one returns at once, and the other just before the limit of the fault, without
 // writes between.
 func TestReturningPortKeepsPeer(t *testing.T) {
-	w := connectedBy(t, false, twoNICs, func(_ string, c *Config) { c.Redial = 2 * time.Second })
+	w := connectedBy(t, false, twoNICs, func(_ string, c *Config) { c.Reconnect = 2 * time.Second })
 	w.a.loop.Call(func() { w.a.fabric.back = time.Second })
 	set := func(a, c bool) {
 		da, dc := deviceA, deviceC
@@ -116,7 +116,7 @@ func TestReturningPortKeepsPeer(t *testing.T) {
 	time.Sleep(time.Second)
 	set(false, true)
 	w.a.until("one NIC", goBy("a0", "a0"))
-	w.a.until("agreed", func(s *Set) bool { return s.granting && s.resolved })
+	w.a.until("agreed", func(s *QPGroup) bool { return s.granting && s.resolved })
 	set(false, false)
 	select {
 	case err := <-w.a.down:
@@ -130,12 +130,12 @@ func TestReturningPortKeepsPeer(t *testing.T) {
 
 // again handles connect a second time in place of use.
 type again struct {
-	*Set
+	*QPGroup
 	last  []byte
 	heard chan error
 }
 
-func (a *again) Heard(c *tcp.Channel, payload []byte) error {
+func (a *again) HandleMessage(c *tcp.Channel, payload []byte) error {
 	switch m, err := decode(payload); {
 	case err != nil:
 	case a.last == nil:
@@ -144,12 +144,12 @@ func (a *again) Heard(c *tcp.Channel, payload []byte) error {
 		}
 	default:
 		if m, is := m.(*short); is && m.Kind == kindUse {
-			err := a.Set.Heard(c, a.last)
+			err := a.QPGroup.HandleMessage(c, a.last)
 			a.heard <- err
 			return err
 		}
 	}
-	return a.Set.Heard(c, payload)
+	return a.QPGroup.HandleMessage(c, payload)
 }
 
 // TestSecondConnectIsRejected demands an error for a second connect: the connection would replace
@@ -157,11 +157,11 @@ func (a *again) Heard(c *tcp.Channel, payload []byte) error {
 func TestSecondConnectIsRejected(t *testing.T) {
 	for _, iwarp := range []bool{false, true} {
 		heard := make(chan error, 1)
-		joining(t, iwarp, func(nic string, s *Set) tcp.Extension {
+		joining(t, iwarp, func(nic string, s *QPGroup) tcp.Extension {
 			if nic != "b0" {
 				return s
 			}
-			return &again{Set: s, heard: heard}
+			return &again{QPGroup: s, heard: heard}
 		})
 		if err := receive(t, heard, "the second time"); wire.StatusOf(err) != wire.StatusMalformed {
 			t.Errorf("iWARP %v: it is told %v", iwarp, err)

@@ -30,7 +30,7 @@ import (
 // on, and belongs to a new protection domain, in which the earlier keys are invalid. The group
 // registers memory again in the new domain.
 //
-// Config.Redial limits the time from the first fault to the end of the reconnect, including failed
+// Config.Reconnect limits the time from the first fault to the end of the reconnect, including failed
 // tries, and the time of successive faults without a completed write between. At the limit the Peer
 // and its operations end with the cause.
 
@@ -38,38 +38,38 @@ import (
 type phase uint8
 
 const (
-	meeting  phase = iota // connecting, or not begun
-	running               // queue pairs carry data
-	failing               // a goroutine moves the queue pairs to the error state
-	draining              // posted requests complete
-	ending                // a goroutine releases the queue pairs
-	apart                 // no queue pairs
+	connecting phase = iota // connecting, or not begun
+	running                 // queue pairs carry data
+	failing                 // a goroutine moves the queue pairs to the error state
+	draining                // posted requests complete
+	ending                  // a goroutine releases the queue pairs
+	released                // no queue pairs
 )
 
 // Pauses before a reconnect. The first try has no pause, and each pause doubles the previous pause.
 const (
-	firstRedialPause = 20 * time.Millisecond
-	lastRedialPause  = time.Second
+	firstReconnectPause = 20 * time.Millisecond
+	lastReconnectPause  = time.Second
 )
 
 // drainTime limits the wait for completions of posted requests.
 const drainTime = 5 * time.Second
 
 // reconnecting is the state of faults and reconnects.
-type redialing struct {
-	phase    phase
-	used     bool   // the group has been running
-	ran      bool   // the current NICs have been running
-	granting bool   // the peer has sent its paths: tickets may be sent
-	resuming bool   // the paths have arrived, and flushes of earlier writes are pending
-	resolved bool   // the peer has sent tickets for the writes that had not arrived
-	carries  bool   // a write has completed since the reconnect
-	epoch    uint32 // number of resets
-	redials  int    // number of reconnects
-	mustFail bool   // the goroutine that uses the queue pairs ends with a reset
+type reconnecting struct {
+	phase        phase
+	used         bool   // the group has been running
+	ran          bool   // the current NICs have been running
+	granting     bool   // the peer has sent its paths: tickets may be sent
+	resuming     bool   // the paths have arrived, and flushes of earlier writes are pending
+	resolved     bool   // the peer has sent tickets for the writes that had not arrived
+	carries      bool   // a write has completed since the reconnect
+	epoch        uint32 // number of resets
+	reconnects   int    // number of reconnects
+	resetPending bool   // the goroutine that uses the queue pairs ends with a reset
 
-	fellHere, fellThere bool
-	drained             bool // every arrival has been processed
+	localReset, remoteReset bool
+	drained                 bool // every arrival has been processed
 
 	// Sequence numbers: acknowledged writes of this side, the count at the last reset, writes that
 	// have arrived on this side, and the peer's count of arrived writes at the last reset.
@@ -79,17 +79,17 @@ type redialing struct {
 	since                 time.Time
 	resumed               time.Time               // time of the last reconnect
 	faults                int                     // number of faults since since
-	suspects              map[*verbs.Context]bool // NICs whose links have failed to connect since since
-	had                   map[*verbs.Context]bool // NICs of links that have carried data
+	suspectNICs           map[*verbs.Context]bool // NICs whose links have failed to connect since since
+	workingNICs           map[*verbs.Context]bool // NICs of links that have carried data
 	firstFault, lastFault string
 	deadline              *time.Timer
 }
 
-// falling reports whether a reset is in progress and the next negotiation has not begun.
-func (s *Set) falling() bool { return s.mustFail || s.phase >= failing }
+// resetting reports whether a reset is in progress and the next negotiation has not begun.
+func (s *QPGroup) resetting() bool { return s.resetPending || s.phase >= failing }
 
 // fault resets the queue pairs on both sides after a fault of a queue pair or a port.
-func (s *Set) fault(n *nic, what string) {
+func (s *QPGroup) fault(n *nic, what string) {
 	if !s.used {
 		s.failed(n, what)
 		return
@@ -107,25 +107,25 @@ func (e *ofLink) Unwrap() error { return e.error }
 
 // giveUp resets the queue pairs on both sides. failed is the link that did not connect; nil for
 // none.
-func (s *Set) giveUp(failed *ofLink, why string) {
-	if s.broken || s.gone != nil || s.falling() {
+func (s *QPGroup) giveUp(failed *ofLink, why string) {
+	if s.broken || s.gone != nil || s.resetting() {
 		return
 	}
-	m := &fall{Kind: kindFall, Epoch: s.epoch}
+	m := &reset{Kind: kindReset, Epoch: s.epoch}
 	wire.SetText(m.Reason[:], why)
 	if failed != nil {
 		m.Link = uint32(failed.link) + 1
 	}
-	s.peer.Tell(encode(m))
-	s.fallFor(why)
+	s.peer.SendExtension(encode(m))
+	s.resetLocal(why)
 	s.suspect(m.Link)
 }
 
 // suspect excludes the NIC of a link that did not connect from the next tries. link is the index
 // plus one; 0 for none.
-func (s *Set) suspect(link uint32) {
+func (s *QPGroup) suspect(link uint32) {
 	if link > 0 && link <= uint32(len(s.links)) {
-		s.suspects[s.nics[s.links[link-1].ours].context] = true
+		s.suspectNICs[s.nics[s.links[link-1].ours].context] = true
 	}
 }
 
@@ -149,25 +149,25 @@ func trusted(nics, needed []*nic, suspects map[*verbs.Context]bool) (list []*nic
 	return list, false
 }
 
-// fallFor resets the queue pairs of this side.
-func (s *Set) fallFor(why string) {
+// resetLocal resets the queue pairs of this side.
+func (s *QPGroup) resetLocal(why string) {
 	// A group without writes for a long time has not failed for a long time.
-	if s.since.IsZero() || s.phase == running && time.Since(s.resumed) > s.fabric.config.Redial {
+	if s.since.IsZero() || s.phase == running && time.Since(s.resumed) > s.fabric.config.Reconnect {
 		s.since, s.faults, s.firstFault = time.Now(), 0, why
-		clear(s.suspects)
+		clear(s.suspectNICs)
 		logrus.WithField("relay", s.peer.Name()).Warnf("RDMA has failed and reconnects: %s", why)
 	}
 	s.faults++
 	s.lastFault = why
 	s.granting, s.resuming, s.resolved, s.carries = false, false, false, false
-	left := s.fabric.config.Redial - time.Since(s.since)
+	left := s.fabric.config.Reconnect - time.Since(s.since)
 	if left <= 0 {
-		s.hopeless()
+		s.failReconnect()
 		return
 	}
 	s.limit(left)
 	if s.working {
-		s.mustFail = true
+		s.resetPending = true
 		s.brought()
 		return
 	}
@@ -177,7 +177,7 @@ func (s *Set) fallFor(why string) {
 // limit fails the Peer unless both directions carry data in time. New queue pairs alone are not
 // sufficient: until the peer has sent the tickets again, no side knows the arrived writes, and the
 // writes hold their sources.
-func (s *Set) limit(left time.Duration) {
+func (s *QPGroup) limit(left time.Duration) {
 	s.limitStop()
 	var mine *time.Timer
 	mine = time.AfterFunc(left, func() {
@@ -188,13 +188,13 @@ func (s *Set) limit(left time.Duration) {
 			if s.phase == running {
 				s.lastFault = "the queue pairs reconnected, but the relays did not agree in time on the arrived writes"
 			}
-			s.hopeless()
+			s.failReconnect()
 		})
 	})
 	s.deadline = mine
 }
 
-func (s *Set) limitStop() {
+func (s *QPGroup) limitStop() {
 	if s.deadline != nil {
 		s.deadline.Stop()
 		s.deadline = nil
@@ -202,7 +202,7 @@ func (s *Set) limitStop() {
 }
 
 // agreed stops the limit after both directions have settled the doubtful writes.
-func (s *Set) agreed() {
+func (s *QPGroup) agreed() {
 	if !s.granting || !s.resolved {
 		return
 	}
@@ -212,18 +212,18 @@ func (s *Set) agreed() {
 	}
 }
 
-// hopeless fails the Peer after the limit.
-func (s *Set) hopeless() {
+// failReconnect fails the Peer after the limit.
+func (s *QPGroup) failReconnect() {
 	if s.broken || s.gone != nil {
 		return
 	}
 	s.broken = true
-	s.peer.Fail(rdmaFailed(s.peer.Name(), &reconnectError{s.firstFault, s.lastFault, s.fabric.config.Redial}))
+	s.peer.Fail(rdmaFailed(s.peer.Name(), &reconnectError{s.firstFault, s.lastFault, s.fabric.config.Reconnect}))
 }
 
 // progressed records that the queue pairs carry data. After the agreement of both relays, the next
 // fault is a new fault.
-func (s *Set) progressed() {
+func (s *QPGroup) progressed() {
 	if s.phase != running {
 		return
 	}
@@ -234,7 +234,7 @@ func (s *Set) progressed() {
 }
 
 // beside runs what on another goroutine, which owns the resources until the event loop calls then.
-func (s *Set) beside(what, then func()) {
+func (s *QPGroup) beside(what, then func()) {
 	s.working = true
 	s.fabric.raising.Add(1)
 	go func() {
@@ -249,8 +249,8 @@ func (s *Set) beside(what, then func()) {
 }
 
 // tear takes the queue pairs down. Then follows torn, or buried at the end of the group.
-func (s *Set) tear() {
-	s.phase, s.mustFail, s.using = failing, false, false
+func (s *QPGroup) tear() {
+	s.phase, s.resetPending, s.using = failing, false, false
 	s.asking, s.ready, s.parting = false, false, false
 	pairs, queues := s.pairs, s.queues
 	if s.used && s.gone == nil { // flushers still flush the arrived writes
@@ -277,18 +277,18 @@ func (s *Set) tear() {
 	})
 }
 
-// heardAll reports whether every arrived write has been processed, if a ticket depends on that:
+// drainedAll reports whether every arrived write has been processed, if a ticket depends on that:
 // every receive has completed.
-func (s *Set) heardAll() bool {
+func (s *QPGroup) drainedAll() bool {
 	return s.gone != nil || len(s.tickets)+len(s.stale) == 0 ||
-		!slices.ContainsFunc(s.pairs, func(p *pair) bool { return p.receiving > 0 })
+		!slices.ContainsFunc(s.pairs, func(p *qp) bool { return p.receiving > 0 })
 }
 
 // drainEnds releases the queue pairs after the completion of every posted request, or after
 // drainTime: incomplete writes are in doubt, and incomplete flushes are repeated. The result is
 // true after the release has begun.
-func (s *Set) drainEnds() bool {
-	s.drained = s.heardAll()
+func (s *QPGroup) drainEnds() bool {
+	s.drained = s.drainedAll()
 	if (!s.drained || s.posted+s.flushes > 0) && s.fabric.loop.Now()-s.fell < drainTime {
 		return false
 	}
@@ -297,17 +297,17 @@ func (s *Set) drainEnds() bool {
 	}
 	s.keepFlushes()
 	s.phase = ending
-	plumbing := s.plumbing
+	plumbing := s.resources
 	s.beside(plumbing.close, func() {
-		s.plumbing = newPlumbing()
-		s.phase = apart
-		s.torn()
+		s.resources = newResources()
+		s.phase = released
+		s.tornDown()
 	})
 	return true
 }
 
 // close releases the resources once. It blocks.
-func (p *plumbing) close() {
+func (p *resources) close() {
 	for _, pair := range p.pairs {
 		if pair.Pair != nil {
 			pair.queue.leave(pair.Number())
@@ -321,18 +321,18 @@ func (p *plumbing) close() {
 			logged(q.flusher.Close())
 		}
 		q.release(q.entries)
-		for _, region := range []*verbs.Region{q.first, q.notes} {
+		for _, region := range []*verbs.Region{q.first, q.acks} {
 			if region != nil {
 				logged(region.Close())
 			}
 		}
 	}
-	for _, memory := range [][]byte{p.first, p.noted} {
+	for _, memory := range [][]byte{p.first, p.ackMemory} {
 		if memory != nil {
 			logged(os.NewSyscallError("munmap", unix.Munmap(memory)))
 		}
 	}
-	p.pairs, p.queues, p.first, p.noted = nil, nil, nil, nil
+	p.pairs, p.queues, p.first, p.ackMemory = nil, nil, nil, nil
 }
 
 func logged(err error) {
@@ -341,14 +341,14 @@ func logged(err error) {
 	}
 }
 
-// torn continues after the release of the queue pairs.
-func (s *Set) torn() {
+// tornDown continues after the release of the queue pairs.
+func (s *QPGroup) tornDown() {
 	switch {
 	case s.gone != nil:
 		s.buried()
 		return
 	case !s.used:
-		s.over = true
+		s.closed = true
 		delete(s.fabric.sets, s)
 		return
 	case !s.drained:
@@ -357,13 +357,13 @@ func (s *Set) torn() {
 		return
 	}
 	s.recall()
-	s.fellHere = true
-	s.peer.Tell(encode(&fallen{Kind: kindFallen, Epoch: s.epoch, Arrived: s.arrived}))
-	s.apart()
+	s.localReset = true
+	s.peer.SendExtension(encode(&resetAck{Kind: kindResetAck, Epoch: s.epoch, Arrived: s.arrived}))
+	s.renegotiate()
 }
 
 // recall prepares a repetition: open tickets wait for another grant, and writes are in doubt.
-func (s *Set) recall() {
+func (s *QPGroup) recall() {
 	var again []*ticket
 	for _, t := range s.tickets {
 		again = append(again, t)
@@ -377,37 +377,37 @@ func (s *Set) recall() {
 	// slot for each.
 	s.queued = slices.Concat(again, s.queued)
 	s.stale, s.forgiven = nil, nil
-	s.waitingParts, s.posted, s.unheard = 0, 0, 0
+	s.waitingParts, s.posted, s.unconfirmed = 0, 0, 0
 	s.acknowledgedBefore = s.acknowledged
-	for _, e := range s.ends {
+	for _, e := range s.channels {
 		if e.link != nil {
 			clear(e.link.tickets)
-			clear(e.link.unheard)
+			clear(e.link.unconfirmed)
 			for _, w := range e.link.writes {
 				w.doubtful = true
 			}
 		}
 	}
-	for l := range s.deserted { // no grant repeats these writes
-		l.lost(errDeserted)
+	for l := range s.remoteClosed { // no grant repeats these writes
+		l.lost(errRemoteClosed)
 	}
 }
 
-// apart begins the next negotiation after both sides have released their queue pairs. The dialing
+// renegotiate begins the next negotiation after both sides have released their queue pairs. The dialing
 // side begins.
-func (s *Set) apart() {
-	if !s.fellHere || !s.fellThere {
+func (s *QPGroup) renegotiate() {
+	if !s.localReset || !s.remoteReset {
 		return
 	}
-	s.fellHere, s.fellThere = false, false
+	s.localReset, s.remoteReset = false, false
 	s.epoch++
-	s.phase, s.begun = meeting, false
+	s.phase, s.begun = connecting, false
 	if !s.peer.Dialed() {
 		return
 	}
 	epoch := s.epoch
 	again := func() {
-		if s.gone == nil && !s.broken && s.epoch == epoch && s.phase == meeting && !s.begun {
+		if s.gone == nil && !s.broken && s.epoch == epoch && s.phase == connecting && !s.begun {
 			s.begin(s.offer)
 		}
 	}
@@ -415,64 +415,64 @@ func (s *Set) apart() {
 		again()
 		return
 	}
-	pause := min(firstRedialPause<<min(s.faults-2, 10), lastRedialPause)
+	pause := min(firstReconnectPause<<min(s.faults-2, 10), lastReconnectPause)
 	time.AfterFunc(pause, func() { s.fabric.loop.Do(again) })
 }
 
 // start starts the data, after the first negotiation and after a reconnect.
-func (s *Set) start() {
+func (s *QPGroup) start() {
 	again := s.used
 	s.phase, s.used, s.ran, s.using = running, true, true, true
 	s.unflushable.Store(&s.cannotFlush)
 	s.watch()
 	for _, q := range s.queues { // an event about a changed address during the negotiation concerned no group
-		s.had[q.nic.context] = true
+		s.workingNICs[q.nic.context] = true
 		if q.nic.changes.Load() != q.nic.seen {
 			s.fabric.readdressed(q.nic, verbs.Event{Kind: verbs.GIDsChanged, Port: q.nic.port})
 		}
 	}
 	if !again {
-		s.peer.Outlast(s.fabric.config.Redial)
+		s.peer.Outlast(s.fabric.config.Reconnect)
 		s.granting, s.resolved = true, true
 		s.settle(nil)
 		return
 	}
 	s.bringingStop()
-	s.redials++
+	s.reconnects++
 	s.resumed = time.Now()
 	logrus.WithField("relay", s.peer.Name()).Infof("RDMA has reconnected, try %d: %s", s.faults, s.Way())
-	for c, e := range s.ends {
+	for c, e := range s.channels {
 		if e.link != nil {
-			c.Tell(encode(e.link.choose()))
+			c.SendExtension(encode(e.link.choose()))
 		}
 	}
-	s.peer.Tell(encode(&step{Kind: kindResume, Epoch: s.epoch}))
+	s.peer.SendExtension(encode(&step{Kind: kindResume, Epoch: s.epoch}))
 	s.flushAgain()
 }
 
-// heardFall handles a message about a reset.
-func (s *Set) heardFall(m any) error {
+// handleReset handles a message about a reset.
+func (s *QPGroup) handleReset(m any) error {
 	if !s.used {
 		return malformed("%T message before the use of RDMA", m)
 	}
 	switch m := m.(type) {
-	case *fall:
-		if m.Epoch != s.epoch || s.fellThere {
+	case *reset:
+		if m.Epoch != s.epoch || s.remoteReset {
 			return malformed("reset of epoch %d in epoch %d", m.Epoch, s.epoch)
 		}
-		if !s.broken && !s.falling() {
-			s.peer.Tell(encode(m)) // as if the fault were local
-			s.fallFor(wire.Text(m.Reason[:]))
+		if !s.broken && !s.resetting() {
+			s.peer.SendExtension(encode(m)) // as if the fault were local
+			s.resetLocal(wire.Text(m.Reason[:]))
 		}
 		s.suspect(m.Link)
-	case *fallen:
-		if m.Epoch != s.epoch || s.fellThere || !s.falling() {
+	case *resetAck:
+		if m.Epoch != s.epoch || s.remoteReset || !s.resetting() {
 			return malformed("acknowledged reset of epoch %d in epoch %d", m.Epoch, s.epoch)
 		}
-		s.fellThere, s.arrivedThere = true, m.Arrived
-		s.apart()
+		s.remoteReset, s.arrivedThere = true, m.Arrived
+		s.renegotiate()
 	case *step:
-		if s.falling() {
+		if s.resetting() {
 			return nil // the peer sent the message before the reset
 		}
 		if m.Epoch != s.epoch || s.phase != running || s.epoch == 0 {
@@ -487,7 +487,7 @@ func (s *Set) heardFall(m any) error {
 }
 
 // resume sends the current keys and tickets to the peer.
-func (s *Set) resume() error {
+func (s *QPGroup) resume() error {
 	if s.granting || s.resuming {
 		return malformed("second resume message")
 	}
@@ -495,12 +495,12 @@ func (s *Set) resume() error {
 		s.resuming = true
 		return nil
 	}
-	for c, e := range s.ends {
+	for c, e := range s.channels {
 		a := e.arrivals
 		if a == nil {
 			continue
 		}
-		if len(a.open) > 0 && (e.path == nil || !s.leads(e.path)) {
+		if len(a.open) > 0 && (e.path == nil || !s.hasLinks(e.path)) {
 			return malformed("a channel has no path over the new links")
 		}
 		for number, r := range a.regions {
@@ -508,28 +508,28 @@ func (s *Set) resume() error {
 				s.giveUp(nil, fmt.Sprintf("on host %s: %v", hostname(), err))
 				return nil
 			}
-			c.Tell(encode(a.keys(number, r)))
+			c.SendExtension(encode(a.keys(number, r)))
 		}
 	}
 	s.granting = true
 	s.issue()
-	s.peer.Tell(encode(&step{Kind: kindGranted, Epoch: s.epoch}))
+	s.peer.SendExtension(encode(&step{Kind: kindGranted, Epoch: s.epoch}))
 	s.agreed()
 	return nil
 }
 
-// leads reports whether every link of a path exists.
-func (s *Set) leads(m *path) bool {
+// hasLinks reports whether every link of a path exists.
+func (s *QPGroup) hasLinks(m *path) bool {
 	return !slices.ContainsFunc(m.Link[:m.Links], func(l uint8) bool { return int(l) >= len(s.links) })
 }
 
 // resolve completes the doubtful writes without another ticket: they had arrived.
-func (s *Set) resolve() error {
+func (s *QPGroup) resolve() error {
 	if s.resolved {
 		return malformed("second granted message")
 	}
 	var there []*write
-	for _, e := range s.ends {
+	for _, e := range s.channels {
 		if e.link == nil {
 			continue
 		}
@@ -552,12 +552,12 @@ func (s *Set) resolve() error {
 	return nil
 }
 
-func (s *Set) timerStop() {
+func (s *QPGroup) timerStop() {
 	s.bringingStop()
 	s.limitStop()
 }
 
-func (s *Set) bringingStop() {
+func (s *QPGroup) bringingStop() {
 	if s.timer != nil {
 		s.timer.Stop()
 	}

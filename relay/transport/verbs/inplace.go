@@ -13,7 +13,7 @@ func (l *Link) By(nics []string) bool { return l.set.by(l.pairs, nics) }
 
 // By reports whether every received byte uses one of the named NICs of this side.
 func (a *Arrivals) By(nics []string) bool {
-	p := a.set.endsOf(a.channel).path
+	p := a.set.stateOf(a.channel).path
 	return p != nil && a.set.by(a.set.pairsOf(p), nics)
 }
 
@@ -22,18 +22,18 @@ func (l *Link) Has(nics map[string]int) bool { return l.set.has(l.pairs, nics) }
 
 // Has reports whether a NIC of this side with a weight carries a part of the received bytes.
 func (a *Arrivals) Has(nics map[string]int) bool {
-	p := a.set.endsOf(a.channel).path
+	p := a.set.stateOf(a.channel).path
 	return p != nil && a.set.has(a.set.pairsOf(p), nics)
 }
 
-func (s *Set) has(pairs []int, nics map[string]int) bool {
+func (s *QPGroup) has(pairs []int, nics map[string]int) bool {
 	return slices.ContainsFunc(pairs, func(i int) bool {
 		link := i / s.perLink // queue pairs are sorted by link
 		return link < len(s.links) && nics[s.nics[s.links[link].ours].name] > 0
 	})
 }
 
-func (s *Set) by(pairs []int, nics []string) bool {
+func (s *QPGroup) by(pairs []int, nics []string) bool {
 	for _, i := range pairs {
 		link := i / s.perLink // queue pairs are sorted by link
 		if link >= len(s.links) || !slices.Contains(nics, s.nics[s.links[link].ours].name) {
@@ -45,7 +45,7 @@ func (s *Set) by(pairs []int, nics []string) bool {
 
 // Refused returns the permanent cause of a negative result of Known; nil without one. It does not
 // block.
-func (s *Set) Refused(m *device.Memory, target bool) error {
+func (s *QPGroup) Refused(m *device.Memory, target bool) error {
 	f, what := s.fabric, purpose{m, target}
 	f.mu.Lock()
 	r := f.memories[what]

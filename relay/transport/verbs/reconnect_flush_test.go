@@ -117,13 +117,13 @@ func TestReconnectWithoutFlushIsRetried(t *testing.T) {
 		"what was kept": func(s *stream) error {
 			err := s.rdma.Script("send status=12 device=b0") // b0 sends only flushes
 			s.begin()
-			s.b.until("flushes that are kept", func(s *Set) bool { return len(s.kept) > 0 })
+			s.b.until("flushes that are kept", func(s *QPGroup) bool { return len(s.kept) > 0 })
 			return err
 		},
 		"what comes again": func(s *stream) error {
 			err := s.rdma.Script("send status=12 device=a0")
 			s.begin()
-			s.b.until("a fault, and tries that fail", func(s *Set) bool { return s.epoch > 1 })
+			s.b.until("a fault, and tries that fail", func(s *QPGroup) bool { return s.epoch > 1 })
 			return err
 		},
 	} {
@@ -141,7 +141,7 @@ func TestReconnectWithoutFlushIsRetried(t *testing.T) {
 			}
 			epoch := uint32(0)
 			s.b.loop.Call(func() { epoch = s.b.set.epoch })
-			s.b.until("tries that fail", func(s *Set) bool {
+			s.b.until("tries that fail", func(s *QPGroup) bool {
 				return s.gone != nil || s.epoch > epoch+2 && strings.Contains(s.lastFault, "nothing can be flushed")
 			})
 			can.Store(true)
@@ -159,7 +159,7 @@ func TestFailedFirstWritesLeaveNoState(t *testing.T) {
 	if err := breaking("send status=12 device=b0")(w); err != nil {
 		t.Fatal(err)
 	}
-	w.a.until("tries that fail", func(s *Set) bool { return s.epoch > 2 || s.gone != nil })
+	w.a.until("tries that fail", func(s *QPGroup) bool { return s.epoch > 2 || s.gone != nil })
 	if err := w.rdma.Script(); err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func TestArrivalsOfARegionShareFlushes(t *testing.T) {
 // at once, without tries to reconnect.
 func TestLostNICWithKeptFlushesEndsPeer(t *testing.T) {
 	w := connected(t, func(_ string, c *Config) {
-		c.Redial = time.Hour
+		c.Reconnect = time.Hour
 		c.Flush, c.Stages = func(*device.Memory) bool { return true }, func() bool { return true }
 	})
 	s := newStreamInto(w, func(m *device.Memory) {
@@ -215,7 +215,7 @@ func TestLostNICWithKeptFlushesEndsPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.begin()
-	s.b.until("flushes that are kept", func(s *Set) bool { return len(s.kept) > 0 })
+	s.b.until("flushes that are kept", func(s *QPGroup) bool { return len(s.kept) > 0 })
 	s.b.loop.Call(func() {
 		for _, k := range s.b.set.kept {
 			if !k.nic.dead.Load() {

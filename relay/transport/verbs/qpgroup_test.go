@@ -37,15 +37,15 @@ type side struct {
 	loop   *poll.Loop
 	fabric *Fabric
 	peer   *tcp.Peer
-	set    *Set
+	set    *QPGroup
 	down   chan error
 	end    func()
 }
 
 // hears replaces the receiver of messages of a group; nil for none.
-type hears func(nic string, s *Set) tcp.Extension
+type hears func(nic string, s *QPGroup) tcp.Extension
 
-func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, accept func(*Set, *tcp.Channel),
+func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, accept func(*QPGroup, *tcp.Channel),
 	by hears, changes ...func(string, *Config)) *side {
 	t.Helper()
 	loop, err := poll.New()
@@ -56,7 +56,7 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	v := launch.DefaultVerbs
 	v.QueuePairs, v.Timeout = 2, 14 // 0.5 s with 7 retries
 	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime,
-		Redial: waitTime, PortWait: time.Millisecond, minPairPart: minLinkPart}
+		Reconnect: waitTime, PortWait: time.Millisecond, minPairPart: minLinkPart}
 	for _, change := range changes {
 		change(nic, &config)
 	}
@@ -237,7 +237,7 @@ func joiningOf(t *testing.T, devices []softdevice.Device, by hears,
 	w = &two{rdma: rdma, iwarp: devices[0].IWARP, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000),
 		ended: make(chan error, 1)}
 	dialed, accepted := streams(t)
-	w.b = newSide(t, accepted, rdma, "b0", func(s *Set, c *tcp.Channel) {
+	w.b = newSide(t, accepted, rdma, "b0", func(s *QPGroup, c *tcp.Channel) {
 		c.Handle(func(wire.Message, uint32, []int) {}, func(err error) { w.ended <- err })
 		var a *Arrivals
 		if s.Coming() {
@@ -246,7 +246,7 @@ func joiningOf(t *testing.T, devices []softdevice.Device, by hears,
 		}
 		w.made <- a
 	}, by, changes...)
-	w.a = newSide(t, dialed, rdma, "a0", func(*Set, *tcp.Channel) {}, by, changes...)
+	w.a = newSide(t, dialed, rdma, "a0", func(*QPGroup, *tcp.Channel) {}, by, changes...)
 	settled = make(chan error, 1)
 	w.a.loop.Call(func() { w.a.set.Settle(func(err error) { settled <- err }) })
 	return w, settled
@@ -446,8 +446,8 @@ func TestEndOfChannelAndPeerEndsWrites(t *testing.T) {
 	}
 	w.b.loop.Call(func() {
 		w.b.set.issue()
-		if out := len(w.b.set.tickets) + len(w.b.set.queued); out != 0 || len(w.b.set.ends) != 0 {
-			t.Errorf("%d tickets are left of a channel that has ended, and %d channels", out, len(w.b.set.ends))
+		if out := len(w.b.set.tickets) + len(w.b.set.queued); out != 0 || len(w.b.set.channels) != 0 {
+			t.Errorf("%d tickets are left of a channel that has ended, and %d channels", out, len(w.b.set.channels))
 		}
 	})
 	var err error
@@ -478,16 +478,16 @@ func TestEndOfChannelAndPeerEndsWrites(t *testing.T) {
 // message does not.
 func TestUnexpectedMessagesEndPeer(t *testing.T) {
 	for name, m := range map[string]any{
-		"an offer of the one who accepted": &offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: [maxCards]card{aCard()}},
+		"an offer of the one who accepted": &offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: [maxCards]portInfo{somePort()}},
 		"a second answer": &answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1,
-			Card: [maxCards]card{aCard()}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
+			Card: [maxCards]portInfo{somePort()}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
 		"a connect":                      &connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{Number: 17, PSN: 5}}},
 		"ready again":                    &short{Kind: kindReady},
 		"use":                            &short{Kind: kindUse},
 		"a refusal":                      &refusal{Kind: kindRefuse},
 		"a path of no channel":           &path{Kind: kindPath, Links: 1, Most: 1},
-		"a fall of other queue pairs":    &fall{Kind: kindFall, Epoch: 1},
-		"an end of what has not failed":  &fallen{Kind: kindFallen},
+		"a fall of other queue pairs":    &reset{Kind: kindReset, Epoch: 1},
+		"an end of what has not failed":  &resetAck{Kind: kindResetAck},
 		"paths of the first queue pairs": &step{Kind: kindResume},
 		"tickets of other queue pairs":   &step{Kind: kindGranted, Epoch: 7},
 		"nothing":                        &short{Kind: 77},
@@ -495,7 +495,7 @@ func TestUnexpectedMessagesEndPeer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := connected(t)
-			w.b.loop.Call(func() { w.b.peer.Tell(encode(m)) })
+			w.b.loop.Call(func() { w.b.peer.SendExtension(encode(m)) })
 			if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed {
 				t.Errorf("the Peer ended with %v", err)
 			}
@@ -705,13 +705,13 @@ func TestMemoryForgottenEarlyIsNotRegistered(t *testing.T) {
 // TestStaleTicketsAreForgottenByAge demands that the group forgets the oldest stale tickets first
 // above the limit.
 func TestStaleTicketsAreForgottenByAge(t *testing.T) {
-	s := &Set{}
-	for i := range uint32(mostStale + 10) {
-		s.forgive(&ticket{number: i + 1, parts: 1})
+	s := &QPGroup{}
+	for i := range uint32(maxStale + 10) {
+		s.markStale(&ticket{number: i + 1, parts: 1})
 	}
 	_, oldest := s.stale[10]
 	_, kept := s.stale[11]
-	if len(s.stale) != mostStale || oldest || !kept {
+	if len(s.stale) != maxStale || oldest || !kept {
 		t.Errorf("%d tickets are remembered; the 10th %v, the 11th %v", len(s.stale), oldest, kept)
 	}
 }

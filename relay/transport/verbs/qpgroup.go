@@ -34,17 +34,17 @@ const (
 
 // QPGroup holds the RDMA queue pairs between this relay and one peer. It extends a tcp.Peer. The
 // event loop owns the group.
-type Set struct {
+type QPGroup struct {
 	fabric *Fabric
 	peer   *tcp.Peer
 	nics   []*nic
 	// registers is a snapshot of nics for goroutines other than the event loop.
 	registers atomic.Pointer[[]*nic]
 
-	theirs  []card
-	links   []link
+	theirs  []portInfo
+	links   []qpLink
 	perLink int
-	*plumbing
+	*resources
 
 	// settled: the negotiation with the peer has ended. err is nil if data uses RDMA.
 	settled   bool
@@ -66,48 +66,48 @@ type Set struct {
 	brought  context.CancelFunc
 	page     page // page is the page of the peer
 
-	why  error  // why is the cause of the Peer's end
-	gone func() // gone is called when no request is outstanding
-	fell time.Duration
-	over bool // closed: the group has no queue pairs and creates no more
-	left bool // ended: the Peer continues without the group
+	why    error  // why is the cause of the Peer's end
+	gone   func() // gone is called when no request is outstanding
+	fell   time.Duration
+	closed bool // closed: the group has no queue pairs and creates no more
+	ended  bool // ended: the Peer continues without the group
 	// broken: the group has failed the Peer. parting: the connection of a queue pair has ended, and
 	// the Peer may end soon; the group posts no request.
 	broken, parting bool
 
-	ends map[*tcp.Channel]*ends
+	channels map[*tcp.Channel]*channelState
 	// remoteClosed has the writers whose channels the peer has closed during a write.
-	deserted map[*Link]bool
+	remoteClosed map[*Link]bool
 
 	sending
 	receiving
 	flushers
-	redialing
+	reconnecting
 	liveness
 	touched bool // the group is in Fabric.due
 }
 
 // qpLink connects a NIC of this relay and a NIC of the peer. managed and sends are needs of either
 // NIC (portInfo.Ways).
-type link struct {
+type qpLink struct {
 	ours, theirs   int
 	managed, sends bool
 }
 
 // resources are the objects that a group has created on its NICs. A goroutine creates the resources
 // before the event loop uses them.
-type plumbing struct {
-	queues []*queue // one for each NIC with a link
-	pairs  []*pair  // sorted by link
-	number map[key]int
-	first  []byte // source and target of the first writes
-	noted  []byte // the acks of all queue pairs
-	cm     manager
+type resources struct {
+	queues    []*queue // one for each NIC with a link
+	pairs     []*qp    // sorted by link
+	number    map[key]int
+	first     []byte // source and target of the first writes
+	ackMemory []byte // the acks of all queue pairs
+	cm        manager
 	// cannotFlush is the reason for missing flushers; nil before a failure.
 	cannotFlush error
 }
 
-func newPlumbing() *plumbing { return &plumbing{number: map[key]int{}} }
+func newResources() *resources { return &resources{number: map[key]int{}} }
 
 // key identifies the queue pair of a completion: numbers of queue pairs are unique only on a NIC.
 type key struct {
@@ -118,20 +118,20 @@ type key struct {
 // queue is the share of a group in the completion queue of a NIC.
 type queue struct {
 	*completionQueue
-	set     *Set
+	set     *QPGroup
 	entries int                // reserved
 	inbox   []verbs.Completion // completions of queue pairs of the group, under completionQueue.mu
 	nic     *nic
 	first   *verbs.Region // first is the registration of resources.first
 	flusher *flusher      // nil without flushes
-	notes   *verbs.Region // notes is the registration of resources.noted; nil without acks
+	acks    *verbs.Region // the registration of resources.ackMemory; nil without acks
 }
 
-// pair is a queue pair. With the connection manager, Pair is nil until the connection exists.
-type pair struct {
+// qp is a queue pair. With the connection manager, Pair is nil until the connection exists.
+type qp struct {
 	*verbs.Pair
 	id    *verbs.ID
-	notes notes
+	acks  acks
 	queue *queue
 	link  int
 	psn   uint32
@@ -152,17 +152,18 @@ type pair struct {
 }
 
 // channelState has the writer of a channel, or path and arrivals.
-type ends struct {
+type channelState struct {
 	link     *Link
 	arrivals *Arrivals
 	path     *path
 }
 
 // Extend creates the queue pair group for a peer. The dialing side starts the negotiation.
-func (f *Fabric) Extend(p *tcp.Peer) *Set {
-	s := &Set{fabric: f, peer: p, plumbing: newPlumbing(), ends: map[*tcp.Channel]*ends{}, deserted: map[*Link]bool{}}
+func (f *Fabric) Extend(p *tcp.Peer) *QPGroup {
+	s := &QPGroup{fabric: f, peer: p, resources: newResources(), channels: map[*tcp.Channel]*channelState{},
+		remoteClosed: map[*Link]bool{}}
 	s.receiving.tickets = map[uint32]*ticket{}
-	s.leaving, s.suspects, s.had = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
+	s.leaving, s.suspectNICs, s.workingNICs = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
 	f.sets[s] = true
 	switch {
 	case p.Dialed() && f.dividesOtherwise(p):
@@ -179,23 +180,23 @@ func (f *Fabric) dividesOtherwise(p *tcp.Peer) bool {
 }
 
 // refuseParts selects TCP for the data.
-func (s *Set) refuseParts() {
+func (s *QPGroup) refuseParts() {
 	s.begun = true
 	s.refuse(unreachable("the relay at %s is of an earlier release, which splits RDMA writes differently; "+
 		"install the same release of Peerlane on both hosts and restart the containers", s.peer.Name()))
 }
 
 // Of returns the group of a Peer, or nil without a group.
-func Of(p *tcp.Peer) *Set {
-	s, _ := p.Extension().(*Set)
+func Of(p *tcp.Peer) *QPGroup {
+	s, _ := p.Extension().(*QPGroup)
 	return s
 }
 
 // begin opens the NICs and then calls next.
-func (s *Set) begin(next func()) {
+func (s *QPGroup) begin(next func()) {
 	s.begun, s.joined = true, false
 	s.bringing, s.brought = context.WithCancel(context.Background())
-	again, before, unflushed, suspects := s.used, s.nics, s.unflushed(), maps.Clone(s.suspects)
+	again, before, unflushed, suspects := s.used, s.nics, s.unflushed(), maps.Clone(s.suspectNICs)
 	if !again {
 		s.timer = time.AfterFunc(s.fabric.config.Time, func() {
 			s.fabric.loop.Do(s.late)
@@ -220,10 +221,10 @@ func (s *Set) begin(next func()) {
 		}
 	}, func() {
 		if suspects == nil { // try each NIC again
-			clear(s.suspects)
+			clear(s.suspectNICs)
 		}
 		if err == nil {
-			s.have(nics)
+			s.setNICs(nics)
 			if s.ran {
 				s.before = append(s.before, before...)
 			} else if again { // no write has used them
@@ -237,7 +238,7 @@ func (s *Set) begin(next func()) {
 }
 
 // failByDead fails the Peer if a lost NIC has pending flushes: no other NIC can flush its writes.
-func (s *Set) failByDead() {
+func (s *QPGroup) failByDead() {
 	for _, n := range s.unflushed() {
 		if n.dead.Load() {
 			s.failed(n, "the device is lost before the flush of its writes into memory of a GPU")
@@ -248,27 +249,27 @@ func (s *Set) failByDead() {
 
 // late ends the first negotiation at its time limit. The timer may have expired just before the end
 // of the negotiation.
-func (s *Set) late() {
+func (s *QPGroup) late() {
 	if !s.settled {
 		s.refuse(unreachable("%w", &notConnectedError{s.fabric.config.Time}))
 	}
 }
 
 // setNICs switches the group to nics.
-func (s *Set) have(nics []*nic) {
+func (s *QPGroup) setNICs(nics []*nic) {
 	s.nics = nics
 	s.registers.Store(&nics)
 }
 
 // work runs f on another goroutine. If f succeeds, the event loop calls next.
-func (s *Set) work(what func() error, next func()) {
+func (s *QPGroup) work(what func() error, next func()) {
 	var err error
 	s.beside(func() { err = what() }, func() { s.worked(err, next) })
 }
 
-func (s *Set) worked(err error, next func()) {
+func (s *QPGroup) worked(err error, next func()) {
 	switch {
-	case s.gone != nil || s.mustFail || s.settled && !s.used: // or too late
+	case s.gone != nil || s.resetPending || s.settled && !s.used: // or too late
 		s.tear()
 	case err != nil:
 		s.refuse(err)
@@ -279,7 +280,7 @@ func (s *Set) worked(err error, next func()) {
 
 // Settle calls f when the negotiation ends, or at once if it has ended. The error is nil if data
 // uses RDMA. Call Settle on the event loop.
-func (s *Set) Settle(f func(error)) {
+func (s *QPGroup) Settle(f func(error)) {
 	if s.settled {
 		f(s.err)
 		return
@@ -288,11 +289,11 @@ func (s *Set) Settle(f func(error)) {
 }
 
 // Using reports whether new channels can use RDMA.
-func (s *Set) Using() bool { return s.used && s.gone == nil && !s.over }
+func (s *QPGroup) Using() bool { return s.used && s.gone == nil && !s.closed }
 
 // UnusedSince returns the time at which the negotiation failed; zero before the end of the
 // negotiation and after success.
-func (s *Set) UnusedSince() time.Time {
+func (s *QPGroup) UnusedSince() time.Time {
 	if s.err == nil {
 		return time.Time{}
 	}
@@ -301,7 +302,7 @@ func (s *Set) UnusedSince() time.Time {
 
 // WaitsForPort reports whether the negotiation failed because no port was active, and whether that
 // port belongs to this relay.
-func (s *Set) WaitsForPort() (waits, here bool) {
+func (s *QPGroup) WaitsForPort() (waits, here bool) {
 	if s.err == nil || !strings.Contains(s.err.Error(), portInactive) {
 		return false, false
 	}
@@ -310,7 +311,7 @@ func (s *Set) WaitsForPort() (waits, here bool) {
 
 // Way describes the NICs in use, or the cause of a failed negotiation; empty during the
 // negotiation.
-func (s *Set) Way() string {
+func (s *QPGroup) Way() string {
 	switch {
 	case !s.settled:
 		return ""
@@ -326,20 +327,20 @@ func (s *Set) Way() string {
 	}
 	way := fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink,
 		s.mtu(0).Bytes()) + s.nics[s.links[0].ours].kind()
-	if s.redials > 0 {
-		way += fmt.Sprintf(", reconnected %d times, the last time after a fault: %s", s.redials, s.lastFault)
+	if s.reconnects > 0 {
+		way += fmt.Sprintf(", reconnected %d times, the last time after a fault: %s", s.reconnects, s.lastFault)
 	}
 	return way
 }
 
-func (c *card) address() string {
+func (c *portInfo) address() string {
 	if c.Layer == layerInfiniBand {
 		return fmt.Sprintf("LID %d", c.LID)
 	}
 	return verbs.GID{GID: c.GID}.Address().String()
 }
 
-func (s *Set) settle(err error) {
+func (s *QPGroup) settle(err error) {
 	if s.settled {
 		return
 	}
@@ -353,7 +354,7 @@ func (s *Set) settle(err error) {
 }
 
 // refuse ends the negotiation on both sides.
-func (s *Set) refuse(why error) {
+func (s *QPGroup) refuse(why error) {
 	if s.used {
 		var failed *ofLink
 		errors.As(why, &failed)
@@ -365,7 +366,7 @@ func (s *Set) refuse(why error) {
 	}
 	m := &refusal{Kind: kindRefuse}
 	wire.SetText(m.Reason[:], why.Error())
-	s.peer.Tell(encode(m))
+	s.peer.SendExtension(encode(m))
 	s.settle(why)
 	if !s.working {
 		s.tear()
@@ -379,7 +380,7 @@ func rdmaFailed(peer string, cause error) *wire.Error {
 }
 
 // failed fails the Peer after a permanent error of a NIC.
-func (s *Set) failed(n *nic, what string) {
+func (s *QPGroup) failed(n *nic, what string) {
 	if s.broken {
 		return
 	}
@@ -389,8 +390,8 @@ func (s *Set) failed(n *nic, what string) {
 
 // uses reports whether an event of a NIC, and of a queue pair if number is not 0, concerns the
 // group.
-func (s *Set) uses(n *nic, number uint32) bool {
-	if s.working || s.over || s.falling() {
+func (s *QPGroup) uses(n *nic, number uint32) bool {
+	if s.working || s.closed || s.resetting() {
 		return false
 	}
 	for _, p := range s.pairs {
@@ -403,37 +404,37 @@ func (s *Set) uses(n *nic, number uint32) bool {
 
 // --- negotiation ----------------------------------------------------------------------
 
-func (s *Set) offer() {
+func (s *QPGroup) offer() {
 	m := &offer{Kind: kindOffer, Cards: uint32(len(s.nics))}
 	for i, n := range s.nics {
-		m.Card[i] = n.card(s.fabric.config.Verbs)
+		m.Card[i] = n.portInfo(s.fabric.config.Verbs)
 		m.Pairs = max(m.Pairs, uint32(n.queuePairs(s.fabric.config.Verbs)))
 	}
-	s.peer.Tell(encode(m))
+	s.peer.SendExtension(encode(m))
 }
 
-// Heard handles a message of the peer. c is nil for a message about the whole group.
-func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
+// HandleMessage handles a message of the peer. c is nil for a message about the whole group.
+func (s *QPGroup) HandleMessage(c *tcp.Channel, payload []byte) error {
 	m, err := decode(payload)
 	if err != nil {
 		return err
 	}
 	if c != nil {
-		return s.heardOf(c, m)
+		return s.handleChannelMessage(c, m)
 	}
 	if s.gone != nil {
 		return nil
 	}
 	switch m := m.(type) {
-	case *fall, *fallen, *step:
-		return s.heardFall(m)
+	case *reset, *resetAck, *step:
+		return s.handleReset(m)
 	case *short:
 		if m.Kind == kindNext && s.used && !s.next {
 			s.next = true
 			return nil
 		}
 	}
-	if s.used && s.falling() && !s.fellThere {
+	if s.used && s.resetting() && !s.remoteReset {
 		return nil // the peer sent the message before the reset
 	}
 	dialed := s.peer.Dialed()
@@ -471,12 +472,12 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 				if err := s.connect(m.End[:m.Ends]); err != nil {
 					return err
 				}
-				if err := s.ask(m.Ports); err != nil {
+				if err := s.requestConnections(m.Ports); err != nil {
 					return err
 				}
 				return s.try()
 			}, func() {
-				s.peer.Tell(encode(&short{Kind: kindReady}))
+				s.peer.SendExtension(encode(&short{Kind: kindReady}))
 			})
 			return nil
 		}
@@ -500,7 +501,7 @@ func (s *Set) Heard(c *tcp.Channel, payload []byte) error {
 }
 
 // offered builds queue pairs for the ports of an offer.
-func (s *Set) offered(m *offer) {
+func (s *QPGroup) offered(m *offer) {
 	if s.fabric.dividesOtherwise(s.peer) {
 		s.refuseParts()
 		return
@@ -511,16 +512,16 @@ func (s *Set) offered(m *offer) {
 
 // confirm tries the queue pairs of the dialing side, as the last step of the negotiation, and
 // starts the group.
-func (s *Set) confirm() {
+func (s *QPGroup) confirm() {
 	s.work(s.try, func() {
-		s.peer.Tell(encode(&short{Kind: kindUse}))
+		s.peer.SendExtension(encode(&short{Kind: kindUse}))
 		s.start()
 	})
 }
 
 // joined returns the links between the NICs of two relays, in the order of the rails. Each NIC has
 // a link.
-func joined(dialer, acceptor []card) (links []pairing) {
+func joined(dialer, acceptor []portInfo) (links []pairing) {
 	for i := range min(max(len(dialer), len(acceptor)), maxLinks) {
 		l := pairing{uint8(i % len(dialer)), uint8(i % len(acceptor))}
 		d, a := &dialer[l.Theirs], &acceptor[l.Ours]
@@ -532,10 +533,10 @@ func joined(dialer, acceptor []card) (links []pairing) {
 }
 
 // answer replies to an offer on the accepting side.
-func (s *Set) answer(perLink int) {
-	cards := make([]card, len(s.nics))
+func (s *QPGroup) answer(perLink int) {
+	cards := make([]portInfo, len(s.nics))
 	for i, n := range s.nics {
-		cards[i] = n.card(s.fabric.config.Verbs)
+		cards[i] = n.portInfo(s.fabric.config.Verbs)
 	}
 	links := joined(s.theirs, cards)
 	if len(links) == 0 {
@@ -557,12 +558,12 @@ func (s *Set) answer(perLink int) {
 		copy(m.Card[:], cards)
 		copy(m.Link[:], links)
 		copy(m.End[:], s.own())
-		s.peer.Tell(encode(m))
+		s.peer.SendExtension(encode(m))
 	})
 }
 
 // answered handles the answer on the dialing side.
-func (s *Set) answered(m *answer) error {
+func (s *QPGroup) answered(m *answer) error {
 	s.theirs, s.perLink, s.page, s.cm.theirs = m.Card[:m.Cards], int(m.Pairs), m.Page, m.Secret
 	for _, l := range m.Link[:m.Links] {
 		if int(l.Theirs) >= len(s.nics) {
@@ -584,12 +585,12 @@ func (s *Set) answered(m *answer) error {
 	}, func() {
 		c := &connect{Kind: kindConnect, Ends: uint32(len(s.pairs)), Page: s.ownPage(), Secret: s.cm.own, Ports: s.cm.ports}
 		copy(c.End[:], s.own())
-		s.peer.Tell(encode(c))
+		s.peer.SendExtension(encode(c))
 		if !s.managed() {
 			return
 		}
 		s.asking = true
-		s.work(s.beAsked, func() {
+		s.work(s.acceptConnections, func() {
 			if s.asking = false; s.ready {
 				s.confirm()
 			}
@@ -599,13 +600,13 @@ func (s *Set) answered(m *answer) error {
 }
 
 // join creates a link between two NICs.
-func (s *Set) join(ours, theirs int) {
+func (s *QPGroup) join(ours, theirs int) {
 	n, t := s.nics[ours], &s.theirs[theirs]
-	s.links = append(s.links, link{ours: ours, theirs: theirs, managed: n.cm != nil, sends: n.sends || t.is(waySends)})
+	s.links = append(s.links, qpLink{ours: ours, theirs: theirs, managed: n.cm != nil, sends: n.sends || t.is(waySends)})
 }
 
 // own returns the queue pairs in the form of the message.
-func (s *Set) own() (list []end) {
+func (s *QPGroup) own() (list []end) {
 	for i, p := range s.pairs {
 		if s.links[p.link].managed {
 			list = append(list, end{Number: uint32(i) + 1})
@@ -617,7 +618,7 @@ func (s *Set) own() (list []end) {
 }
 
 // ownPage returns the page of this side in the form of the message.
-func (s *Set) ownPage() (m page) {
+func (s *QPGroup) ownPage() (m page) {
 	m.Address = s.page0()
 	for _, p := range s.pairs {
 		m.Keys[s.links[p.link].ours] = p.queue.first.RKey()
@@ -626,13 +627,13 @@ func (s *Set) ownPage() (m page) {
 }
 
 // page0 returns the address of the memory for first writes.
-func (s *Set) page0() uint64 { return uint64(uintptr(unsafe.Pointer(&s.first[0]))) }
+func (s *QPGroup) page0() uint64 { return uint64(uintptr(unsafe.Pointer(&s.first[0]))) }
 
 // pageBytes is the payload of the longest packet.
 const pageBytes = 4096
 
 // build creates the queue pairs of the links. It blocks.
-func (s *Set) build() (err error) {
+func (s *QPGroup) build() (err error) {
 	if err := s.prepare(); err != nil {
 		return err
 	}
@@ -646,11 +647,11 @@ func (s *Set) build() (err error) {
 			return &ofLink{i, err}
 		}
 	}
-	return s.makeNotes()
+	return s.makeAcks()
 }
 
 // buildLink creates the queue pairs of a link, and the queue of the NIC if the NIC has no queue.
-func (s *Set) buildLink(i int, flushes bool) error {
+func (s *QPGroup) buildLink(i int, flushes bool) error {
 	l := s.links[i]
 	n := s.nics[l.ours]
 	if most := n.limits.PairRequests; sendDepth > most || receives > most {
@@ -667,14 +668,14 @@ func (s *Set) buildLink(i int, flushes bool) error {
 	}
 	for range s.perLink {
 		if l.managed { // the connection creates the queue pair
-			s.pairs = append(s.pairs, &pair{queue: q, link: i})
+			s.pairs = append(s.pairs, &qp{queue: q, link: i})
 			continue
 		}
 		made, err := n.domain.NewPair(q.config(sendDepth, receives))
 		if err != nil {
 			return err
 		}
-		p := &pair{Pair: made, queue: q, link: i, psn: rand.Uint32N(1 << 24)}
+		p := &qp{Pair: made, queue: q, link: i, psn: rand.Uint32N(1 << 24)}
 		q.join(p.Number(), q)
 		s.number[key{q, p.Number()}] = len(s.pairs)
 		s.pairs = append(s.pairs, p)
@@ -689,7 +690,7 @@ func (s *Set) buildLink(i int, flushes bool) error {
 }
 
 // buildQueue creates the queue of a NIC for every link of the NIC.
-func (s *Set) buildQueue(l link, flushes bool) (*queue, error) {
+func (s *QPGroup) buildQueue(l qpLink, flushes bool) (*queue, error) {
 	n := s.nics[l.ours]
 	entries := flushDepth
 	for _, other := range s.links {
@@ -722,14 +723,14 @@ func (q *queue) config(sends, receives int) verbs.PairConfig {
 }
 
 // mtu returns the smaller MTU of the ports and configurations of a link.
-func (s *Set) mtu(i int) verbs.MTU {
+func (s *QPGroup) mtu(i int) verbs.MTU {
 	l := s.links[i]
 	return min(s.nics[l.ours].mtu(s.fabric.config.Verbs), verbs.MTU(s.theirs[l.theirs].MTU))
 }
 
 // connect connects the queue pairs of links without a connection manager to the queue pairs of the
 // peer. It blocks.
-func (s *Set) connect(to []end) error {
+func (s *QPGroup) connect(to []end) error {
 	c := &s.fabric.config
 	for i, p := range s.pairs {
 		if s.links[p.link].managed {
@@ -765,12 +766,12 @@ const tryPause = 100 * time.Microsecond
 
 // tryTime limits the first writes in each direction. Without an answer a NIC retries for
 // Verbs.Timeout and Verbs.Retries, which may take minutes.
-func (s *Set) tryTime() time.Duration { return s.fabric.config.Time / 2 }
+func (s *QPGroup) tryTime() time.Duration { return s.fabric.config.Time / 2 }
 
 // try writes a packet of the largest size by each queue pair: the state of a queue pair does not
 // show whether the network delivers. The accepting side begins and then sends ready. try of the
 // dialing side returns after a write of each queue pair has arrived. It blocks.
-func (s *Set) try() error {
+func (s *QPGroup) try() error {
 	from := s.page0()
 	if s.peer.Dialed() { // the accepting side of iWARP may send only after the first message has arrived
 		if err := s.await(); err != nil {
@@ -782,7 +783,7 @@ func (s *Set) try() error {
 			Op: verbs.WriteImmediate, Immediate: firstTicket, Length: uint32(s.mtu(p.link).Bytes()),
 			Address: from, LKey: p.queue.first.LKey(),
 			Remote: s.page.Address, RKey: s.page.Keys[s.links[p.link].theirs],
-		}, nobody, s.adaptive(p))
+		}, noWrite, s.adaptive(p))
 		sends := p.waits
 		p.waits, p.parts = nil, nil
 		for i := range sends {
@@ -801,7 +802,7 @@ func (s *Set) try() error {
 
 // await takes the completion of a first write of each queue pair: sent on the accepting side,
 // received on the dialing side. It blocks.
-func (s *Set) await() error {
+func (s *QPGroup) await() error {
 	var batch [batchSize]verbs.Completion
 	waits := map[int]bool{}
 	for i := range s.pairs {
@@ -835,7 +836,7 @@ func (s *Set) await() error {
 }
 
 // untried returns the error of the first write of a queue pair.
-func (s *Set) untried(i int, err error) error {
+func (s *QPGroup) untried(i int, err error) error {
 	p := s.pairs[i]
 	t := &s.theirs[s.links[p.link].theirs]
 	return &ofLink{p.link, unreachable("first write of %d bytes failed: %w; the route from %s to %s (%s)",
@@ -844,7 +845,7 @@ func (s *Set) untried(i int, err error) error {
 
 // triedOne takes the completion of a first write by queue pair i. waited reports whether await
 // waits for the completion.
-func (s *Set) triedOne(q *queue, c *verbs.Completion) (i int, waited bool, err error) {
+func (s *QPGroup) triedOne(q *queue, c *verbs.Completion) (i int, waited bool, err error) {
 	i, known := s.number[key{q, c.Pair}]
 	if !known {
 		return 0, false, nil
@@ -859,7 +860,7 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (i int, waited bool, err e
 	if c.ID&ofReceive == 0 {
 		return i, true, nil
 	}
-	number, ok := p.told(c)
+	number, ok := p.receivedTicket(c)
 	if !ok {
 		return i, false, malformed("first write without a ticket")
 	}
@@ -871,19 +872,19 @@ func (s *Set) triedOne(q *queue, c *verbs.Completion) (i int, waited bool, err e
 // Down ends the group with the Peer and calls gone when no NIC accesses memory of channels. A
 // negotiation accesses only its own memory and may take minutes to end, because a connection
 // manager without an answer cannot be interrupted. Down does not wait for the negotiation.
-func (s *Set) Down(why error, gone func()) {
+func (s *QPGroup) Down(why error, gone func()) {
 	s.why, s.gone = why, gone
 	s.settle(why)
 	s.timerStop()
 	switch {
-	case s.over:
+	case s.closed:
 		s.leave()
-	case s.phase == meeting || !s.used:
+	case s.phase == connecting || !s.used:
 		s.leave()
 		if !s.working {
 			s.tear()
 		}
-	case s.phase == apart:
+	case s.phase == released:
 		s.buried()
 	case s.working || s.phase == draining: // continues to buried
 	default:
@@ -892,9 +893,9 @@ func (s *Set) Down(why error, gone func()) {
 }
 
 // buried ends the group of a dead Peer after the release of all resources of the NICs.
-func (s *Set) buried() {
-	if !s.over {
-		s.over = true
+func (s *QPGroup) buried() {
+	if !s.closed {
+		s.closed = true
 		delete(s.fabric.sets, s)
 		s.fabric.retire(slices.Concat(s.before, s.nics))
 	}
@@ -902,17 +903,17 @@ func (s *Set) buried() {
 }
 
 // leave ends the remaining operations and lets the Peer end.
-func (s *Set) leave() {
-	if s.left {
+func (s *QPGroup) leave() {
+	if s.ended {
 		return
 	}
-	s.left = true
-	for _, e := range s.ends {
+	s.ended = true
+	for _, e := range s.channels {
 		if e.link != nil {
 			e.link.lost(s.why)
 		}
 	}
-	for l := range s.deserted {
+	for l := range s.remoteClosed {
 		l.lost(s.why)
 	}
 	for a := range s.leaving {

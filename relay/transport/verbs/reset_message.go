@@ -16,13 +16,13 @@ package verbs
 //	        ← ticket   for each grant whose write has not arrived
 //	        ← granted  end of the tickets: every other write had arrived
 const (
-	kindFall = 100 + iota
-	kindFallen
+	kindReset = 100 + iota
+	kindResetAck
 	kindResume
 	kindGranted
 )
 
-type fall struct {
+type reset struct {
 	Kind   uint32
 	Epoch  uint32
 	Reason [1012]byte
@@ -31,7 +31,7 @@ type fall struct {
 
 // resetAck has the number of the receiver's writes that have arrived since the first negotiation.
 // The receiver knows the number of acknowledged writes and the writes with another ticket.
-type fallen struct {
+type resetAck struct {
 	Kind    uint32
 	Epoch   uint32
 	Arrived uint64
@@ -43,6 +43,6 @@ type step struct {
 	Epoch uint32
 }
 
-func (*fall) check() error   { return nil }
-func (*fallen) check() error { return nil }
-func (*step) check() error   { return nil }
+func (*reset) check() error    { return nil }
+func (*resetAck) check() error { return nil }
+func (*step) check() error     { return nil }

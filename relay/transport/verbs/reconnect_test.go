@@ -23,7 +23,7 @@ import (
 )
 
 // until waits for a condition of a group.
-func (e *side) until(what string, is func(*Set) bool) {
+func (e *side) until(what string, is func(*QPGroup) bool) {
 	e.t.Helper()
 	testutil.Until(e.t, what, func() (holds bool) {
 		e.loop.Call(func() { holds = is(e.set) })
@@ -57,7 +57,7 @@ func newStreamInto(w *two, change func(*device.Memory)) *stream {
 			w.b.t.Error(err)
 		}
 	})
-	w.a.until("keys", func(*Set) bool { return w.link.regions[7] != nil })
+	w.a.until("keys", func(*QPGroup) bool { return w.link.regions[7] != nil })
 	return s
 }
 
@@ -224,7 +224,7 @@ func TestAcknowledgedWritesHaveArrived(t *testing.T) {
 		w.b.set.fault(w.b.set.nics[0], "a test's fault")
 	})
 	s.mustEnd(t)
-	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 })
+	w.a.until("others in place of the queue pairs", func(s *QPGroup) bool { return s.reconnects == 1 })
 }
 
 // TestCompletionErrorsRepeatWrites demands that a write arrives after each kind of completion error
@@ -248,7 +248,7 @@ func completionErrorsRepeatWrites(t *testing.T, iwarp bool) {
 			t.Fatal(err)
 		}
 		s.begin()
-		w.a.until("a fault", func(s *Set) bool { return s.epoch > epoch })
+		w.a.until("a fault", func(s *QPGroup) bool { return s.epoch > epoch })
 		if err := w.rdma.Script(); err != nil {
 			t.Fatal(err)
 		}
@@ -269,7 +269,7 @@ func TestFaultsLoseAndDoubleNothing(t *testing.T) {
 		if err := c.inject(w); err != nil {
 			t.Fatal(err)
 		}
-		w.a.until("a fault", func(s *Set) bool { return s.epoch > 0 })
+		w.a.until("a fault", func(s *QPGroup) bool { return s.epoch > 0 })
 		if err := w.rdma.Script(); err != nil {
 			t.Fatal(err)
 		}
@@ -278,15 +278,16 @@ func TestFaultsLoseAndDoubleNothing(t *testing.T) {
 		}
 		s.mustEnd(t)
 		for _, e := range []*side{w.a, w.b} {
-			e.until("others in place of the queue pairs", func(s *Set) bool {
-				return s.phase == running && s.redials > 0 && s.deadline == nil
+			e.until("others in place of the queue pairs", func(s *QPGroup) bool {
+				return s.phase == running && s.reconnects > 0 && s.deadline == nil
 			})
 		}
 		s.begin() // again
 		s.mustEnd(t)
 		var doubts int
 		w.a.loop.Call(func() {
-			doubts = len(w.link.writes) + len(w.link.tickets) + len(w.link.waiting) + len(w.link.unheard) + w.a.set.unheard
+			doubts = len(w.link.writes) + len(w.link.tickets) + len(w.link.waiting) + len(w.link.unconfirmed) +
+				w.a.set.unconfirmed
 		})
 		w.b.loop.Call(func() { doubts += len(w.b.set.tickets) + len(w.arrivals.open) })
 		if doubts > 0 {
@@ -323,14 +324,14 @@ func TestPermanentFaultsEndPeer(t *testing.T) {
 		// second side records that end as its last fault. Then the next try of each side is the
 		// last.
 		for _, e := range []*side{w.a, w.b} {
-			e.until("the reason", func(s *Set) bool {
+			e.until("the reason", func(s *QPGroup) bool {
 				return !slices.ContainsFunc(c.words, func(word string) bool { return !strings.Contains(s.lastFault, word) })
 			})
 		}
 		for _, e := range []*side{w.a, w.b} {
 			e.loop.Call(func() {
 				e.fabric.raising.Wait() // goroutines outside the loop read the configuration
-				e.fabric.config.Redial = time.Nanosecond
+				e.fabric.config.Reconnect = time.Nanosecond
 			})
 		}
 		for range streamWrites {
@@ -351,17 +352,17 @@ func TestPermanentFaultsEndPeer(t *testing.T) {
 
 // deafToStep drops a step.
 type deafToStep struct {
-	*Set
+	*QPGroup
 	kind uint32
 }
 
-func (d *deafToStep) Heard(c *tcp.Channel, payload []byte) error {
+func (d *deafToStep) HandleMessage(c *tcp.Channel, payload []byte) error {
 	if m, err := decode(payload); err == nil {
 		if m, is := m.(*step); is && m.Kind == d.kind {
 			return nil
 		}
 	}
-	return d.Set.Heard(c, payload)
+	return d.QPGroup.HandleMessage(c, payload)
 }
 
 // TestPeerSilentAfterReconnectEnds demands that each side ends the Peer and the writes in time if
@@ -375,14 +376,14 @@ func TestPeerSilentAfterReconnectEnds(t *testing.T) {
 		t.Run(of.name, func(t *testing.T) {
 			eachKind(t, func(t *testing.T, iwarp bool) {
 				t.Parallel()
-				w, settled := joining(t, iwarp, func(nic string, s *Set) tcp.Extension {
+				w, settled := joining(t, iwarp, func(nic string, s *QPGroup) tcp.Extension {
 					if nic == of.deaf {
 						return &deafToStep{s, of.kind}
 					}
 					return s
 				}, func(nic string, c *Config) {
-					if c.Redial = time.Hour; nic == of.deaf {
-						c.Redial = 3 * time.Second
+					if c.Reconnect = time.Hour; nic == of.deaf {
+						c.Reconnect = 3 * time.Second
 					}
 				})
 				if err := receive(t, settled, "the queue pairs"); err != nil {
@@ -408,18 +409,18 @@ func TestPeerSilentAfterReconnectEnds(t *testing.T) {
 
 // late delays granted until the test releases it.
 type late struct {
-	*Set
+	*QPGroup
 	kept [][]byte
 }
 
-func (l *late) Heard(c *tcp.Channel, payload []byte) error {
+func (l *late) HandleMessage(c *tcp.Channel, payload []byte) error {
 	if m, err := decode(payload); err == nil {
 		if m, is := m.(*step); is && m.Kind == kindGranted {
 			l.kept = append(l.kept, bytes.Clone(payload))
 			return nil
 		}
 	}
-	return l.Set.Heard(c, payload)
+	return l.QPGroup.HandleMessage(c, payload)
 }
 
 // TestWritesBeforeAgreementAreNotCounted demands that the count of arrived writes excludes writes
@@ -427,11 +428,11 @@ func (l *late) Heard(c *tcp.Channel, payload []byte) error {
 func TestWritesBeforeAgreementAreNotCounted(t *testing.T) {
 	eachKind(t, func(t *testing.T, iwarp bool) {
 		var l *late
-		w, settled := joining(t, iwarp, func(nic string, s *Set) tcp.Extension {
+		w, settled := joining(t, iwarp, func(nic string, s *QPGroup) tcp.Extension {
 			if nic != "a0" {
 				return s
 			}
-			l = &late{Set: s}
+			l = &late{QPGroup: s}
 			return l
 		})
 		if err := receive(t, settled, "the queue pairs"); err != nil {
@@ -449,11 +450,11 @@ func TestWritesBeforeAgreementAreNotCounted(t *testing.T) {
 		if err := w.rdma.Script(); err != nil {
 			t.Fatal(err)
 		}
-		w.a.until("writes by the new queue pairs", func(s *Set) bool {
+		w.a.until("writes by the new queue pairs", func(s *QPGroup) bool {
 			return len(l.kept) == 1 && s.acknowledged > s.acknowledgedBefore
 		})
 		w.a.loop.Call(func() {
-			if err := l.Set.Heard(nil, l.kept[0]); err != nil {
+			if err := l.QPGroup.HandleMessage(nil, l.kept[0]); err != nil {
 				t.Error(err)
 			}
 		})
@@ -466,15 +467,15 @@ func TestWritesBeforeAgreementAreNotCounted(t *testing.T) {
 func TestPeerWithoutNewTicketsEnds(t *testing.T) {
 	t.Parallel()
 	var l *late
-	w, settled := joining(t, false, func(nic string, s *Set) tcp.Extension {
+	w, settled := joining(t, false, func(nic string, s *QPGroup) tcp.Extension {
 		if nic != "a0" {
 			return s
 		}
-		l = &late{Set: s}
+		l = &late{QPGroup: s}
 		return l
 	}, func(nic string, c *Config) {
-		if c.Redial = time.Hour; nic == "a0" {
-			c.Redial = 2 * time.Second
+		if c.Reconnect = time.Hour; nic == "a0" {
+			c.Reconnect = 2 * time.Second
 		}
 	})
 	if err := receive(t, settled, "the queue pairs"); err != nil {
@@ -496,7 +497,7 @@ func TestPeerWithoutNewTicketsEnds(t *testing.T) {
 			w.link.Write(transport.Target{Region: 7}, transport.Source{Place: s.from.At(0)}, streamBytes, grant, func(error) {})
 		})
 		over := false
-		w.a.until("a write's end, or the Peer's", func(s *Set) bool {
+		w.a.until("a write's end, or the Peer's", func(s *QPGroup) bool {
 			over = s.gone != nil
 			return over || s.phase == running && s.carries
 		})
@@ -566,7 +567,7 @@ func TestWritesOfClosedChannelEndAtReset(t *testing.T) {
 		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
 		w.held(t)
 		w.b.loop.Call(func() { w.arrivals.channel.Leave() })
-		w.a.until("the channel's end", func(s *Set) bool { return len(s.ends) == 0 })
+		w.a.until("the channel's end", func(s *QPGroup) bool { return len(s.channels) == 0 })
 		w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
 		w.script(t)
 		if err := receive(t, done, "the write's end"); wire.StatusOf(err) != wire.StatusPeerClosed {
@@ -607,7 +608,7 @@ func nicWithoutRegistrationIsOmitted(t *testing.T, iwarp bool) {
 	s.begin()
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
 	s.mustEnd(t)
-	w.a.until("one NIC", func(s *Set) bool { return s.redials > 0 && len(s.nics) == 1 && s.nics[0].name == "a0" })
+	w.a.until("one NIC", func(s *QPGroup) bool { return s.reconnects > 0 && len(s.nics) == 1 && s.nics[0].name == "a0" })
 	s.begin()
 	s.mustEnd(t)
 }
@@ -659,13 +660,13 @@ func TestNICWithFailedLinksIsOmitted(t *testing.T) {
 }
 
 // goBy reports whether the links of a group use the named NICs.
-func goBy(nics ...string) func(*Set) bool {
-	return func(s *Set) bool {
+func goBy(nics ...string) func(*QPGroup) bool {
+	return func(s *QPGroup) bool {
 		var have []string
 		for _, l := range s.links {
 			have = append(have, s.nics[l.ours].name)
 		}
-		return s.phase == running && s.redials > 0 && slices.Equal(have, nics)
+		return s.phase == running && s.reconnects > 0 && slices.Equal(have, nics)
 	}
 }
 
@@ -686,24 +687,24 @@ func TestReturningPortIsUsedAgain(t *testing.T) {
 		goes(deviceC, true)
 		w.a.until("one NIC", goBy("a0", "a0"))
 		goes(deviceC, false)
-		w.a.until("the port", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[1]] == 2 })
+		w.a.until("the port", func(s *QPGroup) bool { return s.fabric.ports[s.fabric.nics[1]] == 2 })
 		s.begin()
 		s.mustEnd(t)
-		redials := 0
+		reconnects := 0
 		w.a.loop.Call(func() {
 			f := w.a.fabric
-			f.back, redials = time.Millisecond, w.a.set.redials
+			f.back, reconnects = time.Millisecond, w.a.set.reconnects
 			f.cameBack(f.nics[1], 1) // the port has failed since
 		})
 		time.Sleep(100 * time.Millisecond)
-		w.a.until("one NIC", func(s *Set) bool {
-			if s.redials != redials {
+		w.a.until("one NIC", func(s *QPGroup) bool {
+			if s.reconnects != reconnects {
 				t.Error("the queue pairs were given up for a port that has gone since")
 			}
 			return goBy("a0", "a0")(s)
 		})
 		goes(deviceC, true)
-		w.a.until("the port", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[1]] == 3 })
+		w.a.until("the port", func(s *QPGroup) bool { return s.fabric.ports[s.fabric.nics[1]] == 3 })
 		goes(deviceC, false)
 		w.a.until("both NICs", goBy("a0", "c0"))
 		w.b.until("both NICs", goBy("b0", "d0"))
@@ -734,7 +735,7 @@ func failedTriesReleaseRegistrations(t *testing.T, iwarp bool) {
 		t.Fatal(err)
 	}
 	for _, e := range []*side{w.a, w.b} {
-		e.until("few domains after many tries", func(s *Set) bool {
+		e.until("few domains after many tries", func(s *QPGroup) bool {
 			e.fabric.mu.Lock()
 			defer e.fabric.mu.Unlock()
 			return s.epoch > 5 && len(e.fabric.renewed) <= 2
@@ -772,8 +773,8 @@ func lateDuplicateIsRejected(t *testing.T, iwarp bool) {
 			before = *w.link.regions[7]
 			w.a.set.fault(w.a.set.nics[0], "a test's fault")
 		})
-		w.a.until("others in place of the queue pairs", func(s *Set) bool {
-			return s.phase == running && s.redials > 2*round && w.link.regions[7].Keys != before.Keys
+		w.a.until("others in place of the queue pairs", func(s *QPGroup) bool {
+			return s.phase == running && s.reconnects > 2*round && w.link.regions[7].Keys != before.Keys
 		})
 		want := bytes.Clone(s.to.HostBytes())
 		clear(s.from.HostBytes())
@@ -789,7 +790,7 @@ func lateDuplicateIsRejected(t *testing.T, iwarp bool) {
 			}
 		})
 		// The NIC of the receiver reports an error, and both sides reconnect once more.
-		w.b.until("the other NIC's refusal", func(s *Set) bool { return s.phase == running && s.redials > 2*round+1 })
+		w.b.until("the other NIC's refusal", func(s *QPGroup) bool { return s.phase == running && s.reconnects > 2*round+1 })
 		if !bytes.Equal(s.to.HostBytes(), want) {
 			t.Fatal("a write of before has landed")
 		}
@@ -838,7 +839,9 @@ func TestReconnectedGroupHasAnotherNICsVersion(t *testing.T) {
 		t.Error("the version changes without a change")
 	}
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
-	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 && s.phase == running })
+	w.a.until("others in place of the queue pairs", func(s *QPGroup) bool {
+		return s.reconnects == 1 && s.phase == running
+	})
 	if w.a.set.NICsVersion() == before {
 		t.Error("the version is the one of before")
 	}
