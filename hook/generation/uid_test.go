@@ -13,8 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/process"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // After the kill of a supervisor the relay lives when the generation is removed. A sweep then
@@ -192,5 +194,56 @@ func TestOrphansAreMarksWithoutGeneration(t *testing.T) {
 	}
 	if got, err := orphans(paths.New(t.TempDir())); err != nil || got != nil {
 		t.Errorf("without state: %v, %v", got, err)
+	}
+}
+
+func TestClaimUIDTakesFreeUIDOfRange(t *testing.T) {
+	l := layout(t)
+	settings := config.Relay{UIDs: "2000000000-2000000002"} // the first is the group
+	claim := func(id, mode string, group int) (int, error) {
+		if _, err := os.Stat(l.GenerationDir(id)); err != nil {
+			made(t, l, id, time.Now())
+			if err := MakeSupervisorLock(l, id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		g := &Generation{ID: id}
+		g.Sandbox.Mode, g.Sandbox.Group = mode, group
+		err := g.ClaimUID(l, settings)
+		return g.Sandbox.UID, err
+	}
+	const thirdID = "00000000000000000000000000000003"
+	for _, c := range []struct {
+		name, mode string
+		group      int
+	}{{"no sandbox", config.SandboxOff, 2000000000}, {"no group", config.SandboxAuto, 0}} {
+		if uid, err := claim(firstID, c.mode, c.group); uid != 0 || err != nil {
+			t.Errorf("%s: uid %d, %v", c.name, uid, err)
+		}
+	}
+	first, err := claim(firstID, config.SandboxAuto, 2000000000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := claim(secondID, config.SandboxAuto, 2000000000)
+	got := []int{min(first, second), max(first, second)}
+	if want := []int{2000000001, 2000000002}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("uids %v, %v; want %v", got, err, want)
+	}
+	uid, err := claim(thirdID, config.SandboxAuto, 2000000000)
+	if f, ok := errors.AsType[*fault.Error](err); uid != 0 || !ok || f.Code != fault.NoRelayUID ||
+		f.Operation != "all 2 uids of relays are taken" {
+		t.Errorf("uid %d of none, %v", uid, err)
+	}
+	// The mark of a removed generation is free.
+	if err := os.RemoveAll(l.GenerationDir(firstID)); err != nil {
+		t.Fatal(err)
+	}
+	if uid, err := claim(thirdID, config.SandboxAuto, 2000000000); uid != first || err != nil {
+		t.Errorf("uid %d, %v; want %d of the removed generation", uid, err, first)
+	}
+	settings.UIDs = "none"
+	if uid, err := claim(firstID, config.SandboxAuto, 2000000000); uid != 0 || err == nil {
+		t.Errorf("uid %d of a wrong range", uid)
 	}
 }
