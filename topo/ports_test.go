@@ -29,6 +29,7 @@ func TestACSRedirectsBetweenDevicesOfSwitch(t *testing.T) {
 		{"one NIC", nil, []NIC{nic("01")}, nil, 0, 0},
 		{"a GPU and a NIC below one port", []GPU{gpu("01")}, []NIC{nic("01")}, nil, 0, 0},
 		{"a GPU beside a GPU and a NIC", []GPU{gpu("01"), gpu("02")}, []NIC{nic("01")}, nil, 0, 2},
+		{"a GPU behind a bridge", []GPU{gpu("01"), gpu("04")}, nil, []string{}, 0, 0},
 		{"a GPU outside the tree", []GPU{gpu("01"), gpu("03")}, nil, nil, 0, 0},
 	} {
 		h := &Host{GPUs: c.gpus, NICs: c.nics, PCIePorts: []PCIePort{
@@ -39,6 +40,8 @@ func TestACSRedirectsBetweenDevicesOfSwitch(t *testing.T) {
 			{BusID: "01", Above: "down1", Type: PortEndpoint, ACS: []string{ACSRequestRedirect}},
 			{BusID: "02", Above: "down2", Type: PortEndpoint},
 			{BusID: "lost", Above: "none", Type: PortDownstream},
+			{BusID: "bridge", Above: "up", Type: PortToPCI},
+			{BusID: "04", Above: "bridge", Type: PortEndpoint},
 		}}
 		redirect, unknown := h.ACSRedirects()
 		if len(redirect) != c.redirect || len(unknown) != c.unknown {

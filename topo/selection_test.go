@@ -54,6 +54,20 @@ func TestOnlyOfSingleHostIsThatHost(t *testing.T) {
 	}
 }
 
+func TestFindGPUMatchesWholeNames(t *testing.T) {
+	gpus := []GPU{{Index: 1}, {Index: 2, BusID: "GPU2"}, {Index: 3, BusID: "0000:03:00.0"}}
+	for name, want := range map[string]int{"2": 2, "GPU2": 2, "03:00.0": 3, "": 1} {
+		if g, err := FindGPU(gpus, name); err != nil || g.Index != want {
+			t.Errorf("%q: GPU %d, %v; want %d", name, g.Index, err, want)
+		}
+	}
+	for _, name := range []string{"gpu2", "x", "00:00.0"} {
+		if g, err := FindGPU(gpus[1:], name); err == nil {
+			t.Errorf("%q: GPU %d", name, g.Index)
+		}
+	}
+}
+
 func TestUnknownNameErrorListsNames(t *testing.T) {
 	err := &UnknownGPUError{Name: "x", Known: []GPU{{Index: 0, BusID: "a", UUID: "u"}, {Index: 1, BusID: "b"}}}
 	if got := err.Error(); !strings.HasSuffix(got, "known are 0 = a = u, 1 = b") {
