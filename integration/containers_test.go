@@ -28,6 +28,7 @@ import (
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -844,8 +845,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 		t.Errorf("peerlane relay inspect does not say so: %s", text)
 	}
 	_, err := client.Dial(context.Background(), filepath.Join(b.Layout.SocketDir(g.ID), paths.SocketName))
-	if err == nil || !strings.Contains(err.Error(), "stays down after 5 failures") ||
-		!strings.Contains(err.Error(), says) {
+	if err == nil || !fault.RelayDown.In(err.Error()) || !strings.Contains(err.Error(), says) {
 		t.Errorf("a client hears %v", err)
 	}
 	b.mustLog(journal, says, "starting it again", a.id, g.ID)

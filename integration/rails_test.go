@@ -42,7 +42,7 @@ func (n *networks) sent(host int, name string) uint64 {
 	return links[0].Stats64.TX.Bytes
 }
 
-// railed is two hosts with two links, and a container on each.
+// railed has two hosts with two links, and a container on each host.
 type railed struct {
 	*networks
 	beds           [2]*bed

@@ -32,12 +32,12 @@ func bufferBytes() (sum uint64) {
 	return sum
 }
 
-// buffers are a lane's host memory for buffered sends, for as long as a sender uses it. It belongs
-// to the loop.
+// buffers are a lane's host memory for buffered sends while a sender uses the memory. The event
+// loop owns buffers.
 type buffers struct {
 	lane    *lane
 	senders int
-	memory  unsafe.Pointer                   // nil until it is allocated
+	memory  unsafe.Pointer                   // nil before the allocation
 	free    [len(bufferSizes)][]device.Place // of each size
 }
 
@@ -50,7 +50,7 @@ type buffered struct {
 	place   device.Place
 	size    int               // index of bufferSizes
 	filled  bool              // with the message
-	grants  []*wire.PeerGrant // that came before it was filled
+	grants  []*wire.PeerGrant // that preceded the fill
 }
 
 // release frees the buffer of an ended operation. b may be nil.
@@ -88,8 +88,8 @@ func (b *buffers) divide(memory unsafe.Pointer) {
 }
 
 // useBuffers returns the lane's buffers for one more sender. The allocation takes the driver
-// milliseconds, which the loop does not wait for: until then the buffers are empty. Without room
-// nothing is tried again before the last sender has left.
+// milliseconds, and the loop does not wait: until then the buffers are empty. Without room the next
+// try follows after the last sender has left.
 func (l *lane) useBuffers() *buffers {
 	if l.buffers == nil {
 		b := &buffers{lane: l}
@@ -178,7 +178,7 @@ func (s *sender) buffer(op *operation) {
 func (s *sender) filledBuffer(op *operation) {
 	b := op.buffered
 	b.filled = true
-	if !op.withdrawn { // else the receiver's answer is the result
+	if !op.withdrawn { // otherwise the receiver's answer is the result
 		op.complete(op.length, wire.StatusOK)
 	}
 	grants := b.grants

@@ -12,13 +12,13 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// buffering are two containers of a host, whose clients have a session each.
+// buffering has two containers of a host, and a session of each client.
 type buffering struct {
 	near
 	a, b *client.Session
 }
 
-// onOneGPU are two containers of a host that use GPU 0, or GPUs 0 and 3.
+// onOneGPU returns two containers of a host that use GPU 0, or GPUs 0 and 3.
 func onOneGPU(t *testing.T, one bool, bytes uint64) *buffering {
 	t.Helper()
 	h, n, second := newHost(t), &buffering{}, 3
@@ -197,7 +197,7 @@ func TestBufferedSendFailureIsReportedByFlush(t *testing.T) {
 		t.Error("a failure was reported twice:", err)
 	}
 	post()
-	if err := n.from.Memory.Unexport(within(t)); err != nil { // no message needs it
+	if err := n.from.Memory.Unexport(within(t)); err != nil { // no message needs the memory
 		t.Error("the memory of an ended send cannot be withdrawn:", err)
 	}
 	op, err := n.sending.Flush()

@@ -25,7 +25,7 @@ type near struct {
 	sending, receiving *client.Connection
 }
 
-func neighbours(t *testing.T, from, to string) *near {
+func localPair(t *testing.T, from, to string) *near {
 	t.Helper()
 	h, n := newHost(t), &near{}
 	var left, right string
@@ -67,7 +67,7 @@ func (n *near) passTo(t *testing.T, size, at uint64) {
 // the receiver's memory mapped. It counts as others do. An unreceived message leaves the window to
 // further messages.
 func TestEagerMessagesNeedNoGrant(t *testing.T) {
-	n := neighbours(t, "host", "host")
+	n := localPair(t, "host", "host")
 	for range packet.Windows {
 		canceled, err := n.sending.Send(n.from.Memory, 0, 8)
 		if err == nil {
@@ -127,7 +127,7 @@ func TestEagerMessagesIntoGPUMemoryNeedNoGrant(t *testing.T) {
 }
 
 func shortIntoGPU(t *testing.T, targets int) {
-	n := neighbours(t, "host", "GPU")
+	n := localPair(t, "host", "GPU")
 	var moved uint64
 	for _, size := range []uint64{2, 7, 8, 15, 16, 17, 24, 64, 100, 1024, packet.WindowBytes - 1, packet.WindowBytes} {
 		n.pass(t, size)
@@ -154,7 +154,7 @@ func shortIntoGPU(t *testing.T, targets int) {
 func TestEagerMessagesKeepOrderWithLongOnes(t *testing.T) {
 	for _, to := range kinds {
 		t.Run(to, func(t *testing.T) {
-			n := neighbours(t, "host", to)
+			n := localPair(t, "host", to)
 			sizes := []uint64{8, packet.WindowBytes, 0, packet.WindowBytes + 1, 1024, 1}
 			const (
 				count, room         = 4 * packet.Windows, 8 << 10

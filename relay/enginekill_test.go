@@ -55,7 +55,7 @@ func TestKilledEngineEndsTransfers(t *testing.T) {
 	t.Parallel()
 	const limit = 20 * time.Second
 	h := newHost(t)
-	h.redial = 10 * time.Minute // a death is no fault that passes
+	h.reconnectLimit = 10 * time.Minute // a death is no fault that passes
 	h.nic("nic0")
 	h.nic("nic1")
 	for i := range h.devices {

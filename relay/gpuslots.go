@@ -29,7 +29,7 @@ import (
 // gpuSlots has the results.
 type gpuSlots struct {
 	deciding sync.Mutex
-	// tried has the result for the NICs of a Set.
+	// tried has the result for the NICs of a group.
 	nics  string
 	tried *registration.Registered
 	// contexts are on server GPUs, where nvidia-peermem takes memory of cuMemAlloc alone,
@@ -69,7 +69,7 @@ func bounces(why string) slotsWay {
 	return slotsWay{registration.Bounce, "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: " + why}
 }
 
-// takeGPU makes a connection's data use slots on server GPUs, registered with the Set's NICs, or
+// takeGPU makes a connection's data use slots on server GPUs, registered with the NICs of the group, or
 // returns the reason of a failure. The error is of a lane that may not bounce (staging.bounce). takeGPU
 // may block.
 func (r *Relay) takeGPU(c *connection, by *verbs.QPGroup, sends bool) (way slotsWay, onGPU bool, err error) {
@@ -153,7 +153,7 @@ func registered(steps []registration.Step) slotsWay {
 	return slotsWay{w, text}
 }
 
-// slotsFor returns the slots for the NICs of a Set, or the reason of their absence. slotsFor may block.
+// slotsFor returns the slots for the NICs of a group, or the reason of their absence. slotsFor may block.
 func (l *lane) slotsFor(by *verbs.QPGroup) (out, in *staging, err error) {
 	switch {
 	case l.spec.Direct && !l.spec.Relay:

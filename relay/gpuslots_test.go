@@ -185,7 +185,7 @@ func flushed(t *testing.T, rdma softdevice.Host, nic string, want bool) {
 // A flush that fails for good ends the operations with an error that says so: their bytes may not be
 // there.
 func TestFailedFlushEndsOperationsWithError(t *testing.T) {
-	p := hostsThatRedial(t, 1, 1, shortRedial)
+	p := hostsWithReconnectLimit(t, 1, 1, shortReconnectLimit)
 	p.move(t, 1<<20)
 	if err := p.rdma.Script("send status=12 device=rocep1"); err != nil { // which writes nothing
 		t.Fatal(err)

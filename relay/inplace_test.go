@@ -257,13 +257,13 @@ func lentRegions(t *testing.T, rdma softdevice.Host, nic string, bytes uint64) (
 // nearByRDMA is two near GPUs whose whole memory is lent and in place.
 func nearByRDMA(t *testing.T) *byRDMA {
 	t.Helper()
-	return nearThatRedial(t, 0)
+	return nearWithReconnectLimit(t, 0)
 }
 
-// nearThatRedial sets the time limit of reconnects, 0 for the default.
-func nearThatRedial(t *testing.T, limit time.Duration) *byRDMA {
+// nearWithReconnectLimit sets the time limit of reconnects, 0 for the default.
+func nearWithReconnectLimit(t *testing.T, limit time.Duration) *byRDMA {
 	t.Helper()
-	return (&byRDMA{lane: direct, redial: limit}).lendAll(t)
+	return (&byRDMA{lane: direct, reconnectLimit: limit}).lendAll(t)
 }
 
 func (p *byRDMA) lendAll(t *testing.T) *byRDMA {
@@ -443,7 +443,7 @@ func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			p := nearThatRedial(t, time.Minute)
+			p := nearWithReconnectLimit(t, time.Minute)
 			const n = 1 << 20
 			want := random(t, n)
 			p.source.write(0, want)

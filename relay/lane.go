@@ -518,13 +518,13 @@ func (l *lane) serve(server launch.GPU, z size, admission bool, create maker) (o
 		return nil, nil, err
 	}
 	if admission {
-		giveBack, err := l.claim(server, ordinal, 2, uint64(z.slots)*z.slotBytes)
+		release, err := l.claim(server, ordinal, 2, uint64(z.slots)*z.slotBytes)
 		if err != nil {
 			return nil, nil, err
 		}
 		defer func() {
 			if out == nil {
-				giveBack()
+				release()
 			}
 		}()
 	}
@@ -564,7 +564,7 @@ func (l *lane) server(g launch.GPU) (cuda.Device, wire.UUID, error) {
 // claim requests the admission of equal allocations on a server GPU, and returns an error if
 // refused.
 func (l *lane) claim(server launch.GPU, ordinal cuda.Device, allocations int,
-	each uint64) (giveBack func(), err error) {
+	each uint64) (release func(), err error) {
 	d := l.device.Driver
 	memory, err := d.DeviceTotalMem(ordinal)
 	if err != nil {

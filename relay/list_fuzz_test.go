@@ -252,7 +252,7 @@ func FuzzPeerOfAListReader(f *testing.F) {
 		}
 		r := newListReader(t, script(text))
 		acts := []func(){
-			r.posts, r.isRefused, r.learnsRegion, r.isGranted, r.hasWayBack, r.hearsOfData, r.isFilled, r.isDelivered,
+			r.posts, r.isRefused, r.learnsRegion, r.isGranted, r.hasReverseConnection, r.hearsOfData, r.isFilled, r.isDelivered,
 			r.copied, r.wrote, r.listIsRefused, r.cancels, r.hearsOther,
 		}
 		for len(r.do) > 0 {
@@ -315,7 +315,7 @@ func (r *listReader) isGranted() {
 	}
 }
 
-func (r *listReader) hasWayBack() {
+func (r *listReader) hasReverseConnection() {
 	if b := r.s.reading.back; b == nil || !b.listener.expects() {
 		return
 	}
@@ -439,7 +439,8 @@ func FuzzPeerOfAListOwner(f *testing.F) {
 		}
 		o := newListOwner(t, script(text))
 		acts := []func(){
-			o.hearsRanges, o.hearsOfWrite, o.isFilled, o.hearsOfRead, o.copied, o.hasWayBack, o.isGranted, o.learnsRegion,
+			o.hearsRanges, o.hearsOfWrite, o.isFilled, o.hearsOfRead, o.copied, o.hasReverseConnection, o.isGranted,
+			o.learnsRegion,
 			o.wrote, o.other,
 		}
 		for len(o.do) > 0 {
@@ -537,7 +538,7 @@ func (o *listOwner) hearsOfRead() {
 	o.sum, o.count = 0, 0
 }
 
-func (o *listOwner) hasWayBack() {
+func (o *listOwner) hasReverseConnection() {
 	if o.back == nil && o.r.down == nil {
 		o.back = o.listLink(o.route, o.shown)
 		o.back.s.hidden = true

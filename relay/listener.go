@@ -486,7 +486,7 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (attachment, error) {
 			"the listener is on another host, or was there before this one was booted, and relay.transport in "+
 				"config.toml says %s, which reaches this host alone", config.Transport).On("relay.transport")
 	}
-	way, err := r.dialNeighbour(c, m, handle, config, routeNumber(config.Route))
+	way, err := r.dialLocal(c, m, handle, config, routeNumber(config.Route))
 	if errors.Is(err, errStagedByNICs) {
 		return r.dialHost(c, m, handle, config)
 	}
@@ -500,9 +500,9 @@ var errStagedByNICs = errors.New("the route between the containers is staged: NI
 // localDialTimeout is how long a relay waits for room in the queue of another relay of the host.
 const localDialTimeout = 15 * time.Second
 
-// greetNeighbour connects to the relay of another container, says hello and returns the answer.
+// greetLocal connects to the relay of another container, says hello and returns the answer.
 // While that relay is busy, dial tries again, until localDialTimeout.
-func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Message, []int, error) {
+func greetLocal(socket string, hello *wire.PeerHello) (packet.Conn, wire.Message, []int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), localDialTimeout)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -537,8 +537,8 @@ func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Mes
 	}
 }
 
-// dialNeighbour is dial where the listener is on this host. The route is the requested route.
-func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config,
+// dialLocal is dial for a listener on this host. route is the requested route.
+func (r *Relay) dialLocal(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config,
 	route uint32) (attachment, error) {
 	if err := c.lane.open(); err != nil {
 		return nil, err
@@ -548,7 +548,7 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 		Token: handle.Token, GPU: m.GPU, Route: route, Shares: 1,
 	}
 	wire.SetText(hello.Name[:], r.name())
-	conn, answer, fds, err := greetNeighbour(filepath.Join(config.Peers, handle.Generation.String()+".sock"), hello)
+	conn, answer, fds, err := greetLocal(filepath.Join(config.Peers, handle.Generation.String()+".sock"), hello)
 	if err != nil {
 		return nil, err
 	}

@@ -545,7 +545,7 @@ func (h *peerManager) dialSet(ctx context.Context, key tcp.Key, target network.T
 	from *lane) (*tcp.Streams, error) {
 	until, _ := ctx.Deadline()
 	h.rails.look()
-	first, went, err := h.knock(ctx, target, h.rails.doors(key.Relay, at))
+	first, went, err := h.knock(ctx, target, h.rails.candidates(key.Relay, at))
 	if err != nil {
 		return nil, err
 	}
@@ -698,8 +698,8 @@ type networkState struct {
 	libibverbs string
 	// nicAddresses are addresses of this host's NICs, if different from the interfaces' addresses.
 	nicAddresses func() ([]netip.Addr, error)
-	// redial is how long queue pairs may take to be connected anew, 0 for as long as ever.
-	redial time.Duration
+	// reconnectLimit limits a reconnect of queue pairs; 0 for the configured limit.
+	reconnectLimit time.Duration
 	// settle limits the first connection of queue pairs, 0 for verbs.SettleTime.
 	settle time.Duration
 }

@@ -45,7 +45,7 @@ type rails struct {
 	known     map[string][]network.Rail   // of relays (tcp.Key), as they told last
 	places    map[netip.Addr]network.Rail // of relays, for people
 	failed    map[failure]time.Time
-	silent    map[failure]time.Time  // doors at which nothing was heard before another was open
+	silent    map[failure]time.Time  // addresses that timed out while another connected
 	refused   map[netip.Addr]refusal // where listening failed
 }
 
@@ -319,7 +319,7 @@ func (r *rails) fail(w path, silent bool) {
 	forgetSome(in)
 }
 
-// failedNow reports whether a way has just failed, or as a door was silent. failedNow needs the lock.
+// failedNow reports whether a way has just failed, or as a candidate was silent. failedNow needs the lock.
 func (r *rails) failedNow(w path) bool {
 	way := failure{w.by.Interface, w.to[0]}
 	return time.Since(r.failed[way]) <= retryInterval || time.Since(r.silent[way]) <= retryInterval
@@ -403,21 +403,20 @@ func on(by address.Chosen, e address.Endpoint) []netip.AddrPort {
 	return []netip.AddrPort{netip.AddrPortFrom(at, e.Port)}
 }
 
-// doors are the ways to the first connection of a set: where the handle says, as the kernel's
-// routes go; then where the relay has said before that it listens as well, on the same rails, those
-// of its lane first; then where the handle says by each interface. Recently failed addresses come
-// last.
-func (r *rails) doors(relay string, at address.Endpoint) []path {
+// candidates returns the paths for the first connection of a set: first the address of the handle by the
+// routes of the kernel; then the listening addresses that the relay has reported, on the same rails, its
+// lane's rails first; then the address of the handle by each interface. Recently failed paths come last.
+func (r *rails) candidates(relay string, at address.Endpoint) []path {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	doors := []path{{to: at.Dials(r.addresses)}}
+	candidates := []path{{to: at.Dials(r.addresses)}}
 	if r.single() {
-		return doors
+		return candidates
 	}
 	for _, lane := range []bool{true, false} {
 		for _, t := range r.known[relay] {
 			if by, there := r.interfaceOn(t); there && t.Endpoint != at && t.Lane == lane {
-				doors = append(doors, path{by, on(by, t.Endpoint)})
+				candidates = append(candidates, path{by, on(by, t.Endpoint)})
 			}
 		}
 	}
@@ -426,7 +425,7 @@ func (r *rails) doors(relay string, at address.Endpoint) []path {
 		if a.Interface != "" && !r.down[a.Interface] && !slices.Contains(tried, a.Interface) &&
 			a.Address.Is4() == at.Address.Is4() {
 			tried = append(tried, a.Interface)
-			doors = append(doors, path{a, on(a, at)})
+			candidates = append(candidates, path{a, on(a, at)})
 		}
 	}
 	failed := func(d path) int {
@@ -435,8 +434,8 @@ func (r *rails) doors(relay string, at address.Endpoint) []path {
 		}
 		return 0
 	}
-	slices.SortStableFunc(doors, func(a, b path) int { return failed(a) - failed(b) })
-	return doors
+	slices.SortStableFunc(candidates, func(a, b path) int { return failed(a) - failed(b) })
+	return candidates
 }
 
 // lookAtRails finds out which interfaces a handle can name. lookAtRails may block.
@@ -484,24 +483,25 @@ func (h *peerManager) answer(s *network.Session) error {
 	return err
 }
 
-// knock makes the first connection of a set, by the first of the doors that is answered: the next
+// knock opens the first connection of a set, by the first candidate that answers: the next
 // addresses are tried beside a silent address (network.Race).
-func (h *peerManager) knock(ctx context.Context, target network.Target, doors []path) (*network.Session, path, error) {
+func (h *peerManager) knock(ctx context.Context, target network.Target,
+	candidates []path) (*network.Session, path, error) {
 	finish := network.Race[*network.Session]{
-		Ways: len(doors), Delay: cmp.Or(h.local.Delay, network.AttemptDelay), Answer: network.AnswerDelay,
+		Ways: len(candidates), Delay: cmp.Or(h.local.Delay, network.AttemptDelay), Answer: network.AnswerDelay,
 		Try: func(ctx context.Context, n int) (*network.Session, error) {
-			door := doors[n]
+			candidate := candidates[n]
 			switch {
-			case door.by.Interface != "":
-				s, err := h.local.DialBy(ctx, door.by.Interface, target, door.to)
+			case candidate.by.Interface != "":
+				s, err := h.local.DialBy(ctx, candidate.by.Interface, target, candidate.to)
 				if err != nil {
-					err = fmt.Errorf("%v: %w", door, err)
+					err = fmt.Errorf("%v: %w", candidate, err)
 				}
 				return s, err
-			case len(doors) > 1:
-				return h.local.DialFirst(ctx, target, door.to)
+			case len(candidates) > 1:
+				return h.local.DialFirst(ctx, target, candidate.to)
 			}
-			return h.local.Dial(ctx, target, door.to)
+			return h.local.Dial(ctx, target, candidate.to)
 		},
 		Settles: answered,
 		Drop:    func(s *network.Session) { s.Conn.Close() },
@@ -509,8 +509,8 @@ func (h *peerManager) knock(ctx context.Context, target network.Target, doors []
 	var failures error
 	for n, err := range finish.Errors[:finish.Begun] {
 		silent := err == nil && n < finish.Winner
-		if len(doors[n].to) > 0 && (silent || err != nil && !answered(err)) {
-			h.rails.fail(doors[n], silent)
+		if len(candidates[n].to) > 0 && (silent || err != nil && !answered(err)) {
+			h.rails.fail(candidates[n], silent)
 		}
 		switch {
 		case failures == nil:
@@ -520,7 +520,7 @@ func (h *peerManager) knock(ctx context.Context, target network.Target, doors []
 		}
 	}
 	if finish.Winner >= 0 {
-		return finish.Won, doors[finish.Winner], nil
+		return finish.Won, candidates[finish.Winner], nil
 	}
 	if failures == nil {
 		failures = &fault.Error{Code: fault.Unreachable, Operation: "connecting to another host's relay", Cause: ctx.Err()}

@@ -143,7 +143,7 @@ func TestFirstConnectionTriesHandleAddressFirst(t *testing.T) {
 		wires{})
 	at := address.Endpoint{Address: netip.MustParseAddr("10.0.0.2"), Port: 7}
 	doors := func(r *rails, relay string) (all []string) {
-		for _, d := range r.doors(relay, at) {
+		for _, d := range r.candidates(relay, at) {
 			all = append(all, strings.TrimSpace(fmt.Sprint(d.by.Interface, " ", d.to[0])))
 		}
 		return all

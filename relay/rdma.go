@@ -22,7 +22,7 @@ func (r *Relay) newFabric() *verbs.Fabric {
 	c := verbs.Config{
 		NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes,
 		Flush: r.unordered, Stages: r.stages, Current: r.current,
-		Ports: r.config.Network.Ports, Addresses: r.nicAddresses, Reconnect: r.redial,
+		Ports: r.config.Network.Ports, Addresses: r.nicAddresses, Reconnect: r.reconnectLimit,
 		Time: r.settle,
 	}
 	if c.Off = r.offRDMA(); c.Off == "" {

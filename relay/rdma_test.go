@@ -52,13 +52,13 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma softd
 // NICs of the same directory.
 type byRDMA struct {
 	remotePair
-	rdma   softdevice.Host
-	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
-	redial time.Duration                 // as host's
-	settle time.Duration                 // as host's
-	more   []launch.Lane                 // of host b's relay, after its first
-	change func(*launch.Config)          // has its way with both relays' configurations; nil for none
-	kept   error                         // of the Run of host a's relay, whose NIC keeps memory; nil elsewhere
+	rdma           softdevice.Host
+	lane           func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
+	reconnectLimit time.Duration                 // as host's
+	settle         time.Duration                 // as host's
+	more           []launch.Lane                 // of host b's relay, after its first
+	change         func(*launch.Config)          // has its way with both relays' configurations; nil for none
+	kept           error                         // of the Run of host a's relay, whose NIC keeps memory; nil elsewhere
 }
 
 // ofA and ofB are the NICs of two hosts.
@@ -67,11 +67,11 @@ var ofA, ofB = roce(1, "mlx5_0", "mlx5_1"), roce(2, "rocep1", "rocep2")
 // hostsByRDMA makes two hosts with one or two NICs per host.
 func hostsByRDMA(t *testing.T, nics, pairs int) *byRDMA {
 	t.Helper()
-	return hostsThatRedial(t, nics, pairs, 0)
+	return hostsWithReconnectLimit(t, nics, pairs, 0)
 }
 
-// hostsThatRedial sets the time limit of reconnects, 0 for the default.
-func hostsThatRedial(t *testing.T, nics, pairs int, limit time.Duration) *byRDMA {
+// hostsWithReconnectLimit sets the time limit of reconnects, 0 for the default.
+func hostsWithReconnectLimit(t *testing.T, nics, pairs int, limit time.Duration) *byRDMA {
 	t.Helper()
 	return hostsBy(t, nics, pairs, limit, roceItIs)
 }
@@ -87,10 +87,10 @@ func iwarp(devices []softdevice.Device) []softdevice.Device {
 	return devices
 }
 
-func hostsBy(t *testing.T, nics, pairs int, redial time.Duration,
+func hostsBy(t *testing.T, nics, pairs int, limit time.Duration,
 	kind func([]softdevice.Device) []softdevice.Device) *byRDMA {
 	t.Helper()
-	p := &byRDMA{redial: redial}
+	p := &byRDMA{reconnectLimit: limit}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, nics, pairs)
 	if err := p.rdma.Set(kind(slices.Concat(ofA, ofB))...); err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	t.Helper()
 	key := cluster()
 	hostA, hostB := newHost(t), newHost(t)
-	hostA.redial, hostB.redial = p.redial, p.redial
+	hostA.reconnectLimit, hostB.reconnectLimit = p.reconnectLimit, p.reconnectLimit
 	hostA.settle, hostB.settle = p.settle, p.settle
 	hostA.ends = p.kept
 	var err error
@@ -527,14 +527,14 @@ func TestRDMAUnavailableUsesTCPOrIsRefused(t *testing.T) {
 	}
 }
 
-// shortRedial is far below the guaranteed time, for tests of the timeout.
-const shortRedial = 300 * time.Millisecond
+// shortReconnectLimit is far below the guaranteed time, for tests of the timeout.
+const shortReconnectLimit = 300 * time.Millisecond
 
 // A failure of a NIC's queue pairs, or of a flush of slots on a GPU, loses no message: new queue
 // pairs replace the failed pairs, and the relay registers the slots again.
 func TestFailedQueuePairsAreReplacedWithoutLoss(t *testing.T) {
 	t.Run("RoCE", func(t *testing.T) {
-		p := hostsThatRedial(t, 2, 2, time.Minute)
+		p := hostsWithReconnectLimit(t, 2, 2, time.Minute)
 		queuePairsThatFail(t, p, "rocep1")
 		for _, side := range []struct {
 			*client.Session
@@ -611,7 +611,7 @@ func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := hostsThatRedial(t, 2, 2, time.Minute)
+			p := hostsWithReconnectLimit(t, 2, 2, time.Minute)
 			p.arrive(t, 1<<20)
 			within := func(what string, is func() bool) {
 				t.Helper()
@@ -694,7 +694,7 @@ func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 // A permanent failure of a NIC ends the operations of both sides with an error that names the NIC
 // and the cause, and no resource remains; the next connection has new queue pairs.
 func TestFailedNICEndsOperationsWithItsName(t *testing.T) {
-	p := hostsThatRedial(t, 1, 2, shortRedial)
+	p := hostsWithReconnectLimit(t, 1, 2, shortReconnectLimit)
 	p.move(t, 1<<20)
 	if err := p.rdma.Script("send status=12"); err != nil {
 		t.Fatal(err)
@@ -753,7 +753,7 @@ func TestUnregisteredSlotsSendOverTCP(t *testing.T) {
 // A permanently pulled cable ends the operations over the cable, on both hosts; the next connection
 // goes over TCP, which says why, and over RDMA again when the port is back.
 func TestPulledCableEndsOperationsAndNextUsesTCP(t *testing.T) {
-	p := &byRDMA{redial: shortRedial}
+	p := &byRDMA{reconnectLimit: shortReconnectLimit}
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.arrive(t, 1<<20)

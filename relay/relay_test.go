@@ -149,8 +149,8 @@ type host struct {
 	// the machine's, and are of one host.
 	rdma string
 	nics []netip.Addr // and addresses of its NICs
-	// redial is how long their queue pairs may take to be connected anew; 0 for the promise.
-	redial time.Duration
+	// reconnectLimit limits a reconnect of their queue pairs; 0 for the configured limit.
+	reconnectLimit time.Duration
 	// settle limits the first connection of the relays' queue pairs; 0 for what relays allow.
 	settle time.Duration
 	// soft has the software devices of the host's NICs; nil before the first.
@@ -239,7 +239,7 @@ func (h *host) useNICs(r *relay.Relay, c *launch.Config) error {
 		addresses = append(addresses, netip.MustParseAddr(d.Address))
 	}
 	r.Devices(h.soft.Library(), addresses...)
-	r.Redialing(h.redial)
+	r.SetReconnectLimit(h.reconnectLimit)
 	r.Patient(time.Minute)
 	return r.Secrets(softhost.Secrets(h.key))
 }
@@ -288,7 +288,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	}
 	if h.rdma != "" {
 		r.Elsewhere(id, h.rdma, h.nics...)
-		r.Redialing(h.redial)
+		r.SetReconnectLimit(h.reconnectLimit)
 		r.Settling(h.settle)
 	}
 	if h.secrets != nil {

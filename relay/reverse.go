@@ -261,7 +261,7 @@ func (r *Relay) dialReverse(c, forward *connection, m *wire.PeerBack) (attachmen
 	if forward.remotePeer == nil {
 		// Reads were posted with memory that is fit for the connection's route, which another
 		// configuration, or a pair's verdict, may have been the reason for.
-		return r.dialNeighbour(c, connect, handle, config, forward.route)
+		return r.dialLocal(c, connect, handle, config, forward.route)
 	}
 	config.Route = launch.RouteStaged // its connection's
 	if err := c.lane.openRemoteFor(c, config, wire.RouteAuto); err != nil {

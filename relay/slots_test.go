@@ -28,7 +28,7 @@ func (u *user) release(slots int) {
 	}
 }
 
-// newUsers are connections of a lane with so many slots.
+// newUsers returns connections of a lane with slots slots.
 func newUsers(t *testing.T, slots, users int) (*staging, []*user) {
 	s := &staging{regions: []*region{{slots: slots, slotBytes: 1}}}
 	s.fill()

@@ -488,7 +488,7 @@ func TestStagingMemoryAfterDeathIsReleased(t *testing.T) {
 	for _, death := range []string{"the NIC's port", "the receiver's session", "the sender's session", "the connection"} {
 		t.Run(death, func(t *testing.T) {
 			h := newHost(t)
-			h.redial = time.Second
+			h.reconnectLimit = time.Second
 			stopNIC := h.nic("nic0")
 			h.nic("nic1")
 			socketA, relayA := h.start("a", launch.RouteStaged, -1, copying(far(0, 1, "nic0")))

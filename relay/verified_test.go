@@ -9,7 +9,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// verified are the results of both hosts' lanes with NICs.
+// verified returns the results of both hosts' lanes with NICs.
 func verified(verdict, reason string, nics ...string) (list []launch.Triple) {
 	for _, nic := range nics {
 		for _, p := range []launch.PairName{{GPU: gpu(0), Server: gpu(1)}, {GPU: gpu(3), Server: gpu(2)}} {
@@ -151,12 +151,12 @@ func TestUnverifiedTripleOfNearGPUBounces(t *testing.T) {
 				}
 				return bytes > 0
 			}
-			if verdict == launch.VerdictGood { // the NICs know it a moment later
+			if verdict == launch.VerdictGood { // the NICs register the memory a moment later
 				testutil.Until(t, "memory is accessed in place", move)
 			} else if first, second := move(), move(); first || second {
 				t.Error("memory is accessed in place")
 			}
-			if verdict == "" { // it holds for connections that there are, too
+			if verdict == "" { // the verdict applies to existing connections, too
 				name := launch.TripleName{PairName: launch.PairName{GPU: gpu(0), Server: gpu(0)}, NIC: "mlx5_0"}
 				a.Triples = []launch.Triple{{TripleName: name, Verdict: launch.VerdictGood}}
 				if err := p.relayA.Configure(a); err != nil {

@@ -315,7 +315,7 @@ func wait(ctx context.Context, op posted) (uint64, error) {
 	defer cancel()
 	n, err := op.Wait(ctx)
 	if err != nil && ctx.Err() != nil {
-		err = &wrongError{fmt.Errorf("an operation HANGS: no completion within %v", hangs)}
+		err = &wrongError{fmt.Errorf("an operation hangs: no completion within %v", hangs)}
 	}
 	return n, err
 }

@@ -87,6 +87,29 @@ type module struct {
 // file matches the names of licence files.
 var file = regexp.MustCompile(`(?i)^(licen[cs]e|copying|unlicense)`)
 
+// errNoLicence reports a module without a licence file.
+var errNoLicence = errors.New("no licence found; use another module")
+
+// unknownTextError reports a licence file whose licence is unknown.
+type unknownTextError struct{ file string }
+
+func (e *unknownTextError) Error() string {
+	return fmt.Sprintf("unknown licence text in %s; read the file, and add the licence to texts in integration/licences",
+		e.file)
+}
+
+// notAllowedError reports a licence that does not permit the use of a module.
+type notAllowedError struct {
+	id      string
+	allowed []string
+	use     string
+}
+
+func (e *notAllowedError) Error() string {
+	return fmt.Sprintf("%s is not among %s, which may be %s; use another module", e.id, strings.Join(e.allowed, ", "),
+		e.use)
+}
+
 // ofModule reads the licences of a module in the directory dir, and reports whether the licences
 // permit the use of the module: linked into an installed binary, or for build and test.
 func ofModule(dir string, shipped bool) (ids []string, err error) {
@@ -106,13 +129,12 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 		}
 		recognised := recognise(text)
 		if len(recognised) == 0 {
-			return nil, fmt.Errorf(
-				"unknown licence text in %s; read the file, and add the licence to texts in integration/licences", e.Name())
+			return nil, &unknownTextError{e.Name()}
 		}
 		ids = append(ids, recognised...)
 	}
 	if !found {
-		return nil, errors.New("no licence found; use another module")
+		return nil, errNoLicence
 	}
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
@@ -122,7 +144,7 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 	}
 	for _, id := range ids {
 		if !slices.Contains(may, id) {
-			return ids, fmt.Errorf("%s is not among %s, which may be %s; use another module", id, strings.Join(may, ", "), use)
+			return ids, &notAllowedError{id, may, use}
 		}
 	}
 	return ids, nil

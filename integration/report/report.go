@@ -146,13 +146,23 @@ func read(places []string, in io.Reader, out io.Writer, words bool) (*summary, e
 	}
 }
 
+// placeError is the error of an event of a place that -places does not list.
+type placeError struct {
+	event  event
+	listed []string
+}
+
+func (e *placeError) Error() string {
+	return fmt.Sprintf("an event of the place %q, but -places lists only %s: %+v", e.event.Place,
+		strings.Join(e.listed, ", "), e.event)
+}
+
 func (r *reader) take(e event) error {
 	if e.Place == "" {
 		e.Place = r.places[0]
 	}
 	if !slices.Contains(r.places, e.Place) {
-		return fmt.Errorf("an event of the place %q, but -places lists only %s: %+v", e.Place, strings.Join(r.places, ", "),
-			e)
+		return &placeError{e, r.places}
 	}
 	switch e.Action {
 	case "build-output":

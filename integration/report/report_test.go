@@ -249,7 +249,8 @@ func TestPlaceWithoutTestsIsFailure(t *testing.T) {
 
 func TestEventOfAnotherPlaceIsRefused(t *testing.T) {
 	_, err := read([]string{placeHost}, events(t, "run vm-full a TestX"), io.Discard, false)
-	if err == nil || !strings.Contains(err.Error(), `"vm-full"`) {
+	var wrong *placeError
+	if !errors.As(err, &wrong) || wrong.event.Place != "vm-full" {
 		t.Errorf("err = %v", err)
 	}
 }

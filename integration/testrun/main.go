@@ -196,14 +196,28 @@ func buildAll(packages []testPackage, _ options) error {
 				c.Args = append(c.Args, "-race")
 			}
 			c.Args = append(c.Args, together[t]...)
-			if said, err := c.CombinedOutput(); err != nil {
-				return fmt.Errorf("building the tests of %s: %w\n%s", strings.Join(together[t], " "), err, said)
+			if output, err := c.CombinedOutput(); err != nil {
+				return &buildError{together[t], string(output), err}
 			}
 			return nil
 		})
 	}
 	return builds.Wait()
 }
+
+// buildError is the error of tests that the go command does not build.
+type buildError struct {
+	packages []string
+	output   string // of the go command
+	err      error
+}
+
+func (e *buildError) Error() string {
+	return fmt.Sprintf("building the tests of %s: %v\n%s", strings.Join(e.packages, " "), e.err, e.output)
+}
+
+// Unwrap returns the cause.
+func (e *buildError) Unwrap() error { return e.err }
 
 // errFailed reports failed tests; the events name the tests.
 var errFailed = errors.New("tests failed")

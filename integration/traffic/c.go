@@ -50,7 +50,7 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 		programs = append(programs, sender)
 	case <-time.After(patience):
 		_ = receiver.command.Process.Kill()
-		f.failed(&failure{hangs: true, text: receiver.name + " has no handle: it HANGS"}, begin, things)
+		f.failed(&failure{hangs: true, text: receiver.name + " has no handle: it hangs"}, begin, things)
 	}
 	var failed error
 	limit := time.After(patience)
@@ -60,7 +60,7 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 		case <-limit:
 			_ = p.command.Process.Kill()
 			<-p.ended
-			failed = errors.Join(failed, &failure{hangs: true, text: p.name + " HANGS: " + p.stderr.String()})
+			failed = errors.Join(failed, &failure{hangs: true, text: p.name + " hangs: " + p.stderr.String()})
 			continue
 		}
 		if p.err != nil {

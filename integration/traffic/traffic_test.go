@@ -105,7 +105,7 @@ func TestFleetDeathExplainsError(t *testing.T) {
 		{"the process itself was killed", &failure{killed: true, text: "client 1, round: it ended"}, "client 1", false,
 			false},
 		{"the process crashed when its relay died", &failure{text: "client 1, round: it ended"}, "a", false, true},
-		{"it hangs", &failure{hangs: true, text: "it HANGS"}, "a", false, true},
+		{"it hangs", &failure{hangs: true, text: "it hangs"}, "a", false, true},
 		{"one of two is explained", errors.Join(died(wire.StatusRelayDied), died(wire.StatusOutOfRange)), "a", false, true},
 		{"an error of the fleet's", errors.New("connected by another route"), "a", false, true},
 	} {

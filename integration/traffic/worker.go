@@ -99,7 +99,7 @@ func (f *Fleet) worker(c *container) (*worker, error) {
 // failure describes a failed step of a client.
 type failure struct {
 	status wire.Status // 0: no status
-	killed bool        // the process was
+	killed bool        // the process was killed
 	late   bool        // the container was ending before the start
 	hangs  bool
 	text   string
@@ -113,7 +113,7 @@ func (v *victim) gone(what string) error {
 	return &failure{killed: v.wasKilled(), text: fmt.Sprintf("%s, %s: it ended (%v): %s", v.name, what, v.err, &v.stderr)}
 }
 
-// wasKilled says that a process has ended by SIGKILL, which no process does by itself.
+// wasKilled reports whether a process ended by SIGKILL.
 func (v *victim) wasKilled() bool {
 	status, ok := v.command.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
@@ -150,11 +150,11 @@ func (w *worker) hangs(what string) error {
 		_ = w.command.Process.Kill()
 		<-w.ended
 	}
-	return &failure{hangs: true, text: fmt.Sprintf("%s, %s: no answer within %v: it HANGS: %s", w.name, what, patience,
-		&w.stderr)}
+	return &failure{hangs: true, text: fmt.Sprintf("%s, %s: no answer within %v: the client hangs: %s", w.name, what,
+		patience, &w.stderr)}
 }
 
-// leave ends a client regularly: by closing the session.
+// leave ends a client by closing the session.
 func (w *worker) leave() error {
 	w.in.Close()
 	select {

@@ -87,6 +87,19 @@ func Install(ctx context.Context, c Config) error {
 	return startUnits(ctx, c.Systemd)
 }
 
+// unitError is the error of an operation of systemd on a unit.
+type unitError struct {
+	operation, unit string
+	err             error
+}
+
+func (e *unitError) Error() string {
+	return fmt.Sprintf("systemd: %s %s: %v", e.operation, e.unit, e.err)
+}
+
+// Unwrap returns the cause.
+func (e *unitError) Unwrap() error { return e.err }
+
 func startUnits(ctx context.Context, s Systemd) error {
 	if err := s.Reload(ctx); err != nil {
 		return fmt.Errorf("systemd: read the units: %w", err)
@@ -97,11 +110,12 @@ func startUnits(ctx context.Context, s Systemd) error {
 	// A restart of the socket would refuse the containers that start meanwhile.
 	for _, unit := range []string{anchorUnit, socketUnit, pathUnit} {
 		if err := s.Start(ctx, unit); err != nil {
-			return fmt.Errorf("systemd: start %s: %w", unit, err)
+			return &unitError{"start", unit, err}
 		}
 	}
 	if err := s.Restart(ctx, refreshUnit); err != nil {
-		return fmt.Errorf("systemd: run %s: %w; `journalctl -u %s` on the host has the cause", refreshUnit, err, refreshUnit)
+		return fmt.Errorf("%w; `journalctl -u %s` on the host has the cause", &unitError{"run", refreshUnit, err},
+			refreshUnit)
 	}
 	return nil
 }

@@ -149,7 +149,8 @@ func TestInstallReportsTheUnitThatFails(t *testing.T) {
 			t.Errorf("%s fails: %v after %q", call, err, s.calls)
 			continue
 		}
-		if words := strings.Fields(call); len(words) == 2 && !strings.Contains(err.Error(), words[1]) {
+		var failed *unitError
+		if words := strings.Fields(call); len(words) == 2 && (!errors.As(err, &failed) || failed.unit != words[1]) {
 			t.Errorf("the error does not name %s: %v", words[1], err)
 		}
 	}

@@ -57,11 +57,17 @@ func (c *cluster) image() (repository, tag string) {
 	return repository, tag
 }
 
+// importImage gives the engine the image of `make image`, as a pull does.
+func (c *cluster) importImage() {
+	c.Helper()
+	c.mustDo("ctr", "--address", c.in("containerd.sock"), "--namespace", "k8s.io", "images", "import", archive)
+}
+
 // values imports the image into the engine, and returns the settings of the chart for the cluster
 // of a test: a node without a pod network, with a separate root of the host.
 func (c *cluster) values() []string {
 	c.Helper()
-	c.mustDo("ctr", "--address", c.in("containerd.sock"), "--namespace", "k8s.io", "images", "import", archive)
+	c.importImage()
 	repository, tag := c.image()
 	host, port, _ := strings.Cut(strings.TrimPrefix(apiServer, "https://"), ":")
 	return []string{"--set", strings.Join([]string{
@@ -81,9 +87,12 @@ func (c *cluster) plugins() ([]corev1.Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := set.Status
-	if s.ObservedGeneration != set.Generation || s.DesiredNumberScheduled != 1 || s.UpdatedNumberScheduled != 1 ||
-		s.NumberAvailable != 1 || len(pods.Items) != 1 {
+	s, nodes := set.Status, 1
+	if c.options.twoNodes {
+		nodes = 2
+	}
+	if s.ObservedGeneration != set.Generation || int(s.DesiredNumberScheduled) != nodes ||
+		int(s.UpdatedNumberScheduled) != nodes || int(s.NumberAvailable) != nodes || len(pods.Items) != nodes {
 		text := fmt.Sprintf("the DaemonSet is %+v", s)
 		for _, p := range pods.Items {
 			text += fmt.Sprintf("; pod %s: %s %v %v", p.Name, p.Status.Phase, p.Status.InitContainerStatuses,
@@ -120,7 +129,7 @@ func (c *cluster) useInstalledHook() (programs string) {
 	c.Helper()
 	programs = filepath.Join(c.Layout.Root, hostinstall.Prefix, "libexec/peerlane")
 	// Without the key relay.binary the hook starts the relay in the hook's directory.
-	if err := c.Configure(func(c *config.Config) { configureRelays(c); c.Relay.Binary = "" }); err != nil {
+	if err := c.Configure(func(to *config.Config) { c.configureRelays(to); to.Relay.Binary = "" }); err != nil {
 		c.Fatal(err)
 	}
 	specs, err := filepath.Glob(filepath.Join(c.CDIDir(), "*"))
@@ -333,7 +342,8 @@ func commands(t *testing.T) []string {
 	return lines
 }
 
-// jobOfTheTest returns the page's job with the image, the program and two GPUs of the test.
+// jobOfTheTest returns the page's job with the image and the program of the test. Each pod has every GPU
+// of a node: the simulated host has eight, too.
 func (c *cluster) jobOfTheTest() string {
 	c.Helper()
 	const name = "../examples/jobs/two-nodes.yaml"
@@ -343,7 +353,7 @@ func (c *cluster) jobOfTheTest() string {
 	}
 	job := string(text)
 	begin, end := strings.Index(job, "          image:"), strings.Index(job, "          securityContext:")
-	if begin < 0 || end < begin || strings.Count(job, "nvidia.com/gpu: 8") != 1 {
+	if begin < 0 || end < begin {
 		c.Fatalf("%s has another form", name)
 	}
 	job = job[:begin] + c.expand(`          image: $IMAGE
@@ -351,7 +361,6 @@ func (c *cluster) jobOfTheTest() string {
           command: [/usr/bin/test-peerlane, job]
           volumeMounts: [{name: reports, mountPath: `+reportsDir+`}]
 `) + job[end:]
-	job = strings.Replace(job, "nvidia.com/gpu: 8", "nvidia.com/gpu: 2", 1)
 	job = strings.Replace(job, "      containers:\n", "      volumes: [{name: reports, hostPath: {path: "+c.reports+
 		"}}]\n      containers:\n", 1)
 	if err := os.WriteFile(filepath.Join(c.reports, roundFile(1)), nil, 0o644); err != nil {
@@ -365,19 +374,26 @@ func (c *cluster) jobOfTheTest() string {
 }
 
 func TestClusterRunsTheCommandsOfThePage(t *testing.T) {
-	c := startCluster(t, options{accounts: true})
+	c := startCluster(t, options{accounts: true, twoNodes: true})
 	c.startNVIDIA()
+	second := c.startSecondNode()
 	values := c.values() // imports the image
 	// The test replaces paths in the page's text, and adds the values of the cluster.
 	replace := strings.NewReplacer(
 		"bin/peerlane --root", filepath.Join(peerlanes, "peerlane")+" --root",
 		"=cluster/", "="+c.in("keys")+"/", `"$PWD/cluster"`, c.in("keys"),
 		"helm install peerlane kubernetes/chart", "helm install peerlane "+chart+" "+strings.Join(values, " "),
-		"kubernetes/examples/jobs/two-nodes.yaml", c.jobOfTheTest())
+		"kubernetes/examples/jobs/two-nodes.yaml", c.jobOfTheTest(), "--timeout 10m", "--timeout 2m")
 	repository, tag := c.image()
 	if err := errors.Join(os.Setenv("IMAGE", repository), os.Setenv("TAG", tag)); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(c.mustDo("sh", "-c", "kubectl describe pods --namespace default; cat $0/*", c.reports))
+		}
+	})
+	before := c.carried()
 	for _, command := range commands(t) {
 		if command == "make image" || strings.HasPrefix(command, "skopeo copy oci-archive:dist/image.tar ") {
 			continue // make test-cluster has made the image, and values has imported it
@@ -387,16 +403,25 @@ func TestClusterRunsTheCommandsOfThePage(t *testing.T) {
 		t.Logf("%s (%v): %s", command, time.Since(begun).Round(100*time.Millisecond), out)
 		if strings.Contains(command, "rollout status") {
 			c.useInstalledHook()
+			second.order(nodeUseHook)
 		}
 	}
 	pods, err := c.client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(pods.Items) != 2 {
 		t.Fatalf("%d pods, %v", len(pods.Items), err)
 	}
+	var nodes []string
 	for _, p := range pods.Items {
-		if p.Status.Phase != corev1.PodSucceeded {
+		if nodes = append(nodes, p.Spec.NodeName); p.Status.Phase != corev1.PodSucceeded {
 			t.Errorf("pod %s is %s", p.Name, p.Status.Phase)
 		}
+	}
+	slices.Sort(nodes)
+	if want := []string{nodeName, secondNode}; !slices.Equal(nodes, want) {
+		t.Errorf("the pods ran on %v instead of %v", nodes, want)
+	}
+	if n := c.carried() - before; n < bytesEachWay {
+		t.Errorf("the network between the nodes carried %d bytes; the pods exchanged %d", n, bytesEachWay)
 	}
 	c.mustDo("kubectl", "delete", "job", "two-nodes", "--wait")
 }

@@ -31,7 +31,7 @@ ip route add default via 10.213.0.2 dev node0
 mkdir -p /var/lib/kubelet
 for dir in /run /var/lib/kubelet; do mount -t tmpfs tmpfs $dir; done
 mkdir /run/lock /run/cdi
-printf '127.0.0.1 localhost\n10.213.0.1 n1\n' >/run/hosts
+printf '127.0.0.1 localhost\n10.213.0.1 n1\n10.214.0.2 n2\n' >/run/hosts
 mount --bind /run/hosts /etc/hosts
 exec "$@"`
 
@@ -53,6 +53,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if len(os.Args) == 5 && os.Args[1] == "node" {
+		runNode(os.Args[2], os.Args[3], os.Args[4])
 	}
 	code, err := run(m)
 	if err != nil {

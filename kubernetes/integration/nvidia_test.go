@@ -111,7 +111,7 @@ func (c *cluster) startNVIDIA() {
 	ctx, cancel := context.WithCancel(context.Background())
 	helper, err := kubeletplugin.Start(ctx, n, kubeletplugin.DriverName(nvidiaDriver),
 		kubeletplugin.KubeClient(c.client),
-		kubeletplugin.NodeName(nodeName), kubeletplugin.RegistrarDirectoryPath(filepath.Join(kubeletDir,
+		kubeletplugin.NodeName(c.node), kubeletplugin.RegistrarDirectoryPath(filepath.Join(kubeletDir,
 			"plugins_registry")),
 		kubeletplugin.PluginDataDirectoryPath(data))
 	if err != nil {
@@ -124,7 +124,7 @@ func (c *cluster) startNVIDIA() {
 		slice.Devices = append(slice.Devices, n.device(g))
 	}
 	if err := helper.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
-		nodeName: {Slices: []resourceslice.Slice{slice}}}}); err != nil {
+		c.node: {Slices: []resourceslice.Slice{slice}}}}); err != nil {
 		c.Fatal(err)
 	}
 	c.apply(nvidiaClass)

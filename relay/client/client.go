@@ -321,7 +321,7 @@ func (s *Session) readSocket() {
 		s.mu.Unlock()
 		if waiting == nil { // the request was given up
 			packet.CloseAll(fds)
-			s.giveBack(m)
+			s.release(m)
 			continue
 		}
 		waiting <- reply{m, fds}
@@ -397,9 +397,9 @@ func (s *Session) giveUp(sequence uint32) bool {
 	return waiting
 }
 
-// giveBack releases the object that a late answer to an abandoned request brought: no caller knows
+// release releases the object that a late answer to an abandoned request brought: no caller knows
 // the object.
-func (s *Session) giveBack(m wire.Message) {
+func (s *Session) release(m wire.Message) {
 	var request wire.Message
 	switch m := m.(type) {
 	case *wire.Exported:
@@ -522,7 +522,7 @@ func (s *Session) Export(ctx context.Context, a Allocation) (*Memory, error) {
 	}
 	if m.Wants == wire.WantsDMABuf {
 		if err := s.lend(m.Memory, a.DMABuf); err != nil {
-			s.giveBack(m)
+			s.release(m)
 			return nil, err
 		}
 	}
@@ -605,7 +605,7 @@ func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) 
 	}
 	if m.Wants == wire.WantsDMABuf {
 		if err := s.lend(m.Memory, a.DMABuf); err != nil {
-			s.giveBack(m)
+			s.release(m)
 			return nil, err
 		}
 	}
@@ -649,7 +649,7 @@ func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error)
 	}
 	data, err := unix.Mmap(fds[0], 0, int(made.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		s.giveBack(made)
+		s.release(made)
 		return nil, fmt.Errorf("host memory: %w", os.NewSyscallError("mmap", err))
 	}
 	if request.Populates == 1 {
@@ -659,7 +659,7 @@ func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error)
 			_, err = ask[*wire.Done](ctx, s, &wire.HostMemoryPopulated{Memory: made.Memory})
 		}
 		if err != nil {
-			s.giveBack(made)
+			s.release(made)
 			return nil, errors.Join(fmt.Errorf("host memory: %w", err), os.NewSyscallError("munmap", unix.Munmap(data)))
 		}
 	}

@@ -55,7 +55,7 @@ func (s *Session) Staging(ctx context.Context, d *cuda.Driver, a Staging) (*Memo
 	}
 	ptr, unmap, err := mapStaging(d, fds[0], made.Bytes, device)
 	if err != nil {
-		s.giveBack(made)
+		s.release(made)
 		return nil, fmt.Errorf("staging memory on server GPU %d (%s): %w", made.Index, made.Server.GPU(), err)
 	}
 	return s.keep(&Memory{

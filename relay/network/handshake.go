@@ -587,9 +587,9 @@ func (c *channel) session(conn net.Conn) *Session {
 	return s
 }
 
-// nobodys is a key that nobody has: a hello with an unknown id takes the same time as a hello with
+// dummyKey is a key of no host: a hello with an unknown id takes the same time as a hello with
 // a wrong proof.
-var nobodys = sync.OnceValue(func() Key { return NewKey(time.Now()) })
+var dummyKey = sync.OnceValue(func() Key { return NewKey(time.Now()) })
 
 // find is the key of an id: the cluster's, that of a session that expects streams, or
 // nobody's.
@@ -602,7 +602,7 @@ func (l *Local) find(keys Keys, id KeyID) (Key, *Session) {
 	if key, s := l.joins.find(id); s != nil {
 		return key, s
 	}
-	return nobodys(), nil
+	return dummyKey(), nil
 }
 
 // bytes of a request, before it is sealed.

@@ -19,7 +19,7 @@ func (w *two) portA(t *testing.T, down bool) {
 
 // flap takes the link of a port away for length during writes, and demands that every write arrives
 // once.
-func flap(t *testing.T, w *two, length time.Duration) (redials int) {
+func flap(t *testing.T, w *two, length time.Duration) (reconnects int) {
 	t.Helper()
 	s := newStream(w)
 	if err := w.rdma.Script(slow); err != nil {
@@ -33,8 +33,8 @@ func flap(t *testing.T, w *two, length time.Duration) (redials int) {
 	time.Sleep(length)
 	w.portA(t, false)
 	s.mustEnd(t)
-	w.a.loop.Call(func() { redials = w.a.set.reconnects })
-	return redials
+	w.a.loop.Call(func() { reconnects = w.a.set.reconnects })
+	return reconnects
 }
 
 // patient sets the default limits of relays.
@@ -46,8 +46,8 @@ func patient(_ string, c *Config) {
 // TestShortFlapKeepsQueuePairs demands that a short loss of a link costs no queue pair.
 func TestShortFlapKeepsQueuePairs(t *testing.T) {
 	t.Parallel()
-	if redials := flap(t, connected(t, patient), 300*time.Millisecond); redials != 0 {
-		t.Errorf("the queue pairs were replaced %d times", redials)
+	if reconnects := flap(t, connected(t, patient), 300*time.Millisecond); reconnects != 0 {
+		t.Errorf("the queue pairs were replaced %d times", reconnects)
 	}
 }
 
@@ -59,7 +59,7 @@ func TestFlapOf30SecondsLosesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := connected(t, patient, func(_ string, c *Config) { c.Timeout = timeout })
-			if redials := flap(t, w, 30*time.Second); redials == 0 {
+			if reconnects := flap(t, w, 30*time.Second); reconnects == 0 {
 				t.Error("the queue pairs were not replaced")
 			}
 		})

@@ -48,8 +48,8 @@ const (
 
 // Pauses before a reconnect. The first try has no pause, and each pause doubles the previous pause.
 const (
-	firstRedialPause = 20 * time.Millisecond
-	lastRedialPause  = time.Second
+	firstReconnectPause = 20 * time.Millisecond
+	lastReconnectPause  = time.Second
 )
 
 // drainTime limits the wait for completions of posted requests.
@@ -415,7 +415,7 @@ func (s *QPGroup) renegotiate() {
 		again()
 		return
 	}
-	pause := min(firstRedialPause<<min(s.faults-2, 10), lastRedialPause)
+	pause := min(firstReconnectPause<<min(s.faults-2, 10), lastReconnectPause)
 	time.AfterFunc(pause, func() { s.fabric.loop.Do(again) })
 }
 

@@ -690,15 +690,15 @@ func TestReturningPortIsUsedAgain(t *testing.T) {
 		w.a.until("the port", func(s *QPGroup) bool { return s.fabric.ports[s.fabric.nics[1]] == 2 })
 		s.begin()
 		s.mustEnd(t)
-		redials := 0
+		reconnects := 0
 		w.a.loop.Call(func() {
 			f := w.a.fabric
-			f.back, redials = time.Millisecond, w.a.set.reconnects
+			f.back, reconnects = time.Millisecond, w.a.set.reconnects
 			f.cameBack(f.nics[1], 1) // the port has failed since
 		})
 		time.Sleep(100 * time.Millisecond)
 		w.a.until("one NIC", func(s *QPGroup) bool {
-			if s.reconnects != redials {
+			if s.reconnects != reconnects {
 				t.Error("the queue pairs were given up for a port that has gone since")
 			}
 			return goBy("a0", "a0")(s)
