@@ -17,7 +17,7 @@ func TestRateOfNICIsThatOfFastestActivePort(t *testing.T) {
 		{"no ports", nil, true, 0},
 		{"two active ports", []Port{{RateGbps: 100}, {RateGbps: 200}, {RateGbps: 50}}, true, 200},
 		{"a port that is down", []Port{down}, false, 0},
-		{"a port that is down and an active port", []Port{down, {RateGbps: 100}}, true, 100},
+		{"a port that is down and an active port", []Port{down, {RateGbps: 100, State: "ACTIVE"}}, true, 100},
 	} {
 		n := NIC{Ports: c.ports}
 		if n.Active() != c.active || n.RateGbps() != c.rate {
