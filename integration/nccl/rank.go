@@ -54,11 +54,13 @@ type event struct {
 	What    string `json:"what"` // of "doing"
 	Torch   string `json:"torch"`
 	NCCL    string `json:"nccl"`
+	NIXL    string `json:"nixl"`
 	GPU     string `json:"gpu"`
 	Problem string `json:"problem"` // of "check"
 	Error   string `json:"error"`   // of "failed"
 	RateFound
 	TrainFound
+	ListFound
 	// Of the harness: the rank's end.
 	ended bool
 	exit  error
