@@ -21,6 +21,7 @@ import socket
 import statistics
 import struct
 import sys
+import threading
 import time
 
 import numpy as np
@@ -44,10 +45,14 @@ class GPU:
         device = ctypes.c_int()
         self.call("cuDeviceGet", ctypes.byref(device), ordinal)
         self.context = ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
+        if hasattr(self.cuda, "cuDevicePrimaryCtxRetain"):  # PyTorch's context
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
+        else:  # the simulator
+            self.call("cuCtxCreate_v2", ctypes.byref(self.context), 0, device)
         name = ctypes.create_string_buffer(100)
         self.call("cuDeviceGetName", name, 100, device)
         self.name = name.value.decode()
+        self.thread = threading.local()
         self.enter()
 
     def call(self, name, *arguments):
@@ -56,7 +61,10 @@ class GPU:
             raise RuntimeError(f"{name}: CUDA error {status}")
 
     def enter(self):
+        """Every thread needs the context, and has a stream."""
         self.call("cuCtxSetCurrent", self.context)
+        self.thread.stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(self.thread.stream), 1)
 
     def allocate(self, size, kind):
         """Memory of cuMemCreate with a POSIX file descriptor as vLLM's --enable-cumem-allocator
@@ -77,10 +85,12 @@ class GPU:
         return at.value
 
     def write(self, at, array):
-        self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(at), ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes))
+        self.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(at), ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), self.thread.stream)
+        self.call("cuStreamSynchronize", self.thread.stream)
 
     def read(self, at, array):
-        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(array.ctypes.data), ctypes.c_uint64(at), ctypes.c_size_t(array.nbytes))
+        self.call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(array.ctypes.data), ctypes.c_uint64(at), ctypes.c_size_t(array.nbytes), self.thread.stream)
+        self.call("cuStreamSynchronize", self.thread.stream)
 
 
 class Side:
