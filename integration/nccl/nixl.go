@@ -56,10 +56,10 @@ type listRow struct {
 // and over UCX between two processes of one container with all GPUs.
 func planNIXL(o options) (phases []settings) {
 	lists := []list{
-		{Name: "64 KiB", Layers: 1, Blocks: 1, Bytes: 64 << 10, Rounds: 200, Seconds: 2, Intervals: []float64{0}},
-		{Name: "1 GiB", Layers: 1, Blocks: 1, Bytes: 1024 * mib, Rounds: 5, Seconds: 3, Intervals: []float64{0}},
-		{Name: "A", Layers: 64, Blocks: 626, Bytes: 8 << 10, Rounds: 9, Seconds: 4},
-		{Name: "B", Layers: 64, Blocks: 1750, Bytes: 44 << 10, Rounds: 5, Seconds: 4},
+		{Name: "64 KiB", Layers: 1, Blocks: 1, Bytes: 64 << 10, Rounds: 200, Seconds: 1, Intervals: []float64{0}},
+		{Name: "1 GiB", Layers: 1, Blocks: 1, Bytes: 1024 * mib, Rounds: 5, Seconds: 1, Intervals: []float64{0}},
+		{Name: "A", Layers: 64, Blocks: 626, Bytes: 8 << 10, Rounds: 9, Seconds: 1.5},
+		{Name: "B", Layers: 64, Blocks: 1750, Bytes: 44 << 10, Rounds: 5, Seconds: 2},
 	}
 	if o.gpus != testbed.GPUsReal {
 		for i := range lists {
@@ -72,6 +72,12 @@ func planNIXL(o options) (phases []settings) {
 		{"ucx-isolated", bySocket, "UCX", "cudaMalloc"},
 		{"ucx-shared", byNVLink, "UCX", "cudaMalloc"},
 	} {
+		lists := slices.Clone(lists)
+		for i := range lists {
+			if p.by == bySocket { // a list takes up to 15 s, beside which a pause of 10 ms is nothing
+				lists[i].Intervals = []float64{0}
+			}
+		}
 		s := settings{Name: nixlPrefix + p.name, By: p.by, Job: job{Backend: p.backend, Memory: p.memory, Lists: lists}}
 		if p.by == byPeerlane {
 			s.Variables = []string{"NIXL_PLUGIN_DIR=/usr/lib/peerlane/nixl"}
