@@ -78,7 +78,8 @@ func planNIXL(o options) (phases []settings) {
 				lists[i].Intervals = []float64{0}
 			}
 		}
-		s := settings{Name: nixlPrefix + p.name, By: p.by, Job: job{Backend: p.backend, Memory: p.memory, Lists: lists}}
+		j := job{Backend: p.backend, Memory: p.memory, Lists: lists}
+		s := settings{Name: nixlPrefix + p.name, By: p.by, Job: j}
 		if p.by == byPeerlane {
 			s.Variables = []string{"NIXL_PLUGIN_DIR=/usr/lib/peerlane/nixl"}
 		} else {
@@ -100,7 +101,8 @@ func (p *phase) readRoutes(dir string, ranks int) {
 			continue
 		}
 		for lines := bufio.NewScanner(f); lines.Scan(); {
-			if text := route.FindString(lines.Text()); text != "" && !slices.Contains(p.Routes, text) && len(p.Routes) < 12 {
+			text := route.FindString(lines.Text())
+			if text != "" && !slices.Contains(p.Routes, text) && len(p.Routes) < 12 {
 				p.Routes = append(p.Routes, text)
 			}
 		}
@@ -117,12 +119,13 @@ func (r *result) tableOfLists() string {
 		}
 		if b.Len() == 0 {
 			fmt.Fprintf(&b, "NIXL %s, %s; %s.\n", p.NIXL, p.GPU, r.Driver)
-			fmt.Fprint(&b, "\n| phase | list | operation | checked every | median ms | least | first | post ms | make ms | GB/s | processor µs for an entry |\n"+
-				"|---|---|---|---|---|---|---|---|---|---|---|\n")
+			fmt.Fprint(&b, "\n| phase | list | operation | checked every | median ms | least | first | post ms | "+
+				"make ms | GB/s | processor µs for an entry |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
 		}
 		for _, l := range p.Lists {
-			fmt.Fprintf(&b, "| %s | %s: %d × %d | %s | %.0f ms | %.3f | %.3f | %.3f | %.3f | %.3f | %.2f | %.3f |\n", p.Name, l.Name, l.Entries,
-				l.EntryBytes, l.Operation, l.IntervalMS, l.MedianMS, l.LeastMS, l.FirstMS, l.PostMS, l.MakeMS, l.Rate, l.Processor)
+			fmt.Fprintf(&b, "| %s | %s: %d × %d | %s | %.0f ms | %.3f | %.3f | %.3f | %.3f | %.3f | %.2f | %.3f |\n",
+				p.Name, l.Name, l.Entries, l.EntryBytes, l.Operation, l.IntervalMS, l.MedianMS, l.LeastMS, l.FirstMS,
+				l.PostMS, l.MakeMS, l.Rate, l.Processor)
 		}
 	}
 	for _, p := range r.Phases {
@@ -135,10 +138,13 @@ func (r *result) tableOfLists() string {
 
 // judgeLists compares Peerlane's lists with UCX's, and with the goals of docs/nixl.md.
 func (r *result) judgeLists() {
-	find := func(phase, name, operation string, interval float64) (listRow, bool) {
+	find := func(phase, name, operation string) (listRow, bool) {
 		for _, p := range r.Phases {
+			if p.Name != nixlPrefix+phase || len(p.Problems) > 0 {
+				continue
+			}
 			for _, l := range p.Lists {
-				if p.Name == nixlPrefix+phase && l.Name == name && l.Operation == operation && l.IntervalMS == interval && len(p.Problems) == 0 {
+				if l.Name == name && l.Operation == operation && l.IntervalMS == 0 {
 					return l, true
 				}
 			}
@@ -152,7 +158,7 @@ func (r *result) judgeLists() {
 	}{{"A", 30, 5, 1}, {"B", 80, 0, 1}, {"1 GiB", 3.1, 50, 0.95}} {
 		for _, operation := range []string{"READ", "WRITE"} {
 			g := goal{What: fmt.Sprintf("%s, %s, ms", c.name, operation), Most: c.most}
-			ours, ok := find("peerlane", c.name, operation, 0)
+			ours, ok := find("peerlane", c.name, operation)
 			if ok {
 				g.Value, g.Of = ours.MedianMS, fmt.Sprintf("median of %d", ours.Transfers)
 			}
@@ -162,7 +168,7 @@ func (r *result) judgeLists() {
 				least float64
 			}{{"ucx-isolated", c.isolated}, {"ucx-shared", c.shared}} {
 				g := goal{What: fmt.Sprintf("%s, %s, against %s", c.name, operation, beside.phase), Least: beside.least}
-				if theirs, there := find(beside.phase, c.name, operation, 0); ok && there {
+				if theirs, there := find(beside.phase, c.name, operation); ok && there {
 					g.Value = theirs.MedianMS / ours.MedianMS
 					g.Of = fmt.Sprintf("%.3f ms to %.3f ms", ours.MedianMS, theirs.MedianMS)
 				}
@@ -179,7 +185,7 @@ func (r *result) judgeLists() {
 		{"64 KiB, READ, post to end in µs", "64 KiB", 25, func(l listRow) float64 { return l.MedianMS * 1e3 }},
 	} {
 		g := goal{What: c.what, Most: c.most}
-		if l, ok := find("peerlane", c.name, "READ", 0); ok {
+		if l, ok := find("peerlane", c.name, "READ"); ok {
 			g.Value, g.Of = c.value(l), fmt.Sprintf("median of %d", l.Transfers)
 		}
 		r.Goals = append(r.Goals, g)
