@@ -1,24 +1,24 @@
-# Everything is built into bin/. `make help` lists the targets.
+# Programs are built into bin/. `make help` lists the targets.
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := build
 
 GO      ?= go
-# For `make demo`: runc, crun, or none for plain processes; more flags in ARGS, which
-# `make bench` takes too.
+# For `make demo`: runc, crun, or none for plain processes. ARGS has more flags,
+# also for `make bench`.
 RUNTIME ?= runc
 ARGS    ?=
 # For `make test` and `make microbench`: the packages.
 PACKAGES ?= ./...
-# A test run has no time limit: it is killed after this time without progress.
+# A test run has no time limit; after this time without progress it is killed.
 IDLE     ?= 15m
 # 1: run a failed test once more; if it passes then, report it as flaky.
 AGAIN    ?=
-# For `make fuzz`: how long each target.
+# For `make fuzz`: the time per target.
 FUZZTIME ?= 60s
 
-# Where there is no git, or no repository, Go's own record stands in for these.
+# Without git or a repository, Go's build information has the version.
 module  := github.com/peerlane/peerlane
 version := $(shell git describe --tags --always --dirty 2>/dev/null)
 commit  := $(shell git rev-parse HEAD 2>/dev/null)
@@ -37,8 +37,8 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations -fstack-protector-stron
 .PHONY: build
 build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libnccl-net-peerlane.so bin/nixl/libplugin_PEERLANE.so bin/libpeerlane-cuda-sim.so bin/libpeerlane-softdevice.so ## build everything into bin/ (the default)
 
-# Programs that are linked with C have random addresses (PIE), and the linker's tables are
-# read-only before the program begins. peerlane keeps its table of functions writable: the loader
+# Programs that link C have random addresses (PIE), and the linker's tables are read-only
+# before the program begins. peerlane keeps its table of functions writable: the loader
 # finds NVML's functions at their first call, or never without a driver. TestBinariesAreHardened
 # checks this.
 bin/peerlane: binding := lazy
@@ -58,16 +58,18 @@ bin/front/peerlane:
 	@mkdir -p $(@D)
 	@$(build) -tags front -buildmode=pie -ldflags '$(stamp) -extldflags "-Wl,-z,relro,-z,lazy,-z,noexecstack"' -o $@ ./cmd/peerlane
 
-# They run in front of every container: static, so that nothing of an image can
-# be loaded into them, and small, so that they cost nothing.
+# Runtimes start these programs before every container: static, so that they
+# load no library of an image, and small, so that they start fast.
 bin/peerlane-hook bin/peerlane-runtime:
 	@CGO_ENABLED=0 $(build) -ldflags '-s -w $(stamp)' -o $@ ./cmd/$(@F)
 
-# Compiled by the package that looks for it, so that both agree on how.
+# The package that looks for the library compiles it, so that both use the same
+# flags.
 bin/libpeerlane-cuda-sim.so: $(wildcard cuda/sim/libcuda/*) cuda/sim/library.go
 	@$(GO) run ./cuda/sim/build $@
 
-# Of runs by hand on machines with GPUs: gives relays on real GPUs the simulator's faults.
+# For runs by hand on machines with GPUs: injects the simulator's faults into
+# relays on real GPUs.
 bin/libpeerlane-cuda-faults.so: $(wildcard cuda/sim/forward/*.c) cuda/sim/libcuda/fault.c cuda/driver.c cuda/driver.h
 	@mkdir -p $(@D)
 	@$(CC) -std=c11 -O2 -g -Wall -Wextra -fPIC -fvisibility=hidden -pthread \
@@ -76,7 +78,8 @@ bin/libpeerlane-cuda-faults.so: $(wildcard cuda/sim/forward/*.c) cuda/sim/libcud
 		-o $@.new cuda/sim/forward/forward.c cuda/driver.c $@.o -ldl
 	@mv $@.new $@ && rm $@.o
 
-# Of demos, benchmarks and tests, beside the program: in no folder of the loader.
+# For demos, benchmarks and tests, beside the program: in no directory of the
+# loader.
 bin/libpeerlane-softdevice.so: $(wildcard relay/verbs/softdevice/libibverbs/*) relay/verbs/softdevice/softdevice.go relay/verbs/abi.h
 	@$(GO) run ./relay/verbs/softdevice/build $@
 
@@ -116,31 +119,32 @@ test-needs:
 	@integration/prerequisites test
 
 again = -flaky integration/flaky.txt $(if $(AGAIN),-again '$(1)')
-# Tests wait more than they compute: twice as many packages at once as there are
-# processors, and in each several of those tests that may run beside others. bin/confine
-# leaves no process and no mount of a test behind, and limits its silence. Processes of the
-# race detector would sleep for a second before they end.
+# Tests wait more than they compute: twice as many packages as processors run at once, and
+# in each package several parallel tests. bin/confine ends the processes and mounts of a
+# test, and limits the time without output. Processes of the race detector would sleep for
+# a second before they end.
 confine    = bin/confine -idle $(IDLE) env GORACE=atexit_sleep_ms=0
 host_tests = $(confine) $(GO) test -json -count=1 -vet=off -ldflags=-w -parallel 4 -timeout 0
-# Packages run in this order, so those first that take the longest.
+# Packages run in this order: the slowest first.
 longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./relay/selftest ./relay/transport/verbs ./topo/planner ./topo/reader ./cmd/peerlane/doctor ./relay/nccl ./relay/nixl
-# Packages whose own code starts few goroutines or none, or whose tests run Peerlane's programs as
-# processes of their own, where the detector sees nothing of them. `make test-race`, which
-# is on the nightly list, looks at these, too.
+# Packages whose code starts few goroutines or none, or whose tests run Peerlane's programs as
+# separate processes, which the detector does not observe. `make test-race`, on the nightly
+# list, includes these packages.
 without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane ./cmd/peerlane/bundle ./cmd/peerlane/testbed ./cmd/peerlane-hook ./cmd/peerlane-runtime ./cmd/terminal \
 	./cmd/version ./cuda/conformance ./cuda/kernels ./config ./config/paths ./hook/sandbox ./integration \
-	$(addprefix ./integration/,across documents exported fuzz licences nccl nightly programs report testrun vm/pcitree vm/run vulncheck) \
+	$(addprefix ./integration/,across documents exported fuzz licences mutation nccl nightly programs report testrun vm/pcitree vm/run vulncheck) \
 	./packaging/... ./relay/launch ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
 	./relay/verbs/... ./relay/wire ./topo/...
 all_packages = $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES)
-# The tests of these wait for longer than all others together, so several processes share them.
+# The tests of these packages wait longer than all others together, so several
+# processes share them.
 in_parts     = ./relay=4 ./integration=2 ./relay/libpeerlane=2
 testrun      = bin/testrun -parts '$(in_parts)' $(if $(RACE),,-plain '$(without_race)') -p $(shell expr 2 \* $$(nproc))
 
 vetting      = nice $(MAKE) --no-print-directory lint
 
-# The programs that tests start are built once, for all packages; and binaries of tests
-# where their code has changed.
+# Programs that tests start are built once for all packages; test binaries are
+# built if their code has changed.
 .PHONY: bin/tests
 bin/tests:
 	@$(GO) run ./integration/programs/build bin/test-programs
@@ -148,7 +152,7 @@ bin/tests:
 	@$(testrun) -build bin/tests $(all_packages)
 
 .PHONY: test
-test: test-needs build bin/tests ## vet, lint and test everything, race detector on where goroutines are (PACKAGES=./topo/...)
+test: test-needs build bin/tests ## vet, lint and test everything, with the race detector where goroutines run (PACKAGES=./topo/...)
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
 	@# Vetted beside the tests. Never from the cache, which knows nothing of runtimes
@@ -177,7 +181,7 @@ engines-needs:
 	@integration/prerequisites engines
 	@$(GO) run -C integration/engines ./install
 
-# Each engine's tests wait for their turn by themselves (integration/engines).
+# The tests of an engine wait for their turn (integration/engines).
 engine_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags engines -parallel 32 -timeout 0
 
 .PHONY: test-engines
@@ -190,7 +194,7 @@ test-engines: engines-needs build ## test in every container engine, as root (RU
 		$(engine_tests) -run $$tests || true; \
 	done; } | bin/test-report $(call again,$(engine_tests) -run "$$TESTS" "$$PACKAGE") -places engines $(if $(RUN),,-matrix integration/matrix.txt)
 
-# For `make test-vm`: any package and tests, in which places; and for a shell.
+# For `make test-vm`: packages and tests, and the places; and for a shell.
 PKG    ?=
 RUN    ?=
 PLACE  ?=
@@ -208,7 +212,7 @@ bin/vm-run:
 	@$(GO) build -o $@ ./integration/vm/run
 
 .PHONY: test-vm
-# With the packages, which one of its places installs.
+# With the packages, which one of the places installs.
 test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-softdevice.so bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainerReachesRelay PLACE=vm-full)
 	@$(GO) build -o bin/test-report ./integration/report
 	@# Its status 1 says that tests failed, which is in their events.
@@ -216,7 +220,7 @@ test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-softdevice.
 		| bin/test-report $(call again,bin/vm-run test --place "$$PLACE" --run "$$TESTS" "$$PACKAGE" || test $$? = 1) $(if $(PKG)$(RUN),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(or $(PLACE),$(vm_places)))
 
 .PHONY: vm-long
-vm-long: vm-needs build bin/vm-run ## containers on two machines send each other 1 GiB, over TCP and RoCE, and have the faults of test-vm; then what fails over RoCE (BYTES=1073741824)
+vm-long: vm-needs build bin/vm-run ## send 1 GiB between containers of two machines, over TCP and RoCE, with the faults of test-vm; then test faults over RoCE (BYTES=1073741824)
 	@$(GO) build -o bin/test-report ./integration/report
 	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests(OverRoCE)?$$' --timeout 3h --env PEERLANE_VM_HEAVY=1 --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
 	@{ bin/vm-run test --place vm-pair --run '^Test(Relays|Bench|Faults)OverRoCE$$' --timeout 3h --env PEERLANE_VM_HEAVY=1 ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
@@ -226,16 +230,16 @@ vm-long: vm-needs build bin/vm-run ## containers on two machines send each other
 PAIRS ?= 5
 
 .PHONY: bench-verbs
-bench-verbs: vm-needs build bin/vm-run ## relays beside perftest on the same software NICs (rxe) of two machines, in turn (PAIRS=5)
+bench-verbs: vm-needs build bin/vm-run ## measure relays and perftest in turn on the same software NICs (rxe) of two machines (PAIRS=5)
 	@$(GO) build -o bin/test-report ./integration/report
 	@{ bin/vm-run test --place vm-pair --run '^TestRelaysBesidePerftest$$' --timeout 3h --env PEERLANE_VM_PAIRS=$(PAIRS) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
 
 .PHONY: vm-shell
-vm-shell: vm-needs build bin/vm-run ## a root shell in a virtual machine (IMAGE=full GUESTS=2)
+vm-shell: vm-needs build bin/vm-run ## open a root shell in a virtual machine (IMAGE=full GUESTS=2)
 	@bin/vm-run shell --image $(IMAGE) --guests $(GUESTS) $(ARGS)
 
 .PHONY: vm-capture
-vm-capture: vm-needs build bin/vm-run ## write topo/recorded/host.txt anew from the guest's kernel
+vm-capture: vm-needs build bin/vm-run ## write topo/recorded/host.txt from the guest's kernel
 	@# Whether it is what it was does not matter here; nothing is there if it failed.
 	@rm -rf bin/vm/vm-small
 	@bin/vm-run test --place vm-small --run TestRecordedHostMatchesKernel ./integration/vm/cases/small >bin/vm-capture.log || true
@@ -250,7 +254,7 @@ packages: packages-needs ## make deb and rpm packages of this commit in dist/, w
 	@GO='$(GO)' STAMP='$(patsubst $(module)/cmd/version.version=%,$(module)/cmd/version.version=v$(shell packaging/version),$(stamp))' packaging/build dist amd64 arm64
 	@packaging/check dist
 
-# For `make install`: where, and below which folder in place of /.
+# For `make install`: the prefix, and the directory in place of /.
 PREFIX  ?= /usr/local
 DESTDIR ?=
 
@@ -270,7 +274,7 @@ test-packages: packages ## install, upgrade and remove the packages in clean tre
 	@{ $(packages_tests) -run "$(or $(RUN),.)" ./integration/packages || true; } | bin/test-report $(call again,$(packages_tests) -run "$$TESTS" "$$PACKAGE") -places packages $(if $(RUN),,-matrix integration/matrix.txt)
 
 .PHONY: release
-release: clean-dist ## make everything that a release has in dist/, with its checksums; needs the results of make nightly
+release: clean-dist ## make all files of a release in dist/, with checksums; needs the results of make nightly
 	@$(GO) run ./integration/nightly -check docs/nightly.json
 	@$(MAKE) --no-print-directory packages
 	@packaging/release dist
@@ -280,7 +284,7 @@ clean-dist:
 	@rm -rf dist
 
 .PHONY: lint
-lint: ## gofmt, go vet, staticcheck, the complexity of functions, and the wording of comments, errors, names of tests and commits
+lint: ## check gofmt, go vet, staticcheck, the complexity of functions, and the wording of comments, errors, names of tests and commits
 	@unformatted=$$(gofmt -l .); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed on:"; echo "$$unformatted"; exit 1; fi
 	@# With the tests that run in virtual machines and in container engines.
@@ -294,14 +298,14 @@ lint: ## gofmt, go vet, staticcheck, the complexity of functions, and the wordin
 complexities := integration/complexity/limits.txt
 
 .PHONY: complexity
-complexity: ## print for each package the most complex function, the longest parameter list, the largest struct and that with the most booleans
+complexity: ## print for each package the most complex function, the longest parameter list, the largest struct and the struct with the most booleans
 	@$(GO) run ./integration/complexity
 
 .PHONY: complexity-update
-complexity-update: ## lower the limits of functions that have become simpler
+complexity-update: ## lower the limits of simplified functions
 	@$(GO) run ./integration/complexity -limits $(complexities) -update
 
-# A Go module of its own, because the hook and the relay must not link client-go.
+# A separate Go module, because the hook and the relay must not link client-go.
 .PHONY: test-kubernetes
 test-kubernetes: bin/peerlane-kubelet ## vet and test the Kubernetes plugin against its APIs, without a cluster
 	@$(GO) vet -C kubernetes ./...
@@ -312,11 +316,11 @@ cluster-needs:
 	@integration/prerequisites cluster
 	@$(GO) run -C kubernetes/integration ./install
 
-# The tests of a cluster: of one package, one after the other.
+# The tests of a cluster are in one package, and run in sequence.
 cluster_tests = bin/confine -idle $(IDLE) env PEERLANE_TEST_PROGRAMS=$(CURDIR)/bin/test-programs $(GO) test -C kubernetes -json -count=1 -vet=off -tags cluster -timeout 0
 
 .PHONY: test-cluster
-test-cluster: cluster-needs image ## test the Kubernetes plugin in clusters of one node, as root (RUN=TestClusterPodsWithLanesExchange)
+test-cluster: cluster-needs image ## test the Kubernetes plugin in clusters on this machine, as root (RUN=TestClusterPodsWithLanesExchange)
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
 	@$(GO) run ./integration/programs/build bin/test-programs
@@ -339,7 +343,7 @@ image: build bin/front/peerlane bin/peerlane-kubelet ## write the image of the K
 	@$(GO) run ./packaging/image -name localhost/peerlane-kubelet:$(subst +,-,$(shell packaging/version)) -time $(shell git log -1 --format=%ct) -out dist bin/image
 
 .PHONY: licences
-licences: ## list the Go modules in use and their licences; make test fails where one is not allowed
+licences: ## list the Go modules in use and their licences; make test fails for a licence that is not allowed
 	@$(GO) run ./integration/licences
 
 # For `make vulncheck`: another database, or file:///DIR for a copy of this one.
@@ -352,11 +356,20 @@ vulncheck: ## look up the known vulnerabilities of Go and of the modules in use 
 	@bin/vulncheck -db $(DB) -- -C kubernetes -tags cluster ./...
 
 .PHONY: fuzz
-fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each, RUN=hook.Fuzz)
+fuzz: ## fuzz every parser of untrusted input (FUZZTIME=60s each, RUN=hook.Fuzz)
 	@$(GO) run ./integration/fuzz -go $(GO) -time $(FUZZTIME) -run '$(RUN)' ./...
 
-# For `make soak-containers`: how many, and how many random lives; and for `make soak-relay`: how long. For both the
-# seed that an earlier run printed.
+# For `make mutation`: packages, and the packages whose tests test them, too.
+mutated = $(if $(filter-out ./...,$(PACKAGES)),$(PACKAGES),$(mutated_packages))
+mutated_packages = ./topo/virtualswitch
+
+.PHONY: mutation
+mutation: ## change the code of packages in small steps and list the changes that tests do not notice (PACKAGES=./topo/graph ARGS="-sample 100 -seed 1")
+	@nice -n 12 $(GO) run ./integration/mutation $(ARGS) $(mutated)
+
+# For `make soak-containers`: the number of containers, and of random lives; and
+# for `make soak-relay`: the time. For both the seed that an earlier run
+# printed.
 N    ?= 1000
 LIVES ?= 10000
 TIME ?= 1h
@@ -367,66 +380,67 @@ nightly: build ## run all cases that are too long for CI, one after the other, a
 	@$(GO) run ./integration/nightly -run '$(RUN)' -table docs/benchmarks.md docs/nightly.json
 
 .PHONY: soak-containers
-soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random, and compare random lives with a model (N=1000 LIVES=10000 SEED=)
+soak-containers: test-needs build ## start containers and kill their processes at random, and compare random lives with a model (N=1000 LIVES=10000 SEED=)
 	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_LIVES=$(LIVES) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 6h -run '^(TestSoakLeavesNothing|TestLivesOfContainers|TestContainerConnectsAsFirstAction|TestOverlappingRestartsKeepGenerationsApart)$$' ./integration
 
 .PHONY: soak-relay
-soak-relay: test-needs build ## clients come, go, exchange verified messages and are killed, as relays are; nothing grows (TIME=1h SEED=)
+soak-relay: test-needs build ## run clients that exchange verified messages, kill clients and relays, and require that no resource grows (TIME=1h SEED=)
 	@PEERLANE_SOAK_TIME=$(TIME) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 24h -run '^TestSoakOfRelays$$' ./integration
 
 .PHONY: soak-faults
-soak-faults: ## give every CUDA call and every system call of relays and clients every fault, let processes sleep for 120 s, 500 orders of receives over two slots, and 400 connects beside a flood
+soak-faults: ## inject every fault into every CUDA call and system call of relays and clients, stop processes for 120 s, run 500 orders of receives over two slots, and 400 connects during a flood
 	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 PEERLANE_FLOOD_CONNECTS=400 $(GO) test -count=1 -v -timeout 2h -run '^(TestRelayCUDAFaultsEndOperationsWithErrors|TestRelaySystemCallFaultsEndOperationsWithErrors|TestClientCUDAFaultsReturnErrors|TestClientSystemCallFaultsReturnErrors|TestStoppedProcessIsNotTakenForDead|TestCommunicatorsOverTwoSlotsDoNotDeadlock|TestPeerSocketFloodHonestConnectsSucceed)$$' ./relay
 	@PEERLANE_FAULTS=all $(GO) test -count=1 -v -timeout 1h -run '^TestLibraryCallFaultsReturnErrors$$' ./relay/libpeerlane
 
 .PHONY: soak-network
-soak-network: test-needs build ## containers of two hosts, in network namespaces, whose network fails in each way: loss, resets, black holes, MTU, interface, address
+soak-network: test-needs build ## test containers of two hosts, in network namespaces, with each failure of the network: loss, resets, black holes, MTU, interface, address
 	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaultsLoseNoMessage|TestContainersOfTwoHosts|TestRailUnpluggedMovesConnections|TestOneOfTwoRailsIsPulled|TestBenchKilledEndsOtherSide)$$' ./integration
 
-# For `make soak-model`, `make soak-reuse` and `make sanitize`: how many.
+# For `make soak-model`, `make soak-reuse` and `make sanitize`: the number of
+# runs.
 PROGRAMS   ?= 10000
 OPERATIONS ?= 1000000
 
 .PHONY: soak-model
-soak-model: ## random programs of clients against a model, race detector on (PROGRAMS=10000 of each route)
+soak-model: ## compare random programs of clients with a model, race detector on (PROGRAMS=10000 of each route)
 	@PEERLANE_MODEL_PROGRAMS=$(PROGRAMS) $(GO) test -race -count=1 -v -timeout 12h -run '^TestModelMessagesMatchReceives$$' ./relay
 
 .PHONY: soak-reuse
-soak-reuse: ## use memory again the moment that its operation has ended (OPERATIONS=1000000 of each route and kind of memory)
+soak-reuse: ## reuse memory as soon as its operation has ended (OPERATIONS=1000000 of each route and kind of memory)
 	@PEERLANE_REUSE=$(OPERATIONS) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryReusedAtOnceKeepsMessages$$' ./relay
 	@PEERLANE_REUSE=$$(($(OPERATIONS) / 100)) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryReusedAtOnceWithLateCopiesKeepsMessages$$' ./relay
 
 .PHONY: soak-nccl
-soak-nccl: ## NCCL's plugin with messages of up to 64 MiB, and ten times as many schedules
+soak-nccl: ## test NCCL's plugin with messages of up to 64 MiB, and ten times as many schedules
 	@PEERLANE_NCCL_SOAK=1 $(GO) test -race -count=10 -v -timeout 2h -run 'Version|Requests|Mebibytes|Sanitizers|Receives' ./relay/nccl
 
-# For `make soak-nixl`: how many.
+# For `make soak-nixl`: the number of runs.
 KILLS ?= 1000
 
 .PHONY: soak-nixl
 soak-nixl: ## kill relays and clients while an agent of NIXL's plugin reads (KILLS=1000)
 	@PEERLANE_NIXL_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 4h -run '^TestPluginDeathOfPeerIsRemoteDisconnect$$' ./relay/nixl
 
-# For `make soak-doctor`: how many combinations of faults.
+# For `make soak-doctor`: the number of combinations of faults.
 ROUNDS ?= 2000
 
 .PHONY: soak-doctor
-soak-doctor: ## combine faults of made hosts at random, and see that peerlane doctor finds all of them (ROUNDS=2000)
+soak-doctor: ## combine faults of synthetic hosts at random, and require that peerlane doctor finds all of them (ROUNDS=2000)
 	@PEERLANE_DOCTOR_ROUNDS=$(ROUNDS) $(GO) test -count=1 -v -timeout 2h -run '^TestFaultsThatComeTogether$$' ./cmd/peerlane/doctor
 
-# For `make soak-plan`: how many hosts.
+# For `make soak-plan`: the number of hosts.
 HOSTS ?= 10000
 
 .PHONY: soak-plan
-soak-plan: ## plan made hosts of up to 256 GPUs and NICs, and hold the plans against the optimum and NCCL (HOSTS=10000)
+soak-plan: ## plan synthetic hosts of up to 256 GPUs and NICs, and compare the plans with the optimum and NCCL (HOSTS=10000)
 	@PEERLANE_TEST_PLAN_HOSTS=$(HOSTS) $(GO) test -count=1 -v -timeout 4h -run '^TestPlan(OfAny|ByColumns|BeatsEvery)' ./topo/planner
 
 .PHONY: sanitize
-sanitize: ## the C library's tests in full: address, undefined behaviour and thread sanitizer, and the race detector on relays
+sanitize: ## run all tests of the C library with the address, undefined behaviour and thread sanitizers, and the race detector on relays
 	@PEERLANE_MODEL_PROGRAMS=200 PEERLANE_RANDOM_ROUNDS=2000 $(GO) test -race -count=1 -v -timeout 4h ./relay/libpeerlane
 
 .PHONY: bench
-bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--table routes -o json")
+bench: build ## measure relays and raw copies, on GPUs or simulated (ARGS="--table routes -o json")
 	@bin/peerlane bench --table all $(ARGS)
 
 # Tests of relays for integration/gpus/run, rows faults and shares.
@@ -434,25 +448,26 @@ bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--
 bin/gpu-relay-tests: bin/libpeerlane-cuda-faults.so
 	@$(GO) test -c -o $@ ./relay
 
-# Run by hand on machines with GPUs, beside peerlane, peerlane-hook and peerlane-relay.
+# For runs by hand on machines with GPUs, beside peerlane, peerlane-hook and
+# peerlane-relay.
 .PHONY: bin/gpu-transfers
 bin/gpu-transfers:
 	@$(build) -ldflags '-s -w' -o $@ ./integration/gpus/transfers
 	@$(build) -ldflags '-s -w' -o bin/traffic-client ./integration/traffic/client
 
-# What integration/nccl/run runs on machines with GPUs and PyTorch; with plugins that show
-# one version of NCCL's interface alone, which it tries if they are there.
+# integration/nccl/run runs this on machines with GPUs and PyTorch, and tries
+# plugins that implement one version of NCCL's interface, if present.
 .PHONY: bin/gpu-nccl
 bin/gpu-nccl:
 	@$(build) -ldflags '-s -w $(stamp)' -o $@ ./integration/nccl
 	@$(GO) run ./relay/nccl/build bin 8 9 10 11
 
 .PHONY: microbench
-microbench: build ## run Go's benchmarks; docs/benchmarks.md says which figures come from where
+microbench: build ## run Go's benchmarks; docs/benchmarks.md names the source of each figure
 	@$(GO) test -run '^$$' -bench . -benchmem -timeout 30m $(PACKAGES)
 
 .PHONY: clean
-clean: ## remove what was built
+clean: ## remove the built files
 	rm -rf bin dist
 
 .PHONY: help

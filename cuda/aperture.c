@@ -111,7 +111,7 @@ int peerlane_aperture_open(peerlane_aperture *a, uint32_t domain, uint32_t bus, 
 	*a = (peerlane_aperture){.control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC), .last = FIRST_HANDLE};
 	if (a->control < 0)
 		return failed(f, PEERLANE_APERTURE_CONTROL, errno, 0);
-	// Releases before 530 write the status where later ones read the size.
+	// Releases before 530 write the status where later releases read the size.
 	if (ioctl(a->control, NVIDIA_IOCTL(ESCAPE_ALLOC, sizeof root), &root) || root.status || root.size) {
 		failed(f, PEERLANE_APERTURE_CLIENT, root.status || root.size ? 0 : errno, root.status | root.size);
 		close(a->control);
@@ -139,7 +139,7 @@ int peerlane_aperture_open(peerlane_aperture *a, uint32_t domain, uint32_t bus, 
 
 void peerlane_aperture_close(peerlane_aperture *a) { close(a->control); }
 
-// open_device makes the client's device, which has to be the one that the memory is on.
+// open_device opens the client's device, which must be the device of the memory.
 static int open_device(peerlane_aperture *a, uint32_t instance, peerlane_failure *f)
 {
 	struct device parameters = {.id = instance};
@@ -172,7 +172,7 @@ int peerlane_aperture_map(peerlane_aperture *a, int fd, uint64_t offset, uint64_
 	char path[32];
 	int node, handle = a->control;
 
-	// The node comes first: while it is open, the GPU is initialized.
+	// Open the node first: the driver keeps the GPU initialized while the node is open.
 	snprintf(path, sizeof path, "/dev/nvidia%u", a->minor);
 	if ((node = open(path, O_RDWR | O_CLOEXEC)) < 0)
 		return failed(f, PEERLANE_APERTURE_NODE, errno, 0);
@@ -203,7 +203,7 @@ int peerlane_aperture_map(peerlane_aperture *a, int fd, uint64_t offset, uint64_
 	}
 	madvise(*data, bytes, MADV_DONTFORK);
 	*memory = import.object;
-	close(node); // the mapping holds it
+	close(node); // the mapping keeps the memory
 	return 0;
 
 release:

@@ -52,10 +52,12 @@ func apertureError(f C.peerlane_failure) error {
 	return fmt.Errorf("%s: status %#x of the NVIDIA kernel driver", steps[f.step], uint32(f.status))
 }
 
-// simulatedAperture is the variable by which the simulator's apertures are refused.
+// simulatedAperture is the variable that makes the simulator refuse apertures, with the value
+// "refuse".
 const simulatedAperture = "PEERLANE_SIM_APERTURE"
 
-// OpenAperture opens the aperture of the GPU at a PCI address. It takes one descriptor.
+// OpenAperture opens the aperture of the GPU at a PCI address. An Aperture holds one file
+// descriptor.
 func (d *Driver) OpenAperture(busID string) (*Aperture, error) {
 	if d.Simulated() {
 		if os.Getenv(simulatedAperture) == "refuse" {
@@ -75,7 +77,7 @@ func (d *Driver) OpenAperture(busID string) (*Aperture, error) {
 	return a, nil
 }
 
-// Size is the size of BAR1, bytes, which all processes of the host share.
+// Size returns the size of BAR1 in bytes. All processes of the host share BAR1.
 func (a *Aperture) Size() uint64 {
 	if a.simulated {
 		return 1 << 30
@@ -104,7 +106,7 @@ func (a *Aperture) Map(fd int, offset, bytes uint64) (*Mapped, error) {
 	return &Mapped{Bytes: unsafe.Slice((*byte)(data), bytes), memory: memory}, nil
 }
 
-// Unmap ends a mapping, which nothing may use any more.
+// Unmap removes a mapping. The caller must not access the mapping afterwards.
 func (a *Aperture) Unmap(m *Mapped) error {
 	if a.simulated {
 		return os.NewSyscallError("munmap", unix.Munmap(m.Bytes))
@@ -116,7 +118,7 @@ func (a *Aperture) Unmap(m *Mapped) error {
 	return err
 }
 
-// Close ends the aperture. All mappings must have ended.
+// Close closes the aperture. The caller must first remove all mappings.
 func (a *Aperture) Close() {
 	if !a.simulated {
 		C.peerlane_aperture_close(&a.calls)

@@ -18,7 +18,7 @@ typedef struct {
 	uint64_t bytes;     // size of BAR1
 } peerlane_aperture;
 
-// Steps of a failure.
+// Steps at which a call can fail.
 enum {
 	PEERLANE_APERTURE_CONTROL = 1,
 	PEERLANE_APERTURE_CLIENT,
@@ -31,7 +31,8 @@ enum {
 	PEERLANE_APERTURE_MMAP,
 };
 
-// peerlane_failure is where a call failed: errno, or the kernel driver's status (NV_STATUS).
+// peerlane_failure is the failed step, with errno or the kernel driver's status
+// (NV_STATUS).
 typedef struct {
 	int step, error;
 	uint32_t status;
@@ -41,7 +42,8 @@ int peerlane_aperture_open(peerlane_aperture *a, uint32_t domain, uint32_t bus, 
 void peerlane_aperture_close(peerlane_aperture *a);
 
 // peerlane_aperture_map maps part of an allocation that cuMemExportToShareableHandle exported.
-// memory identifies the mapping to peerlane_aperture_release, which comes after munmap.
+// memory identifies the mapping for peerlane_aperture_release, which the caller calls
+// after munmap.
 int peerlane_aperture_map(peerlane_aperture *a, int fd, uint64_t offset, uint64_t bytes, void **data, uint32_t *memory, peerlane_failure *f);
 void peerlane_aperture_release(peerlane_aperture *a, uint32_t memory);
 

@@ -78,8 +78,7 @@ func (d *Driver) CtxEnablePeerAccess(peer Context) error {
 	return d.result(C.call_cuCtxEnablePeerAccess(d.calls, C.CUcontext(peer), 0), "cuCtxEnablePeerAccess")
 }
 
-// MemGetInfo is the free and total memory, in bytes, of the current context's
-// device.
+// MemGetInfo returns the free and total memory, in bytes, of the current context's device.
 func (d *Driver) MemGetInfo() (free, total uint64, err error) {
 	var f, t C.size_t
 	if r := C.call_cuMemGetInfo(d.calls, &f, &t); r != 0 {

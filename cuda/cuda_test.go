@@ -30,7 +30,7 @@ func TestResultsHaveNamesAndClasses(t *testing.T) {
 	err := error(&CallError{Call: "cuMemCreate", On: "2 MiB on device 0", Result: ErrOutOfMemory,
 		Name: "CUDA_ERROR_OUT_OF_MEMORY", Text: "out of memory"})
 	if !errors.Is(err, ErrOutOfMemory) || errors.Is(err, ErrNotReady) {
-		t.Errorf("errors.Is does not tell the results apart")
+		t.Errorf("errors.Is does not distinguish the results")
 	}
 	// The text itself: operators search for the name of the result.
 	if want := "cuMemCreate (2 MiB on device 0): CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"; err.Error() != want {

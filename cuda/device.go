@@ -31,15 +31,14 @@ import (
 	"unsafe"
 )
 
-// Device is a CUdevice: the ordinal among the devices that this process sees,
-// which CUDA_VISIBLE_DEVICES renumbers. Between processes a device is named by
-// UUID or PCI address.
+// Device is a CUdevice: the ordinal among the devices that this process sees. CUDA_VISIBLE_DEVICES
+// renumbers devices, so processes name a device to each other by UUID or PCI address.
 type Device int32
 
 // Attribute is a CUdevice_attribute.
 type Attribute int32
 
-// Attributes that Peerlane asks for (CUdevice_attribute_enum of cuda.h).
+// Attributes that Peerlane reads (CUdevice_attribute_enum of cuda.h).
 const (
 	AttributeMultiprocessors          Attribute = 16 // number of SMs
 	AttributeComputeMode              Attribute = 20 // 0 default, 2 prohibited, 3 exclusive process
@@ -59,7 +58,7 @@ const (
 	AttributeDMABuf             Attribute = 124 // supports MemDMABufFD
 )
 
-// DeviceCount is the number of devices that this process sees.
+// DeviceCount returns the number of devices that this process sees.
 func (d *Driver) DeviceCount() (int, error) {
 	var n C.int
 	if r := C.call_cuDeviceGetCount(d.calls, &n); r != 0 {
@@ -89,7 +88,7 @@ func (d *Driver) DeviceByPCIBusID(id string) (Device, error) {
 	return Device(dev), nil
 }
 
-// DeviceName is the model, "NVIDIA H200".
+// DeviceName returns the model, "NVIDIA H200".
 func (d *Driver) DeviceName(dev Device) (string, error) {
 	var name [256]C.char
 	if r := C.call_cuDeviceGetName(d.calls, &name[0], C.int(len(name)), C.CUdevice(dev)); r != 0 {
@@ -98,7 +97,7 @@ func (d *Driver) DeviceName(dev Device) (string, error) {
 	return C.GoString(&name[0]), nil
 }
 
-// DeviceUUID is NVML's name of the device, "GPU-8-4-4-4-12" hexadecimal digits.
+// DeviceUUID returns NVML's name of the device, "GPU-8-4-4-4-12" hexadecimal digits.
 func (d *Driver) DeviceUUID(dev Device) (string, error) {
 	var id C.CUuuid
 	if r := C.call_cuDeviceGetUuid(d.calls, &id, C.CUdevice(dev)); r != 0 {
@@ -108,7 +107,7 @@ func (d *Driver) DeviceUUID(dev Device) (string, error) {
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16]), nil
 }
 
-// DevicePCIBusID is the PCI address, lower case: "0000:17:00.0".
+// DevicePCIBusID returns the PCI address, lower case: "0000:17:00.0".
 func (d *Driver) DevicePCIBusID(dev Device) (string, error) {
 	var id [32]C.char
 	if r := C.call_cuDeviceGetPCIBusId(d.calls, &id[0], C.int(len(id)), C.CUdevice(dev)); r != 0 {
@@ -117,7 +116,7 @@ func (d *Driver) DevicePCIBusID(dev Device) (string, error) {
 	return strings.ToLower(C.GoString(&id[0])), nil
 }
 
-// DeviceTotalMem is the device's memory in bytes.
+// DeviceTotalMem returns the device's memory in bytes.
 func (d *Driver) DeviceTotalMem(dev Device) (uint64, error) {
 	var n C.size_t
 	if r := C.call_cuDeviceTotalMem(d.calls, &n, C.CUdevice(dev)); r != 0 {
@@ -126,7 +125,7 @@ func (d *Driver) DeviceTotalMem(dev Device) (uint64, error) {
 	return uint64(n), nil
 }
 
-// DeviceAttribute is the value of an attribute.
+// DeviceAttribute returns the value of an attribute.
 func (d *Driver) DeviceAttribute(dev Device, a Attribute) (int, error) {
 	var v C.int
 	if r := C.call_cuDeviceGetAttribute(d.calls, &v, C.int(a), C.CUdevice(dev)); r != 0 {

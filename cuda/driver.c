@@ -26,8 +26,8 @@ peerlane_calls *peerlane_cuda_open(const char *path, char *message, size_t n, in
 		snprintf(message, n, "out of memory");
 		return NULL;
 	}
-	// The library stays open also when a symbol is missing: closing a libcuda
-	// that has started its threads is not safe.
+	// Keep the library open if a symbol is missing: closing a libcuda that has started
+	// threads is not safe.
 #define X(name, symbol, params, args) \
 	if (!find(library, (void **)&t->name, symbol, message, n)) \
 		goto lacks;

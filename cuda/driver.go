@@ -17,8 +17,7 @@ import (
 	"unsafe"
 )
 
-// LibraryVariable names the environment variable that says which library to
-// open in place of libcuda.so.1.
+// LibraryVariable is the environment variable with the library to open in place of libcuda.so.1.
 const LibraryVariable = "PEERLANE_CUDA_LIBRARY"
 
 // DefaultLibrary is the file name of the NVIDIA driver's library.
@@ -31,7 +30,7 @@ type Driver struct {
 	library string
 }
 
-// LibraryError says that there is no usable CUDA library.
+// LibraryError reports that no CUDA library is usable.
 type LibraryError struct {
 	Library string // path, or name for the loader's search
 	Missing string // the absent symbol; empty if the library did not load
@@ -46,7 +45,7 @@ func (e *LibraryError) Error() string {
 	return fmt.Sprintf("CUDA library %s cannot be loaded: %s; %s", e.Library, e.Reason, e.remedy())
 }
 
-// remedy is for a library that did not load.
+// remedy returns the remedy for a library that did not load.
 func (e *LibraryError) remedy() string {
 	if e.Library != DefaultLibrary {
 		return "check " + LibraryVariable
@@ -86,14 +85,14 @@ func openLibrary(path string) (*Driver, error) {
 	return d, nil
 }
 
-// Library is the path or name that was opened.
+// Library returns the path or name that was opened.
 func (d *Driver) Library() string { return d.library }
 
 // Simulated reports whether the library is the simulator of package cuda/sim.
 func (d *Driver) Simulated() bool { return d.calls.simulated != 0 }
 
-// DriverVersion is the newest CUDA version that the driver supports, 1000 ×
-// major + 10 × minor: 13000 for CUDA 13.0 (cuDriverGetVersion).
+// DriverVersion returns the newest CUDA version that the driver supports, 1000 × major + 10 ×
+// minor: 13000 for CUDA 13.0 (cuDriverGetVersion).
 func (d *Driver) DriverVersion() (int, error) {
 	var v C.int
 	if r := C.call_cuDriverGetVersion(d.calls, &v); r != 0 {

@@ -1,10 +1,10 @@
-// The part of the CUDA driver API that Peerlane calls: a table of function
-// pointers that driver.c fills from a library opened at run time, and a
-// trampoline for each of its entries, because Go cannot call a C pointer.
+// The part of the CUDA driver API that Peerlane calls: a table of function pointers that
+// driver.c fills from a library opened at run time, and a trampoline for each entry,
+// because Go cannot call a C pointer.
 //
-// Layouts and numbers are those of cuda.h, CUDA 11.7 to 13, on 64-bit Linux.
-// Handles (context, stream, event) are opaque pointers there; here they are
-// integers of the same size, so that Go's garbage collector never sees them.
+// Layouts and numbers are those of cuda.h, CUDA 11.7 to 13, on 64-bit Linux. In cuda.h,
+// handles (context, stream, event) are opaque pointers; here the handles are integers of
+// the same size, so that Go's garbage collector never sees them.
 #ifndef PEERLANE_CUDA_DRIVER_H
 #define PEERLANE_CUDA_DRIVER_H
 
@@ -72,7 +72,7 @@ typedef struct {
 	unsigned flags; // CU_MEMCPY_FLAG_*
 } CUmemcpyAttributes;
 
-// CUstreamBatchMemOpParams is a union of cuda.h's; this is its member writeValue.
+// CUstreamBatchMemOpParams is a union in cuda.h; this is the member writeValue.
 typedef struct {
 	int operation; // CU_STREAM_MEM_OP_*
 	CUdeviceptr address;
@@ -222,10 +222,10 @@ X(cuGraphLaunch, "cuGraphLaunch", A(CUgraphExec e, CUstream s), A(e, s)) \
 X(cuGraphExecDestroy, "cuGraphExecDestroy", A(CUgraphExec e), A(e)) \
 X(cuGraphDestroy, "cuGraphDestroy", A(CUgraph g), A(g))
 
-// OPTIONAL lists calls that are answered with CUDA_ERROR_NOT_SUPPORTED where the driver
-// is too old for them. cuMemcpyBatchAsync is that of CUDA 12.8, which later drivers
-// still have; the macros of 13.0 choose another version without failIdx.
-// cuStreamBatchMemOp_v2 is of CUDA 11.7.
+// OPTIONAL lists calls that return CUDA_ERROR_NOT_SUPPORTED if the driver lacks them.
+// cuMemcpyBatchAsync is the version of CUDA 12.8, which later drivers still have; the
+// macros of 13.0 choose another version without failIdx. cuStreamBatchMemOp_v2 is of CUDA
+// 11.7.
 #define OPTIONAL(X) \
 X(cuStreamBatchMemOp, "cuStreamBatchMemOp_v2", \
 	A(CUstream s, unsigned n, CUstreamBatchMemOpParams *list, unsigned flags), A(s, n, list, flags)) \
@@ -234,8 +234,8 @@ X(cuMemcpyBatchAsync, "cuMemcpyBatchAsync", \
 	  size_t *failed, CUstream s), \
 	A(dst, src, sizes, n, attributes, from, count, failed, s))
 
-// peerlane_calls is the table. cuCtxSynchronize stands apart because it takes
-// no argument, which the list cannot express.
+// peerlane_calls is the table. cuCtxSynchronize is a separate field: the list cannot
+// express a call without an argument.
 typedef struct {
 #define X(name, symbol, params, args) CUresult (*name)(params);
 	CALLS(X)
@@ -255,9 +255,9 @@ OPTIONAL(X)
 #undef X
 static inline CUresult call_cuCtxSynchronize(const peerlane_calls *t) { return t->cuCtxSynchronize(); }
 
-// peerlane_cuda_open opens the library at path and fills the table. On failure
-// it returns NULL, and writes the loader's message, or the name of the first
-// symbol that is missing, into the buffer of n bytes; missing says which.
+// peerlane_cuda_open opens the library at path and fills the table. On failure it returns
+// NULL, and writes the loader's message or the name of the first missing symbol into the
+// buffer of n bytes; missing reports a missing symbol.
 peerlane_calls *peerlane_cuda_open(const char *path, char *message, size_t n, int *missing);
 
 #endif

@@ -19,7 +19,7 @@ import (
 // Result is a CUresult other than CUDA_SUCCESS. The constants are targets for [errors.Is].
 type Result int32
 
-// Results of the driver that Peerlane tells apart (cudaError_enum of cuda.h).
+// Results of the driver that Peerlane distinguishes (cudaError_enum of cuda.h).
 const (
 	ErrInvalidValue                Result = 1
 	ErrOutOfMemory                 Result = 2
@@ -186,10 +186,10 @@ func (e *CallError) Error() string {
 // ErrorObject returns the call, as the object of an error that a relay sends.
 func (e *CallError) ErrorObject() string { return e.Call }
 
-// Unwrap gives the Result, for [errors.Is].
+// Unwrap returns the Result, for [errors.Is].
 func (e *CallError) Unwrap() error { return e.Result }
 
-// failed makes the error of a call that gave r, which is not CUDA_SUCCESS.
+// failed makes the error of a call that returned r, which is not CUDA_SUCCESS.
 func (d *Driver) failed(r C.CUresult, call, on string) error {
 	e := &CallError{Call: call, On: on, Result: Result(r)}
 	e.Name, e.Text = d.Describe(e.Result)
@@ -213,7 +213,7 @@ func (d *Driver) Describe(r Result) (name, text string) {
 	return name, text
 }
 
-// result is nil for CUDA_SUCCESS, else the call's error.
+// result returns nil for CUDA_SUCCESS, and otherwise the error of the call.
 func (d *Driver) result(r C.CUresult, call string) error {
 	if r == 0 {
 		return nil

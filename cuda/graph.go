@@ -14,14 +14,13 @@ import "C"
 
 import "fmt"
 
-// Graph is a CUgraph: work that was captured.
+// Graph is a CUgraph: captured work.
 type Graph uintptr
 
-// GraphExec is a CUgraphExec: a graph that can be launched, any number of times.
+// GraphExec is a CUgraphExec: a graph that can be launched any number of times.
 type GraphExec uintptr
 
-// CaptureMode says which calls CUDA refuses while a stream is captured
-// (CUstreamCaptureMode).
+// CaptureMode selects the calls that CUDA refuses while a stream is captured (CUstreamCaptureMode).
 type CaptureMode int32
 
 // Modes of capture state the threads on which the driver refuses calls that could wait for captured
@@ -39,7 +38,7 @@ type CaptureStatus int32
 const (
 	CaptureNone        CaptureStatus = 0
 	CaptureActive      CaptureStatus = 1
-	CaptureInvalidated CaptureStatus = 2 // something failed; StreamEndCapture will say so
+	CaptureInvalidated CaptureStatus = 2 // a call failed; StreamEndCapture returns the error
 )
 
 // StreamBeginCapture makes s record work instead of running it, until [Driver.StreamEndCapture].
@@ -59,7 +58,7 @@ func (d *Driver) StreamEndCapture(s Stream) (Graph, error) {
 	return Graph(g), nil
 }
 
-// StreamCaptureStatus says whether a stream is captured (cuStreamIsCapturing).
+// StreamCaptureStatus returns the capture state of a stream (cuStreamIsCapturing).
 func (d *Driver) StreamCaptureStatus(s Stream) (CaptureStatus, error) {
 	var status C.int
 	if r := C.call_cuStreamIsCapturing(d.calls, C.CUstream(s), &status); r != 0 {
@@ -68,8 +67,8 @@ func (d *Driver) StreamCaptureStatus(s Stream) (CaptureStatus, error) {
 	return CaptureStatus(status), nil
 }
 
-// GraphInstantiate makes a graph launchable, for the current context. The graph
-// may be destroyed then.
+// GraphInstantiate makes a graph launchable in the current context. The caller may then destroy the
+// graph.
 func (d *Driver) GraphInstantiate(g Graph) (GraphExec, error) {
 	var e C.CUgraphExec
 	if r := C.call_cuGraphInstantiate(d.calls, &e, C.CUgraph(g), 0); r != 0 {
@@ -84,12 +83,12 @@ func (d *Driver) GraphLaunch(e GraphExec, s Stream) error {
 	return d.result(C.call_cuGraphLaunch(d.calls, C.CUgraphExec(e), C.CUstream(s)), "cuGraphLaunch")
 }
 
-// GraphExecDestroy gives a launchable graph up; launches under way complete.
+// GraphExecDestroy destroys a launchable graph; running launches complete.
 func (d *Driver) GraphExecDestroy(e GraphExec) error {
 	return d.result(C.call_cuGraphExecDestroy(d.calls, C.CUgraphExec(e)), "cuGraphExecDestroy")
 }
 
-// GraphDestroy gives a graph up.
+// GraphDestroy destroys a graph.
 func (d *Driver) GraphDestroy(g Graph) error {
 	return d.result(C.call_cuGraphDestroy(d.calls, C.CUgraph(g)), "cuGraphDestroy")
 }

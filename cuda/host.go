@@ -58,13 +58,13 @@ func (d *Driver) MemHostRegister(p unsafe.Pointer, size uint64) error {
 	return nil
 }
 
-// MemHostUnregister undoes [Driver.MemHostRegister].
+// MemHostUnregister reverts [Driver.MemHostRegister].
 func (d *Driver) MemHostUnregister(p unsafe.Pointer) error {
 	return d.result(C.call_cuMemHostUnregister(d.calls, p), "cuMemHostUnregister")
 }
 
-// MemHostDevicePtr is the address by which devices reach p, which lies in
-// memory that was allocated or registered with CUDA.
+// MemHostDevicePtr returns the address by which devices reach p, an address of memory that was
+// allocated or registered with CUDA.
 func (d *Driver) MemHostDevicePtr(p unsafe.Pointer) (Ptr, error) {
 	var q C.CUdeviceptr
 	if r := C.call_cuMemHostGetDevicePointer(d.calls, &q, p, 0); r != 0 {

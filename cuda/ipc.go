@@ -16,7 +16,7 @@ import "unsafe"
 // any process with the handle, even guessed, can try to open the memory.
 type IPCMemHandle [64]byte
 
-// IPCGetMemHandle names the whole allocation that p is an address of.
+// IPCGetMemHandle returns a handle of the whole allocation that contains p.
 func (d *Driver) IPCGetMemHandle(p Ptr) (IPCMemHandle, error) {
 	var h C.CUipcMemHandle
 	if r := C.call_cuIpcGetMemHandle(d.calls, &h, C.CUdeviceptr(p)); r != 0 {
@@ -25,8 +25,8 @@ func (d *Driver) IPCGetMemHandle(p Ptr) (IPCMemHandle, error) {
 	return *(*IPCMemHandle)(unsafe.Pointer(&h)), nil
 }
 
-// IPCOpenMemHandle maps another process's allocation for the current context. The error is
-// [ErrMapFailed] or similar if the driver lets the two processes share no memory; the process that
+// IPCOpenMemHandle maps the allocation of another process for the current context. The error is
+// [ErrMapFailed] or similar if the driver lets the two processes share no memory. The process that
 // made the handle cannot open it. Access after the other process frees the memory is undefined.
 func (d *Driver) IPCOpenMemHandle(handle IPCMemHandle) (Ptr, error) {
 	var p C.CUdeviceptr

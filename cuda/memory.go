@@ -59,10 +59,10 @@ type MemProperties struct {
 	RDMA       bool
 }
 
-// Access is a device's right to a mapped range.
+// Access is the access of a device to a mapped range.
 type Access struct {
 	Device Device
-	Write  bool // read and write; else read only
+	Write  bool // false: read only
 }
 
 func properties(dev Device, o MemOptions) C.CUmemAllocationProp {
@@ -79,9 +79,8 @@ func properties(dev Device, o MemOptions) C.CUmemAllocationProp {
 	return p
 }
 
-// MemGranularity is the size, in bytes, that sizes and addresses of
-// [Driver.MemCreate] and [Driver.MemMap] are multiples of: 2 MiB on GPUs of
-// today.
+// MemGranularity returns the unit, in bytes, of sizes and addresses for [Driver.MemCreate] and
+// [Driver.MemMap]: 2 MiB on current GPUs.
 func (d *Driver) MemGranularity(dev Device) (uint64, error) {
 	p := properties(dev, MemOptions{Exportable: true})
 	var n C.size_t
@@ -120,9 +119,8 @@ func (d *Driver) MemExportFD(h MemHandle) (int, error) {
 	return closeOnExec(int(fd))
 }
 
-// MemImportFD is a handle of the memory that a descriptor stands for. The
-// descriptor stays the caller's. [ErrInvalidDevice] where this process has no
-// device node of the memory's device.
+// MemImportFD returns a handle of the memory behind a descriptor. The caller keeps the descriptor.
+// The error is [ErrInvalidDevice] if this process has no device node of the memory's device.
 func (d *Driver) MemImportFD(fd int) (MemHandle, error) {
 	var h C.CUmemGenericAllocationHandle
 	r := C.call_cuMemImportFromShareableHandle(d.calls, &h, C.uintptr_t(fd), C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
@@ -173,8 +171,8 @@ func (d *Driver) MemAddressFree(p Ptr, size uint64) error {
 	return nil
 }
 
-// MemMap maps memory at a reserved address. The driver of today wants offset 0.
-// No device may use the range before [Driver.MemSetAccess].
+// MemMap maps memory at a reserved address. Current drivers require offset 0. No device may use the
+// range before [Driver.MemSetAccess].
 func (d *Driver) MemMap(p Ptr, size, offset uint64, h MemHandle) error {
 	r := C.call_cuMemMap(d.calls, C.CUdeviceptr(p), C.size_t(size), C.size_t(offset), C.CUmemGenericAllocationHandle(h), 0)
 	if r != 0 {
@@ -238,7 +236,7 @@ func (d *Driver) MemAddressRange(p Ptr) (base Ptr, size uint64, err error) {
 	return Ptr(b), uint64(n), nil
 }
 
-// PointerRDMACapable reports whether a NIC can be given the memory at p
+// PointerRDMACapable reports whether a NIC can access the memory at p
 // (CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE).
 func (d *Driver) PointerRDMACapable(p Ptr) (bool, error) {
 	// The driver writes a bool or an int, by version: zeroed and wide enough
@@ -285,7 +283,7 @@ func (d *Driver) PointerID(p Ptr) (uint64, error) {
 	return uint64(v), nil
 }
 
-// closeOnExec sets the flag, which the driver does not promise.
+// closeOnExec sets the close-on-exec flag: the driver does not promise the flag.
 func closeOnExec(fd int) (int, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
 		return -1, fmt.Errorf("descriptor %d from the CUDA driver: close-on-exec: %w", fd, err)

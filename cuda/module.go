@@ -42,7 +42,7 @@ import (
 	"unsafe"
 )
 
-// Module is a CUmodule: code that was loaded into a context.
+// Module is a CUmodule: code that is loaded into a context.
 type Module uintptr
 
 // Function is a CUfunction: a kernel of a module.
@@ -69,7 +69,7 @@ func (d *Driver) ModuleLoadPTX(ptx string) (Module, error) {
 	return 0, err
 }
 
-// ModuleError is the error of a module that the driver does not compile or load.
+// ModuleError reports a module that the driver does not compile or load.
 type ModuleError struct {
 	Err error
 	Log string // of the driver's compiler
@@ -80,7 +80,7 @@ func (e *ModuleError) Error() string { return e.Err.Error() + ": " + e.Log }
 // Unwrap returns the error of the call.
 func (e *ModuleError) Unwrap() error { return e.Err }
 
-// ModuleGetFunction returns the kernel of a name, or [ErrNotFound]. Under lazy loading this call
+// ModuleGetFunction returns the kernel with a name, or [ErrNotFound]. Under lazy loading this call
 // loads the kernel.
 func (d *Driver) ModuleGetFunction(m Module, name string) (Function, error) {
 	symbol := append([]byte(name), 0)

@@ -89,13 +89,13 @@ func (d *Driver) StreamWriteValue64(s Stream, addr Ptr, v uint64) error {
 	return nil
 }
 
-// MaxWords is the most words that StreamWriteWords writes.
+// MaxWords is the maximum number of words of StreamWriteWords.
 const MaxWords = 8
 
-// StreamWriteWords writes n words of 8 bytes, at most MaxWords, from host memory, which may
-// change after the call, to addr, a multiple of 8, and then value to mark, another. Each is
-// written as a whole and in this order, when all earlier work of the stream is done. A driver
-// before 11.7 has ErrNotSupported.
+// StreamWriteWords writes n words of 8 bytes, at most MaxWords, from host memory to addr, and then
+// value to mark; addr and mark are multiples of 8. The writes run after all earlier work of the
+// stream, in this order, and each word is written whole. The caller may change the host memory
+// after the call. Drivers before 11.7 return ErrNotSupported.
 func (d *Driver) StreamWriteWords(s Stream, addr Ptr, words unsafe.Pointer, n int, mark Ptr, value uint64) error {
 	r := C.writeWords(d.calls, C.CUstream(s), C.CUdeviceptr(addr), words, C.uint(n), C.CUdeviceptr(mark),
 		C.uint64_t(value))
@@ -105,9 +105,8 @@ func (d *Driver) StreamWriteWords(s Stream, addr Ptr, words unsafe.Pointer, n in
 	return nil
 }
 
-// StreamWaitValue64 makes later work of the stream wait until the value at
-// addr, a multiple of 8, is at least v: that is, until int64(value-v) >= 0, so
-// that values may wrap around.
+// StreamWaitValue64 makes later work of the stream wait until the value at addr, a multiple of 8,
+// is at least v: until int64(value-v) >= 0, so that values may wrap around.
 func (d *Driver) StreamWaitValue64(s Stream, addr Ptr, v uint64) error {
 	r := C.call_cuStreamWaitValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(v), C.CU_STREAM_WAIT_VALUE_GEQ)
 	if r != 0 {
@@ -116,8 +115,8 @@ func (d *Driver) StreamWaitValue64(s Stream, addr Ptr, v uint64) error {
 	return nil
 }
 
-// StreamWaitBits64 makes later work of the stream wait until any of the bits of
-// mask is set in the value at addr, a multiple of 8.
+// StreamWaitBits64 makes later work of the stream wait until at least one bit of mask is set in the
+// value at addr, a multiple of 8.
 func (d *Driver) StreamWaitBits64(s Stream, addr Ptr, mask uint64) error {
 	r := C.call_cuStreamWaitValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(mask),
 		C.CU_STREAM_WAIT_VALUE_AND)
@@ -145,12 +144,12 @@ func (d *Driver) EventCreate(o EventOptions) (Event, error) {
 	return Event(e), nil
 }
 
-// EventDestroy destroys an event; a record that is under way completes.
+// EventDestroy destroys an event; a pending record completes.
 func (d *Driver) EventDestroy(e Event) error {
 	return d.result(C.call_cuEventDestroy(d.calls, C.CUevent(e)), "cuEventDestroy")
 }
 
-// EventRecord marks the end of the work that the stream has now.
+// EventRecord marks the end of the present work of the stream.
 func (d *Driver) EventRecord(e Event, s Stream) error {
 	return d.result(C.call_cuEventRecord(d.calls, C.CUevent(e), C.CUstream(s)), "cuEventRecord")
 }
@@ -166,8 +165,8 @@ func (d *Driver) EventSynchronize(e Event) error {
 	return d.result(C.call_cuEventSynchronize(d.calls, C.CUevent(e)), "cuEventSynchronize")
 }
 
-// IPCGetEventHandle is a name for an interprocess event, for another process of
-// the same user that shares /dev/shm.
+// IPCGetEventHandle returns a handle of an interprocess event, for another process of the same user
+// that shares /dev/shm.
 func (d *Driver) IPCGetEventHandle(e Event) ([64]byte, error) {
 	var h C.CUipcEventHandle
 	if r := C.call_cuIpcGetEventHandle(d.calls, &h, C.CUevent(e)); r != 0 {
@@ -186,7 +185,7 @@ func (d *Driver) IPCOpenEventHandle(handle [64]byte) (Event, error) {
 	return Event(e), nil
 }
 
-// ready tells the two results apart that say nothing failed.
+// ready distinguishes CUDA_SUCCESS from CUDA_ERROR_NOT_READY, which is no failure.
 func (d *Driver) ready(r C.CUresult, call string) (bool, error) {
 	switch Result(r) {
 	case 0:

@@ -92,9 +92,7 @@ func TestLatePoststopLeavesTheNextOfTheSameID(t *testing.T) {
 func TestKilledSupervisorLeavesRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := startProcess(t)
-	g := h.launch(t, "c", init.Process.Pid, "stubborn")
-	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
+	init, g, pid := h.container(t, "stubborn")
 	h.killSupervisor(t, g.ID)
 
 	h.collect(t)
@@ -120,9 +118,7 @@ func TestKilledSupervisorLeavesRelay(t *testing.T) {
 func TestCollectLetsTheRelayEndByItself(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := startProcess(t)
-	g := h.launch(t, "c", init.Process.Pid, "slow end")
-	h.state(t, g.ID, generation.StateReady)
+	init, g, _ := h.container(t, "slow end")
 	h.killSupervisor(t, g.ID)
 	end(init)
 	h.collect(t, g.ID)
@@ -249,9 +245,7 @@ func TestCollectRemovesDamagedGenerations(t *testing.T) {
 func TestDeletedStateStillEndsRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := startProcess(t)
-	g := h.launch(t, "c", init.Process.Pid, "")
-	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
+	init, g, pid := h.container(t, "")
 	watcher := supervisorPID(t, g.ID)
 	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
 		t.Fatal(err)
@@ -266,9 +260,7 @@ func TestDeletedStateStillEndsRelay(t *testing.T) {
 func TestCollectWaitsForNoLock(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := startProcess(t)
-	g := h.launch(t, "c", init.Process.Pid, "")
-	h.state(t, g.ID, generation.StateReady)
+	init, g, _ := h.container(t, "")
 	h.killSupervisor(t, g.ID)
 	end(init)
 	dir, err := os.Open(h.layout.GenerationDir(g.ID))
@@ -476,9 +468,7 @@ func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 		}
 	}
 	name("1")
-	init := startProcess(t)
-	g := h.launch(t, "c", init.Process.Pid, "")
-	h.state(t, g.ID, generation.StateReady)
+	init, g, _ := h.container(t, "")
 	h.killSupervisor(t, g.ID)
 	end(init) // another host does not know the process either
 	name("2")

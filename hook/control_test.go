@@ -115,9 +115,7 @@ func TestResumeOfARelayThatIsDown(t *testing.T) {
 func TestDrainWaitsForTheRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := startProcess(t)
-	g := h.launch(t, "c", init.Process.Pid, "slow drain")
-	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
+	init, g, pid := h.container(t, "slow drain")
 	if err := control.Drain(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}

@@ -137,9 +137,7 @@ func childless(call uintptr, arguments ...uintptr) error {
 func TestRelayCannotMakeProcesses(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
-	init := startProcess(t)
-	g := h.launch(t, "c", init.Process.Pid, "forks")
-	h.state(t, g.ID, generation.StateReady) // a ready relay has threads
+	init, _, _ := h.container(t, "forks") // a ready relay has threads
 	went := reports[map[string]string](t, h.dir, "forks")
 	if len(went) != 1 || len(went[0]) != 5+len(forkCalls) {
 		t.Fatalf("tried: %q", went)

@@ -104,6 +104,14 @@ func (h host) launch(t *testing.T, id string, pid int, faults string, lanes ...l
 	return g
 }
 
+// container starts container c with these faults of the relay, and returns when the relay is ready.
+func (h host) container(t *testing.T, faults string) (init *exec.Cmd, g *generation.Generation, relay int) {
+	t.Helper()
+	init = startProcess(t)
+	g = h.launch(t, "c", init.Process.Pid, faults)
+	return init, g, h.state(t, g.ID, generation.StateReady).Status.Relay.PID
+}
+
 func lane(index int) launch.Lane {
 	gpu := func(i int) launch.GPU {
 		return launch.GPU{

@@ -271,9 +271,7 @@ func TestSilentRelayIsKilled(t *testing.T) {
 func TestStubbornRelayIsKilled(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := startProcess(t)
-	g := h.launch(t, "c", init.Process.Pid, "stubborn")
-	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
+	init, g, pid := h.container(t, "stubborn")
 	end(init)
 	h.gone(t)
 	waitDead(t, pid)

@@ -136,9 +136,7 @@ func TestLingeringMessageDelaysNoSupervisor(t *testing.T) {
 func TestRefusedClientsThatLinger(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := startProcess(t)
-	g := h.launch(t, "c", init.Process.Pid, "")
-	h.state(t, g.ID, generation.StateReady)
+	init, g, _ := h.container(t, "")
 	if err := control.Stop(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}

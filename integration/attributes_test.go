@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attributes returns the attributes that a relay resets, as the kernel shows a process.
+// attributes returns the attributes of a process that a relay resets, from the kernel's view.
 func attributes(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	process := fmt.Sprintf("/proc/%d/", pid)
@@ -49,12 +49,12 @@ func TestRelayAttributesOfTheRuntimeAreReset(t *testing.T) {
 			b.nics()
 			for _, program := range []string{"prlimit", "choom", "taskset", "ionice", "nice"} {
 				if _, err := exec.LookPath(program); err != nil {
-					t.Fatal(err) // of packages that every Debian has: util-linux, coreutils
+					t.Fatal(err) // all Debian systems have these packages: util-linux, coreutils
 				}
 			}
-			hard := "" // as well as the soft limit
+			hard := "" // the soft and the hard limit
 			if !mayRaiseLimits(t) {
-				hard = ":" // which nothing could raise again
+				hard = ":" // only the soft limit: no process could raise the hard limit again
 			}
 			b.runtime.Before = []string{
 				"prlimit", "--fsize=1048576" + hard, "--as=17179869184" + hard, "--data=17179869184" + hard, "--cpu=1000" + hard,
@@ -81,7 +81,7 @@ func TestRelayAttributesOfTheRuntimeAreReset(t *testing.T) {
 					}
 				}
 			}
-			// or the test tests nothing
+			// Control: without these attributes the test checks nothing.
 			if taken := attributes(t, c.init()); taken["nice"] == "0" || taken["processors"] != "0" {
 				t.Errorf("the container has %v", taken)
 			}

@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// benches is the files of two separate hosts with a shared cluster key, for one bench per host.
+// benches has the files of two separate hosts with a shared cluster key, for one bench per host.
 type benches struct {
 	*networks
 	roots [2]string
@@ -96,7 +96,7 @@ func (b *benches) start(host int, arguments ...string) *benchProcess {
 	return p
 }
 
-// saying passes lines on.
+// saying is a writer that passes lines on.
 type saying struct{ to chan<- string }
 
 func (s *saying) Write(text []byte) (int, error) {
@@ -128,8 +128,8 @@ func (b *benches) ended(p *benchProcess) (said string, err error) {
 	return p.errors.String(), err
 }
 
-// Two benches in separate network namespaces measure their lane over the network, and both return
-// the result.
+// Two benches in separate network namespaces measure a lane over the network, and both return the
+// result.
 func TestBenchBetweenHosts(t *testing.T) {
 	b := newBenches(t)
 	listening := b.start(1, "--listen", b.addresses[1]+":20500")
@@ -180,7 +180,7 @@ func TestBenchBetweenHosts(t *testing.T) {
 	b.leftNothing()
 }
 
-// A bench that is interrupted ends the other bench, which reports the cause; no files remain.
+// An interrupted bench ends the other bench, which reports the cause; no files remain.
 func TestBenchInterruptedEndsBothSides(t *testing.T) {
 	b := newBenches(t)
 	listening := b.start(1, "--listen", b.addresses[1]+":20500")
@@ -210,7 +210,8 @@ func (b *benches) leftNothing() {
 	}
 }
 
-// A bench that is killed at any step ends the other bench within a minute, which reports the cause.
+// A bench that is killed at any step ends the other bench within a minute. The other bench reports
+// the cause.
 func TestBenchKilledEndsOtherSide(t *testing.T) {
 	if !networkSoak() {
 		t.Skip("it takes minutes; make soak-network runs it")

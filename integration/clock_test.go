@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// The host's clock jumps, by years and both ways, as that of a host whose battery is
-// empty does: relays go on, are started again, and containers start and end.
+// The host's clock jumps by years in both directions, as on a host with an empty battery: relays go
+// on, a restarted relay serves, and containers start and end.
 func TestClockJumpsRelaysServe(t *testing.T) {
 	if os.Getenv("PEERLANE_VM_HEAVY") == "" {
 		t.Skip("needs a machine of its own, whose clock it sets; make vm-long runs it")
@@ -25,7 +25,7 @@ func TestClockJumpsRelaysServe(t *testing.T) {
 			begun, right := time.Now(), time.Now()
 			jump := func(by time.Duration) {
 				t.Helper()
-				// Since is of the monotonic clock
+				// Since uses the monotonic clock
 				to := unix.NsecToTimespec(right.Round(0).Add(time.Since(begun)).Add(by).UnixNano())
 				if err := unix.ClockSettime(unix.CLOCK_REALTIME, &to); err != nil {
 					t.Fatal(err)
@@ -41,7 +41,7 @@ func TestClockJumpsRelaysServe(t *testing.T) {
 				c.next("hello")
 				i := b.inspection(c)
 				kill(t, i.Status.Relay.PID)
-				c.exec("hello") // by the next relay
+				c.exec("hello") // the next relay serves
 				jump(0)
 				a.goesOn()
 				c.end()

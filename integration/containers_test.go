@@ -1,5 +1,5 @@
-// Package integration_test runs containers with real runtimes on the CUDA
-// simulator, and lets everything die that can.
+// Package integration_test runs containers with real runtimes on the CUDA simulator, and kills
+// every participating process.
 package integration_test
 
 import (
@@ -28,6 +28,7 @@ import (
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -36,7 +37,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// binaries is where TestMain has Peerlane's programs.
+// binaries is the directory of Peerlane's programs, which TestMain sets.
 var binaries string
 
 func TestMain(m *testing.M) {
@@ -65,11 +66,11 @@ func run(m *testing.M) int {
 // runtimes are the container runtimes of `make test`.
 var runtimes = []string{"runc", "crun"}
 
-// patience is ten times the promise for one host, which is a second, times six for emulated
-// machines that share processors.
+// patience is ten times the promise for one host, a second, times six for emulated machines that
+// share processors.
 const patience = time.Minute
 
-// bed is a test's host.
+// bed is the host of a test.
 type bed struct {
 	*testing.T
 	*testbed.Host
@@ -84,7 +85,7 @@ func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed 
 	return newBedIn(t, newRoot(t), runtimeName, change)
 }
 
-// beside runs a test in parallel with other such tests. The test has a bed of its own and changes
+// beside runs a test in parallel with other such tests. The test has a separate bed and changes
 // nothing in this process; such tests wait more than they compute. Guests have too few processors
 // and run tests in sequence.
 func beside(t *testing.T) {
@@ -94,19 +95,19 @@ func beside(t *testing.T) {
 	}
 }
 
-// ownPrograms returns Peerlane's programs under names unique to this bed, by which remains of the
-// bed are found.
+// ownPrograms returns Peerlane's programs under names unique to this bed, so that the bed finds
+// remaining processes.
 func ownPrograms(t *testing.T) string {
 	t.Helper()
-	if os.Getenv(programs.Variable) != "" { // and no test runs beside another
+	if os.Getenv(programs.Variable) != "" { // guests run tests in sequence
 		return binaries
 	}
 	entries, err := os.ReadDir(binaries)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Outside the bed's root, which a test may give to another user, and outside TMPDIR: hard links
-	// need the same file system.
+	// The directory is outside the bed's root, which a test may give to another user, and outside
+	// TMPDIR: hard links need the same file system.
 	dir, err := os.MkdirTemp(filepath.Dir(binaries), "plbin")
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +131,7 @@ func newRoot(t *testing.T) string {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an OCI runtime makes namespaces and cgroups")
 	}
-	// A short name for socket paths, and no prefix of another bed's name.
+	// A short name for socket paths. No name is a prefix of another bed's name.
 	root, err := os.MkdirTemp("", "pl*-")
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +169,7 @@ func newBedIn(t *testing.T, root, runtimeName string, change func(*config.Config
 
 func asItIs(*config.Config) {}
 
-// nics starts the software devices, and then demands that the test leaves nothing.
+// nics starts the software devices, and requires that the test leaves no object.
 func (b *bed) nics() {
 	b.Helper()
 	stop, err := b.StartNICs(context.Background(), b.lanes[:]...)
@@ -262,7 +263,7 @@ func (b *bed) run(built *bundle.Bundle) *container {
 		func(ctx context.Context) error { return b.runtime.Delete(ctx, id) })
 }
 
-// follow starts a command that ends with its container, and registers remove for cleanup.
+// follow starts the command of a container, and registers remove for cleanup.
 func (b *bed) follow(id string, cmd *exec.Cmd, remove func(context.Context) error) *container {
 	b.Helper()
 	c := &container{
@@ -298,7 +299,7 @@ func (b *bed) follow(id string, cmd *exec.Cmd, remove func(context.Context) erro
 	return c
 }
 
-// end closes the container's input, waits for its end, and removes the rest.
+// end closes the container's input, waits for the end, and removes the container.
 func (c *container) end() {
 	c.once.Do(func() {
 		c.in.Close()
@@ -343,7 +344,7 @@ func (c *container) tell(s said) {
 	}
 }
 
-// init is the container's init on the host.
+// init returns the pid of the container's init on the host.
 func (c *container) init() int {
 	c.bed.Helper()
 	out, err := c.bed.runtime.Command(context.Background(), "state", c.id).Output()
@@ -359,7 +360,7 @@ func (c *container) init() int {
 	return state.PID
 }
 
-// child is the only child of a process.
+// child returns the pid of the only child of a process.
 func child(t *testing.T, of int) int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/status")
@@ -438,7 +439,7 @@ func (c *container) mustLearn(since time.Time, words ...string) (s said) {
 		if s.Kind != "error" {
 			c.bed.Fatalf("the other container says %+v", s)
 		}
-		// The promise is a second; docs/benchmarks.md has the figure.
+		// The promise is a second; docs/benchmarks.md has the measured time.
 		c.bed.Logf("learnt after %v: %s", time.Since(since).Round(100*time.Microsecond), s.Error)
 		for _, w := range words {
 			if !strings.Contains(s.Error, w) {
@@ -451,7 +452,7 @@ func (c *container) mustLearn(since time.Time, words ...string) (s said) {
 	return s
 }
 
-// mustLearnOfRelay demands the error of the death of another container's relay.
+// mustLearnOfRelay requires the error of the death of another container's relay.
 func (c *container) mustLearnOfRelay(since time.Time, id string) {
 	c.bed.Helper()
 	if s := c.mustLearn(since, "the relay ", id); s.Status != wire.StatusPeerRelayDied {
@@ -476,7 +477,7 @@ func TestDeathOfAClient(t *testing.T) {
 				if e := a.next("child-ended"); e.Error != "signal: killed" {
 					t.Errorf("the client ended by %q", e.Error)
 				}
-				// The relay of a container whose client died goes on.
+				// The relay of a container with a dead client goes on.
 				if g := a.generation(); g.Status.State != generation.StateReady || g.Status.Starts != 1 {
 					t.Errorf("the relay is %s after %d starts", g.Status.State, g.Status.Starts)
 				}
@@ -583,7 +584,7 @@ func TestLaneWithoutGPUNamesTheDevice(t *testing.T) {
 		fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
 }
 
-// Two lanes, and neither GPU.
+// A container with two lanes and no GPU.
 func TestTwoLanesWithoutGPUsNameBothDevices(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
@@ -594,7 +595,7 @@ func TestTwoLanesWithoutGPUsNameBothDevices(t *testing.T) {
 		fmt.Sprintf("--device nvidia.com/gpu=%d --device nvidia.com/gpu=%d as well", g.Index, other.Index))
 }
 
-// A gpu= brings the nodes, and the image or the vendor's device libcuda.
+// A device gpu= adds the device nodes; the image or the vendor's device adds libcuda.
 func TestGPUWithoutLibcudaNamesTheLibrary(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
@@ -605,7 +606,7 @@ func TestGPUWithoutLibcudaNamesTheLibrary(t *testing.T) {
 		fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
 }
 
-// Neither lane nor GPU: the program first misses libcuda.
+// A container with neither lane nor GPU: the program first misses libcuda.
 func TestContainerWithoutDeviceNamesTheLibrary(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
@@ -745,7 +746,7 @@ func (b *bed) mustFail(c *container, words ...string) {
 	b.Errorf("the container ended without an error: %s", c.stderr.String())
 }
 
-// starts is how many containers TestContainerConnectsAsFirstAction starts; `make
+// starts is the number of containers that TestContainerConnectsAsFirstAction starts; `make
 // soak-containers` starts more.
 const starts = 24
 
@@ -806,7 +807,7 @@ func (b *bed) mustPeerlane(arguments ...string) string {
 	return out
 }
 
-// A relay that dies repeatedly stays down; the list, the log and the client report this. The
+// A relay that dies repeatedly stays down. The list, the log and the client report this, and the
 // administrator restarts the relay.
 func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 	beside(t)
@@ -821,7 +822,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 		if g.Status.State == generation.StateDown {
 			break
 		}
-		// StateReady, because an earlier relay is still setting up the sandbox.
+		// Check StateReady: an earlier relay is still setting up the sandbox.
 		if g.Status.State == generation.StateReady && g.Status.Starts > deaths {
 			kill(t, g.Status.Relay.PID)
 			deaths = g.Status.Starts
@@ -844,8 +845,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 		t.Errorf("peerlane relay inspect does not say so: %s", text)
 	}
 	_, err := client.Dial(context.Background(), filepath.Join(b.Layout.SocketDir(g.ID), paths.SocketName))
-	if err == nil || !strings.Contains(err.Error(), "stays down after 5 failures") ||
-		!strings.Contains(err.Error(), says) {
+	if err == nil || !fault.RelayDown.In(err.Error()) || !strings.Contains(err.Error(), says) {
 		t.Errorf("a client hears %v", err)
 	}
 	b.mustLog(journal, says, "starting it again", a.id, g.ID)
@@ -859,7 +859,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 	}
 }
 
-// Draining releases the GPUs during a transfer; the clients receive the reason, as do clients of a
+// Draining releases the GPUs during a transfer. Clients receive the reason, and so do clients of a
 // container that starts meanwhile.
 func TestDrainReleasesGPUs(t *testing.T) {
 	beside(t)
@@ -896,7 +896,7 @@ func TestDrainReleasesGPUs(t *testing.T) {
 			}
 			b.mustFail(b.start(b.lanes[0], "hello"), "drained by the administrator; attach again later")
 			b.mustPeerlane("relay", "resume", "--all")
-			// The same for a script: one relay, with its states as JSON.
+			// Commands of a script: one relay, with its states as JSON.
 			for _, step := range []struct{ command, state string }{{"stop", generation.StateStopped},
 				{"resume", generation.StateReady}, {"drain", generation.StateDrained}, {"resume", generation.StateReady}} {
 				var told struct {

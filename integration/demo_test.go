@@ -49,8 +49,8 @@ func TestDemoVerifiesMessages(t *testing.T) {
 	}
 }
 
-// The messages of the demo go by queue pairs of software devices through the server GPUs, after
-// tests of GPUs and NICs.
+// Messages of the demo use queue pairs of software devices through the server GPUs, after tests of
+// GPUs and NICs.
 func TestDemoShowsQueuePairsAndTriples(t *testing.T) {
 	o := demoOptions(t, "runc", launch.RouteStaged)
 	o.Quick = false
@@ -78,7 +78,7 @@ func TestDemoShowsQueuePairsAndTriples(t *testing.T) {
 	}
 }
 
-// runDemo runs the demo, which has to be content.
+// runDemo runs the demo, and requires success.
 func runDemo(t *testing.T, o demo.Options) *demo.Report {
 	t.Helper()
 	r, err := demo.Run(context.Background(), o)
@@ -99,8 +99,8 @@ func runDemo(t *testing.T, o demo.Options) *demo.Report {
 	return r
 }
 
-// With one GPU both containers use its lane, and route auto is direct. Options that need a second
-// GPU are refused with the reason.
+// With one GPU both containers use the lane of the GPU, and route auto is direct. The demo refuses
+// options that need a second GPU, with the reason.
 func TestDemoOnOneGPUVerifiesDirectMessages(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc"} {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -182,7 +182,7 @@ func TestBenchOnOneGPUMeasuresDirectRoutes(t *testing.T) {
 	}
 }
 
-// On a host without a GPU bench and demo end with an error that names the remedy.
+// On a host without a GPU, bench and demo fail with an error that names the remedy.
 func TestBenchAndDemoWithoutGPUNameIt(t *testing.T) {
 	if list, err := filepath.Glob("/dev/nvidia[0-9]*"); err != nil || len(list) > 0 {
 		t.Logf("nothing to test: this host has GPUs: %v %v", list, err)
@@ -200,8 +200,8 @@ func TestBenchAndDemoWithoutGPUNameIt(t *testing.T) {
 	}
 }
 
-// Clients copy themselves, in containers with gpu=: CUDA shows only the client's GPU, the server
-// GPUs' nodes exist, and relays make no copies on route staged.
+// Clients make the copies themselves, in containers with gpu=: CUDA shows only the client's GPU,
+// the device nodes of the server GPUs exist, and relays make no copies on route staged.
 func TestDemoOfClientCopy(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc", "crun"} {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
@@ -275,7 +275,7 @@ func TestBenchMeasuresEveryTable(t *testing.T) {
 	}
 }
 
-// The demo's verdict can fail: one corrupt byte, one failed copy.
+// Control: the demo fails after one corrupt byte, and after one failed copy.
 func TestDemoDetectsCorruptData(t *testing.T) {
 	for _, c := range []struct{ name, fault, words string }{
 		{"a wrong byte", "cuMemcpyAsync:after=40:times=1:corrupt=1", "WRONG"},

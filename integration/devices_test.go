@@ -26,7 +26,7 @@ func (b *bed) lookIn(built *bundle.Bundle) (*look, *container) {
 	return c.next("look").Look, c
 }
 
-// variables are the values of a variable of a process.
+// variables returns the values of a variable of a process.
 func (l *look) variables(name string) (values []string) {
 	for _, e := range l.Environment {
 		if value, found := strings.CutPrefix(e, name+"="); found {
@@ -36,7 +36,7 @@ func (l *look) variables(name string) (values []string) {
 	return values
 }
 
-// Each kind of device adds its edits and no edits of another kind.
+// A device of a kind adds the edits of that kind only.
 func TestContainerGetsRequestedDevices(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
@@ -59,7 +59,7 @@ func TestContainerGetsRequestedDevices(t *testing.T) {
 			for _, n := range b.Plan.NICs {
 				allNICs = append(allNICs, "/dev/infiniband/"+n.Uverbs)
 			}
-			// The recorded host has the driver for DMA-BUF, and no kernel release.
+			// The recorded host has the driver for DMA-BUF, but no kernel release.
 			for _, test := range []struct {
 				name         string
 				devices      string
@@ -159,7 +159,7 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 				}
 				c.end()
 			}
-			// The user's variables, in engines that give them precedence.
+			// In some engines the user's variables take precedence.
 			for _, devices := range [][]string{both[:1], both} {
 				built := b.bundle(g, devices, "look")
 				built.Spec.Process.Env = slices.DeleteFunc(built.Spec.Process.Env,
@@ -175,7 +175,8 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 	}
 }
 
-// A container created by an earlier release has --lane alone in its hooks, even with gpu=.
+// A container created by an earlier release has --lane as the only argument of its hooks, even with
+// gpu=.
 func TestContainerOfEarlierReleaseStarts(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
@@ -227,7 +228,7 @@ func TestLockedMemoryIsUnlimitedForInit(t *testing.T) { // not parallel: lowers 
 			b.leavesNothing()
 			g := b.gpu(b.lanes[0])
 			nic := b.nic(b.lanes[0].NICs[0])
-			// runc's exec of a plain command has the configured limits, crun's not.
+			// runc's exec of a plain command uses the configured limits; crun's exec does not.
 			configuredExec := map[string]string{"runc": lowest, "crun": lowText}[runtimeName]
 			for _, test := range []struct {
 				name       string
@@ -263,7 +264,7 @@ func TestLockedMemoryIsUnlimitedForInit(t *testing.T) { // not parallel: lowers 
 	}
 }
 
-// mayRaiseLimits says whether a process of this machine's root may.
+// mayRaiseLimits reports whether root of this machine may raise limits.
 func mayRaiseLimits(t *testing.T) bool {
 	t.Helper()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -19,13 +19,13 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// docker is a Docker daemon of a test's own, on files of the test's.
+// docker is a Docker daemon of a test, with separate files.
 type docker struct {
 	bed     *bed
 	address string
 }
 
-// testImage is the image of the test's own program.
+// testImage is the image of the test binary.
 const testImage = "peerlane-test:1"
 
 // newDocker starts a daemon with these runtimes.
@@ -101,7 +101,7 @@ func (d *docker) must(arguments ...string) string {
 	return string(out)
 }
 
-// run is `docker run`, with options, of a role.
+// run runs a role by `docker run` with options.
 func (d *docker) run(name string, options []string, role ...string) *container {
 	d.bed.Helper()
 	arguments := append([]string{"run", "--name", name, "--interactive", "--network=none"}, options...)
@@ -115,7 +115,7 @@ func (d *docker) run(name string, options []string, role ...string) *container {
 	})
 }
 
-// Docker without CDI support, as administrators configure Peerlane for it and users use it.
+// Docker without CDI support, with the configuration and the commands of the documentation.
 func TestDockerWithoutCDI(t *testing.T) {
 	version, err := exec.Command("dockerd", "--version").Output()
 	if err != nil || !strings.Contains(string(version), " 20.10.") {

@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// Doctors of two hosts in separate network namespaces: no finding at first, then a wrong MTU at one
+// Doctors of two hosts in separate network namespaces: first no finding, then a wrong MTU at one
 // end, then a wrong key.
 func TestDoctorsOfTwoHosts(t *testing.T) {
 	n := newNetworks(t)
@@ -65,7 +65,7 @@ func TestDoctorsOfTwoHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 		end = func() {
-			_ = cmd.Process.Signal(unix.SIGINT) // may have failed
+			_ = cmd.Process.Signal(unix.SIGINT) // the process may have failed
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("doctor --serve: %v: %s", err, errOut.String())
 			}
@@ -80,7 +80,7 @@ func TestDoctorsOfTwoHosts(t *testing.T) {
 	found := func(at string) map[string]doctor.Finding {
 		t.Helper()
 		cmd := on(0, "doctor", "--host-root", roots[0], "--interval", "10ms", "-o", "json", "--connect", at)
-		out, _ := cmd.Output() // whose status is that of this machine, too
+		out, _ := cmd.Output() // the exit status also reports findings of this machine
 		var r struct{ Findings []doctor.Finding }
 		if err := json.Unmarshal(out, &r); err != nil {
 			t.Fatalf("%v: %s", err, out)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -62,12 +63,12 @@ func (b *bed) wants(found map[string][]doctor.Finding, check string, status doct
 	}
 }
 
-// An orphaned relay and its files are found, and the printed remedies remove both.
+// Doctor finds an orphaned relay and the relay's files, and the printed remedies remove both.
 func TestDoctorFindsWhatIsLeft(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	b.nics()
-	c := b.start(b.lanes[0], "stream") // alone: another's supervisor would collect
+	c := b.start(b.lanes[0], "stream") // alone: the supervisor of another container would collect
 	c.next("listening")
 	var found map[string][]doctor.Finding
 	// The relay serves before its supervisor has written the state ready.
@@ -88,7 +89,7 @@ func TestDoctorFindsWhatIsLeft(t *testing.T) {
 	b.wants(found, "relays", doctor.Failure, "container "+c.id, "restart the container")
 	b.wants(found, "leftovers", doctor.OK)
 
-	// Without the runtime no process runs the container's poststop hook, which would collect.
+	// Kill the runtime: otherwise it would run the container's poststop hook, which collects.
 	init := c.init()
 	kill(t, c.cmd.Process.Pid)
 	// The end of the runtime can end init.
@@ -157,11 +158,16 @@ func TestExporterTellsWhatRelaysMove(t *testing.T) {
 	})
 	// Log lines of relay and supervisor name the container.
 	i := b.inspection(a)
+	log, err := os.ReadFile(i.Log) // its last lines are those of the transfers
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(log), "\n")
 	for _, line := range []string{"staging is ready", " is ready\""} {
-		if !slices.ContainsFunc(i.LogTail, func(l string) bool {
+		if !slices.ContainsFunc(lines, func(l string) bool {
 			return strings.Contains(l, line) && strings.Contains(l, "generation="+i.ID) && strings.Contains(l, "container="+a.id)
 		}) {
-			t.Errorf("no line on %q with generation and container in\n%s", line, strings.Join(i.LogTail, "\n"))
+			t.Errorf("no line on %q with generation and container in\n%s", line, log)
 		}
 	}
 	operations := value(last, "peerlane_lane_operations_total", lane(a, 0, "sent")...)

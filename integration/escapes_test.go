@@ -19,7 +19,7 @@ const (
 	// title and clear the screen.
 	escapeFile = "/dev/nvidia70\x1b]0;file\x07"
 	escapeNode = "/dev/nvidia71\x1b[2J"
-	// escapeCommand is the name of the process that has both open.
+	// escapeCommand is the name of the process that has both files open.
 	escapeCommand = "a\x1b[31mb"
 )
 
@@ -51,15 +51,15 @@ func escape() error {
 	return err
 }
 
-// Names of a container's devices and process contain escape sequences: no command prints them to
-// the terminal, and only a character device counts as a device.
+// Names of a container's devices and process contain escape sequences: no command prints the
+// sequences to the terminal, and only a character device counts as a device.
 func TestTerminalEscapesOfAContainerAreNotPrinted(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
 			b.nics()
 			b.edit = func(built *bundle.Bundle) {
-				capabilities := []string{"CAP_MKNOD"} // as in Docker's default
+				capabilities := []string{"CAP_MKNOD"} // capabilities of Docker's default
 				built.Spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities,
 					Permitted: capabilities}
 			}

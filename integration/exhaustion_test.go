@@ -16,7 +16,7 @@ import (
 )
 
 // crowd creates count threads, sets the uid of each, and waits for the end of input. The first
-// thread keeps its uid, so a signal to all processes of the uid does not reach this process.
+// thread keeps its uid, so that a signal to all processes of the uid does not reach this process.
 func crowd(arguments []string) error {
 	uid, err := strconv.Atoi(arguments[0])
 	if err != nil {
@@ -43,15 +43,15 @@ func crowd(arguments []string) error {
 	return err
 }
 
-// A container with CAP_SETUID takes a relay's uid and starts more threads with the uid than
-// the relay may have tasks. The limit of the relay is the limit of the relay's control group:
-// after its death the relay starts again, has threads and serves.
+// A container with CAP_SETUID takes a relay's uid and starts more threads with the uid than the
+// relay may have tasks. The limit of tasks is that of the relay's control group: after the relay's
+// death its successor starts, has threads and serves.
 func TestRelayUIDCrowdedByOthersRelayServes(t *testing.T) {
 	controllers, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
 	if err != nil || !strings.Contains(string(controllers), "pids") {
 		t.Skip("cgroup2 has no pids controller here, so RLIMIT_NPROC limits a relay's tasks, as peerlane doctor says")
 	}
-	const tasks = 128 // the least that the configuration permits
+	const tasks = 128 // the minimum of the configuration
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, func(c *config.Config) { c.Relay.Tasks = tasks })
@@ -76,9 +76,9 @@ func TestRelayUIDCrowdedByOthersRelayServes(t *testing.T) {
 				t.Errorf("the relay's control group permits %s tasks", limit)
 			}
 			kill(t, i.Status.Relay.PID)
-			other := b.start(b.lanes[0], "hold") // of another relay, which is not concerned
+			other := b.start(b.lanes[0], "hold") // of another relay, which goes on
 			other.next("hello")
-			c.exec("hello") // by the relay that was started again
+			c.exec("hello") // the successor serves
 		})
 	}
 }

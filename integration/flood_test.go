@@ -104,11 +104,11 @@ func flood(arguments []string) error {
 	if err != nil {
 		return err
 	}
-	// The path is short, and needs no rights on the directories above.
+	// A relative path is short, and needs no permission on the directories above.
 	if err := os.Chdir(filepath.Dir(socket)); err != nil {
 		return err
 	}
-	var is unix.Stat_t // relays have the group that may connect
+	var is unix.Stat_t // the group of relays may connect
 	if err := unix.Stat(filepath.Base(socket), &is); err != nil {
 		return err
 	}

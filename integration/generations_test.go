@@ -23,7 +23,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// script makes a program of a text, for a hook to be.
+// script writes an executable script for use as a hook.
 func (b *bed) script(name, text string) string {
 	b.Helper()
 	path := filepath.Join(b.Root, name)
@@ -33,8 +33,7 @@ func (b *bed) script(name, text string) string {
 	return path
 }
 
-// wrap has a program run in place of hooks, which gets the hook's own path and
-// arguments.
+// wrap replaces the program of hooks. The program receives the path and the arguments of the hook.
 func wrap(hooks []specs.Hook, program string) {
 	for i := range hooks {
 		hooks[i].Args = append([]string{program, hooks[i].Path}, hooks[i].Args[1:]...)
@@ -57,8 +56,8 @@ func TestSameIDInTwoRuntimeRootsIsDistinct(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// crun kills a container by control group, which both containers would share by
-			// default.
+			// crun kills a container by its control group; by default both containers would share
+			// one.
 			built.Spec.Linux.CgroupsPath = "/" + b.ContainerID("other")
 			if err := built.Write(); err != nil {
 				t.Fatal(err)
@@ -86,12 +85,12 @@ func TestSameIDInTwoRuntimeRootsIsDistinct(t *testing.T) {
 	}
 }
 
-// restarts is the number of containers of one id in TestOverlappingRestartsKeepGenerationsApart; `make soak-containers`
-// starts more.
+// restarts is the number of containers with one id in TestOverlappingRestartsKeepGenerationsApart;
+// `make soak-containers` starts more.
 const restarts = 40
 
-// An engine starts the next container of an id before poststop of the former: poststop is 2 seconds
-// late, so a dozen are pending at any time.
+// An engine starts the next container with an id before poststop of the previous container:
+// poststop is 2 seconds late, so that a dozen hooks are pending at any time.
 func TestOverlappingRestartsKeepGenerationsApart(t *testing.T) {
 	restarts := int(fromEnvironment(t, "PEERLANE_SOAK_CONTAINERS", restarts))
 	b := newBed(t, "runc", asItIs)
@@ -144,7 +143,7 @@ func TestOverlappingRestartsKeepGenerationsApart(t *testing.T) {
 	t.Logf("%d of %d restarts succeeded", restarts-failed, restarts)
 }
 
-// recycle makes a process that has a number.
+// recycle starts a process with the given pid.
 func recycle(t *testing.T, pid int) *exec.Cmd {
 	t.Helper()
 	for range 1000 {
@@ -158,7 +157,7 @@ func recycle(t *testing.T, pid int) *exec.Cmd {
 		if c.Process.Pid == pid {
 			return c
 		}
-		_ = c.Process.Kill() // another process was quicker
+		_ = c.Process.Kill() // another process got the pid first
 		_ = c.Wait()
 	}
 	t.Fatalf("no process gets the number %d", pid)
@@ -166,8 +165,8 @@ func recycle(t *testing.T, pid int) *exec.Cmd {
 }
 
 // The runtime is killed after the hook's work and before the hook returns; then another process
-// gets the pid of the container's init.
-// not parallel: other tests' processes would reuse pids
+// gets the pid of the container's init. The test is not parallel: processes of other tests would
+// reuse pids.
 func TestRuntimeKilledDuringHookLeavesNothing(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -205,7 +204,7 @@ func TestRuntimeKilledDuringHookLeavesNothing(t *testing.T) {
 			_ = syscall.Kill(-run.Process.Pid, syscall.SIGKILL) // the runtime and its hook
 			_ = run.Wait()
 			init := infos[0].Init.PID
-			_ = syscall.Kill(init, syscall.SIGKILL) // may have ended with the runtime
+			_ = syscall.Kill(init, syscall.SIGKILL) // init may have ended with the runtime
 			for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 				if _, err := os.Stat(fmt.Sprintf("/proc/%d", init)); err != nil {
 					break
@@ -220,7 +219,7 @@ func TestRuntimeKilledDuringHookLeavesNothing(t *testing.T) {
 				t.Errorf("another process counts as the container's init: %+v", now)
 			}
 			s.clean(id)
-			// The next container of that id.
+			// Start the next container with the id.
 			wrapless := b.bundle(g, testbed.Devices(g), "hello")
 			out, err := b.runtime.Run(context.Background(), wrapless, id).CombinedOutput()
 			if err != nil || !strings.Contains(string(out), `"hello"`) {
@@ -239,8 +238,8 @@ func TestRuntimeKilledDuringHookLeavesNothing(t *testing.T) {
 	}
 }
 
-// gVisor, and runtimes of virtual machines, report a process of the host in
-// place of the container's init: nothing may be mounted for that.
+// gVisor, and runtimes of virtual machines, report a process of the host in place of the
+// container's init: the hook must not mount anything for such a process.
 func TestRuntimeReportingHostPIDIsRefused(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {

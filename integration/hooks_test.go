@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 )
 
-// doesNothing is the baseline for Peerlane's hooks, run by a runtime at the same stages.
+// doesNothing is the baseline for Peerlane's hooks: a runtime runs it at the same stages.
 const doesNothing = "/bin/true"
 
 // stopwatch is a hook that runs another hook and writes the duration in microseconds, which
@@ -41,9 +41,9 @@ func stopwatch(arguments []string) error {
 }
 
 // BenchmarkHooks measures the time that both hooks add to a container, compared with two hooks that
-// do nothing: -benchtime 200x makes 200 containers of each kind. It measures hooks by a stopwatch
-// around each, and pairs of `create` and `delete` without a stopwatch. Kinds alternate, so that
-// load on the machine affects each kind alike.
+// do nothing: -benchtime 200x makes 200 containers of each kind. A stopwatch measures each hook;
+// pairs of `create` and `delete` run without a stopwatch. Kinds alternate, so that load on the
+// machine affects each kind alike.
 func BenchmarkHooks(b *testing.B) {
 	for _, runtimeName := range runtimes {
 		b.Run(runtimeName, func(b *testing.B) { benchmarkHooks(b, runtimeName) })
@@ -69,7 +69,7 @@ func benchmarkHooks(b *testing.B, runtimeName string) {
 		ours, timed  bool
 		bundle       *bundle.Bundle
 		start, whole []time.Duration
-		end          []time.Duration // of `delete` alone
+		end          []time.Duration // of `delete` only
 	}{{name: "null-timed", timed: true}, {name: "ours-timed", ours: true, timed: true}, {name: "null"}, {name: "ours",
 		ours: true}}
 	for i := range kinds {
@@ -106,11 +106,11 @@ func benchmarkHooks(b *testing.B, runtimeName string) {
 			k := &kinds[j]
 			id := h.ContainerID(fmt.Sprintf("%s-%d", k.name, len(k.start)))
 			begun := time.Now()
-			// The container inherits the output, which would keep a pipe open.
+			// The container inherits the output and would keep a pipe open.
 			c := runtime.Command(context.Background(), "create", "--bundle", k.bundle.Dir, id)
 			c.Stderr = log
 			if err := c.Run(); err != nil {
-				text, _ := os.ReadFile(log.Name()) // the error matters more
+				text, _ := os.ReadFile(log.Name()) // the first error is more important
 				b.Fatalf("%v: %s", err, text)
 			}
 			k.start = append(k.start, time.Since(begun))
@@ -166,7 +166,8 @@ func benchHost(b *testing.B, runtimeName string) (benchBed, *bundle.Runtime) {
 	if err := h.Configure(asItIs); err != nil {
 		b.Fatal(err)
 	}
-	// Which the runtime would make, and leave: the wait for nothing more would last.
+	// Create the runtime's directory in advance: the runtime would leave it, and the wait for an
+	// unchanged host would not end.
 	if err := os.MkdirAll(h.RuntimeState(), 0o700); err != nil {
 		b.Fatal(err)
 	}
@@ -186,7 +187,7 @@ func benchHost(b *testing.B, runtimeName string) (benchBed, *bundle.Runtime) {
 	return benchBed{h}, runtime
 }
 
-// times is where a stopwatch writes.
+// times returns the file of a stopwatch.
 func (h benchBed) times(kind, place string) string {
 	return filepath.Join(h.Root, "times-"+kind+"-"+place)
 }
@@ -226,7 +227,7 @@ func quantile(list []time.Duration, q float64) time.Duration {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// ratio is that of the medians.
+// ratio returns the ratio of the medians.
 func ratio(a, b []time.Duration) float64 {
 	return float64(quantile(a, 0.5)) / float64(quantile(b, 0.5))
 }

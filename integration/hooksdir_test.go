@@ -22,8 +22,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// hooksDir is packaging/hooks.d for this host, whose hook and root lie
-// elsewhere.
+// hooksDir returns packaging/hooks.d with the paths of this host's hook and root.
 func (b *bed) hooksDir() (dir string, hooks map[string][]specs.Hook) {
 	b.Helper()
 	dir, hooks = filepath.Join(b.Root, "hooks.d"), map[string][]specs.Hook{}
@@ -65,8 +64,8 @@ func (b *bed) hooksDir() (dir string, hooks map[string][]specs.Hook) {
 
 func permitAnnotations(c *config.Config) { c.Hook.Annotations = true }
 
-// An engine reads the directory of hooks, the annotation and the mount; of the CDI specifications
-// only that of the GPU.
+// An engine without CDI devices for lanes: lanes come from the directory of hooks, the annotation
+// and the mount, the GPU from its CDI specification.
 func TestLanesByAnnotation(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -97,11 +96,11 @@ func TestLanesByAnnotation(t *testing.T) {
 	}
 }
 
-// podman is Podman on files of a test's own.
+// podman is Podman of a test, with separate files.
 type podman struct {
 	bed     *bed
 	options []string
-	// as makes a command run as another user; nil for root.
+	// as changes the user of a command; nil for root.
 	as func(*exec.Cmd) *exec.Cmd
 }
 
@@ -150,17 +149,17 @@ func (p *podman) command(ctx context.Context, arguments ...string) *exec.Cmd {
 	return c
 }
 
-// runCommand is `podman run`, with options, of a role.
+// runCommand returns the `podman run` of a role, with options.
 func (p *podman) runCommand(options []string, role ...string) *exec.Cmd {
 	arguments := append([]string{
 		"run", "--rm", "--network=none",
-		// Podman would raise the limits, which may be forbidden
+		// Podman would raise the limits, which the machine may forbid
 		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
 	}, options...)
 	return p.command(context.Background(), append(append(arguments, testImage, "/usr/bin/test", "role"), role...)...)
 }
 
-// run runs a role that ends by itself.
+// run runs a role to its end.
 func (p *podman) run(options []string, role ...string) (out string, err error) {
 	c := p.runCommand(options, role...)
 	var text bytes.Buffer

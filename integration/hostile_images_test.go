@@ -50,7 +50,7 @@ func newHostile(t *testing.T, runtimeName string, change func(*config.Config)) *
 	t.Helper()
 	h := &hostile{fileSystem: fmt.Sprintf("peerlane-hostile-%d-%d", os.Getpid(), fileSystems.Add(1))}
 	if sharedRun(t) {
-		t.Setenv("TMPDIR", "/run") // better than anything made up
+		t.Setenv("TMPDIR", "/run") // as under systemd, where Peerlane's directories are below /run
 	}
 	root := newRoot(t)
 	h.canary = filepath.Join(root, "canary")
@@ -77,7 +77,7 @@ func newHostile(t *testing.T, runtimeName string, change func(*config.Config)) *
 	return h
 }
 
-// sharedRun reports whether this machine's /run is shared, as under systemd.
+// sharedRun reports whether the mount of this machine's /run is shared, as under systemd.
 func sharedRun(t *testing.T) bool {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -92,7 +92,7 @@ func sharedRun(t *testing.T) bool {
 	return false
 }
 
-// mountShared mounts a file system of this name, shared.
+// mountShared mounts a shared file system with a name.
 func mountShared(t *testing.T, name, at string) {
 	t.Helper()
 	if err := unix.Mount(name, at, "tmpfs", 0, "mode=0755"); err != nil {
@@ -139,7 +139,7 @@ func (h *hostile) look() []string {
 				return err
 			}
 			found := fmt.Sprintf("%s %v", path, info.Mode())
-			if path != h.Layout.Anchor() { // runtimes create and remove files there
+			if path != h.Layout.Anchor() { // runtimes create and remove files in the anchor
 				found += fmt.Sprint(" ", info.ModTime())
 			}
 			if info.Mode().IsRegular() {
@@ -156,7 +156,7 @@ func (h *hostile) look() []string {
 			h.Fatal(err)
 		}
 	}
-	// Where a link that climbs would end on this machine.
+	// Targets of a link that climbs out of the root file system on this machine.
 	for _, path := range []string{"/peerlane", "/etc/peerlane/relay.sock", paths.ContainerDir + "/" + paths.SocketName} {
 		_, err := os.Lstat(path)
 		all = append(all, fmt.Sprintf("%s: %v", path, err == nil))
@@ -196,7 +196,7 @@ func (h *hostile) image(role ...string) *bundle.Bundle {
 type outcome struct {
 	saw     *witness // nil if the container did not start
 	refusal string   // output of runtime and hook
-	hooked  bool     // the hook says something
+	hooked  bool     // the hook printed a message
 	took    time.Duration
 }
 
@@ -246,8 +246,8 @@ func (h *hostile) try(t *testing.T, b *bundle.Bundle) outcome {
 	return o
 }
 
-// said returns the journal entries since the last call. Every writer has ended, so the entries are
-// complete.
+// said returns the journal entries since the last call. The entries are complete, because every
+// writer has ended.
 func (h *hostile) said(t *testing.T) (entries []string) {
 	t.Helper()
 	conn, err := h.journal.SyscallConn()
@@ -314,7 +314,7 @@ func (h *hostile) mustBeRight(t *testing.T, o outcome) {
 type witness struct {
 	Place   string            // real path of the mount point in the container
 	Entries []string          // of the mount point
-	Mount   string            // the uppermost mount there, of mountinfo
+	Mount   string            // the uppermost mount at the mount point, from mountinfo
 	Writes  map[string]string // attempts to write, with the kernel's answers
 	Mounts  map[string]string // attempts to mount, with the kernel's answers
 	// Remounted has the attempts to write after a remount.
@@ -322,8 +322,8 @@ type witness struct {
 }
 
 // bearWitness is the role of a hostile image: it connects to its relay, then tries to write, and
-// with "mount" or "remount" to mount, at the place of the socket. With "unshare" it does so in a
-// user namespace that it creates. With "stay" it waits for the end of input.
+// with "mount" or "remount" to mount, at the place of the socket. With "unshare" it runs in a new
+// user namespace. With "stay" it waits for the end of input.
 func bearWitness(options []string) error {
 	if i := slices.Index(options, "unshare"); i >= 0 {
 		return inUserNamespace(slices.Delete(options, i, i+1))
@@ -354,7 +354,7 @@ func bearWitness(options []string) error {
 		return err
 	}
 	for line := range strings.Lines(string(mounts)) {
-		if strings.Fields(line)[4] == w.Place { // the last is the uppermost
+		if strings.Fields(line)[4] == w.Place { // the last mount is the uppermost
 			w.Mount = strings.TrimSpace(line)
 		}
 	}
@@ -398,18 +398,20 @@ func write(said map[string]string) {
 	said["another mode of the directory"] = answer(os.Chmod(paths.ContainerDir, 0o777))
 }
 
-// A hostileImage has a file other than a directory at the socket's mount point or at a parent.
+// hostileImage is an image with a file other than a directory at the socket's mount point or at a
+// parent of the mount point.
 type hostileImage struct {
 	name string
 	// plant modifies the image, whose /run is empty.
 	plant func(p plot) error
-	// starts means that the container must start; otherwise runtime or hook may refuse it.
+	// starts reports that the container must start; otherwise runtime or hook may refuse the
+	// container.
 	starts bool
-	// refused means that the container must be refused.
+	// refused reports that runtime or hook must refuse the container.
 	refused bool
 }
 
-// plot is where a hostile image is made.
+// plot has the places of a hostile image.
 type plot struct {
 	*testing.T
 	h    *hostile
@@ -421,7 +423,7 @@ func link(to, at string) func(plot) error {
 	return func(p plot) error { return replace(p.root, at, os.Symlink, to) }
 }
 
-// linkToCanary has a link lead to the host's canary, behind some words.
+// linkToCanary plants a link to the host's canary, with a text before the path.
 func linkToCanary(before, at string) func(plot) error {
 	return func(p plot) error { return replace(p.root, at, os.Symlink, before+p.h.canary) }
 }
@@ -431,7 +433,7 @@ func replace(root, at string, symlink func(string, string) error, to string) err
 	return errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Dir(path), 0o755), symlink(to, path))
 }
 
-// node puts a node of a kind to a place.
+// node plants a device node or FIFO.
 func node(kind uint32, at string) func(plot) error {
 	return func(p plot) error {
 		return replace(p.root, at, func(_, path string) error { return unix.Mknod(path, kind|0o666, int(unix.Mkdev(1, 3))) },
@@ -526,7 +528,7 @@ var hostileImages = []hostileImage{
 
 	{"a huge tree", hugeTree, true, false},
 	{"an immutable root with its mount point", func(p plot) error {
-		// The simulator's mount point can be there too.
+		// The simulator's mount point may exist too.
 		return errors.Join(os.MkdirAll(filepath.Join(p.root, p.h.Root, "simulator"), 0o755),
 			os.MkdirAll(filepath.Join(p.root, "run/peerlane"), 0o755),
 			p.immutable(filepath.Join(p.root, "run/peerlane")), p.immutable(filepath.Join(p.root, "run")))
@@ -536,7 +538,7 @@ var hostileImages = []hostileImage{
 	}, false, true},
 }
 
-// before puts a mount in front of the anchor's.
+// before inserts a mount before the mount of the anchor.
 func before(b *bundle.Bundle, m specs.Mount) {
 	i := slices.IndexFunc(b.Spec.Mounts, func(m specs.Mount) bool { return m.Destination == paths.ContainerDir })
 	b.Spec.Mounts = slices.Insert(b.Spec.Mounts, i, m)
@@ -558,7 +560,7 @@ func (h *hostile) volume() string {
 }
 
 // hugeTree creates a directory of 20,000 files and a path of 1,000 directories at the mount point,
-// which no code may walk.
+// which the hook must not walk.
 func hugeTree(p plot) error {
 	dir := filepath.Join(p.root, "run/peerlane")
 	if err := os.MkdirAll(filepath.Join(dir, strings.Repeat("d/", 1000)), 0o755); err != nil {
@@ -572,10 +574,10 @@ func hugeTree(p plot) error {
 	return nil
 }
 
-// errNoFlags says that a file system knows no immutable files.
+// errNoFlags reports a file system without immutable files.
 var errNoFlags = errors.New("this file system has no immutable directories")
 
-// immutable is chattr +i, until the test ends.
+// immutable makes a directory immutable (chattr +i) until the end of the test.
 func (p plot) immutable(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -640,21 +642,21 @@ func TestHostileImageLeavesHostUntouched(t *testing.T) {
 	}
 }
 
-// A shared library that creates a file when loaded.
+// evil is the source of a shared library that creates a file when loaded.
 const evil = `
 #include <fcntl.h>
 __attribute__((constructor)) static void loaded(void) { open(MARK, O_CREAT | O_WRONLY, 0600); }
 `
 
-// The hook and the programs that it starts run with the host's environment and never with the
-// image's.
+// The hook and the programs that it starts have the host's environment, and never the environment
+// of the image.
 func TestEnvironmentOfAHostileImage(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			h := newHostile(t, runtimeName, asItIs)
 			b := h.image("stay")
 			const sign = "from-the-image"
-			dir := filepath.Join(b.Dir, "rootfs", sign) // an image's author can guess the path
+			dir := filepath.Join(b.Dir, "rootfs", sign) // the author of an image can guess the path
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
@@ -787,8 +789,8 @@ func TestParentSwappedDuringHookLeavesHostUntouched(t *testing.T) {
 	}
 }
 
-// swap is a hook that runs another hook while it swaps run and swap in a root file system. It
-// restores both.
+// swap is a hook that runs another hook, and meanwhile exchanges the directories run and swap of a
+// root file system. At the end swap restores both.
 func swap(arguments []string) error {
 	root, count := arguments[0], arguments[1]
 	dir, err := os.Open(root)

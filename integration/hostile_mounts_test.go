@@ -19,8 +19,8 @@ import (
 	"github.com/peerlane/peerlane/relay/client"
 )
 
-// mount tries four mounts at the socket: over it, below that mount, over its parent, and of the
-// directory elsewhere.
+// mount tries four mounts at the socket: over the socket, below that mount, over the parent, and of
+// the directory at another place.
 func (w *witness) mount() {
 	dir, elsewhere := paths.ContainerDir, "/tmp/elsewhere"
 	w.Mounts["shared"] = answer(unix.Mount("", dir, "", unix.MS_SHARED|unix.MS_REC, ""))
@@ -36,7 +36,7 @@ func (w *witness) mount() {
 const hostileMount = "peerlane-hostile-mount"
 
 // remount clears read-only, nodev, nosuid and noexec of the mount, and tries to write again. A
-// container with CAP_SYS_ADMIN on the host, without a user namespace, can do so to each of its
+// container with CAP_SYS_ADMIN on the host, without a user namespace, can remount each of its
 // mounts.
 func (w *witness) remount() {
 	w.Mounts["writable"] = answer(unix.Mount("", paths.ContainerDir, "", unix.MS_REMOUNT|unix.MS_BIND, ""))
@@ -73,7 +73,7 @@ func TestMountsOfAHostileContainer(t *testing.T) {
 			userNamespace(t, b)
 		}},
 		{"user namespace that it makes", []string{"unshare", "remount"}, func(_ *testing.T, b *bundle.Bundle) {
-			b.Spec.Process.User = specs.User{UID: 1000, GID: 1000} // may map his own ids
+			b.Spec.Process.User = specs.User{UID: 1000, GID: 1000} // the user may map its ids
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -118,14 +118,15 @@ func admin(b *bundle.Bundle) {
 	b.Spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all}
 }
 
-// userNamespace gives a container a user namespace, and its image to the root of the namespace.
+// userNamespace gives a container a user namespace, and makes root of the namespace the owner of
+// the image.
 func userNamespace(t *testing.T, b *bundle.Bundle) {
 	t.Helper()
 	const root = 200000
 	b.Spec.Linux.Namespaces = append(b.Spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 	b.Spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: root, Size: 65536}}
 	b.Spec.Linux.GIDMappings = b.Spec.Linux.UIDMappings
-	b.Spec.Linux.Devices = nil // runtimes would look for the simulator's among the host's
+	b.Spec.Linux.Devices = nil // runtimes would look for the simulator's device nodes on the host
 	b.Spec.Root.Path = filepath.Join(b.Dir, "rootfs")
 	err := filepath.WalkDir(b.Spec.Root.Path, func(path string, _ fs.DirEntry, err error) error {
 		return errors.Join(err, os.Lchown(path, root, root))

@@ -28,7 +28,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// networks are two network namespaces, joined by a cable: hosts as far as TCP knows.
+// networks are two network namespaces, joined by a cable: for TCP, two hosts.
 type networks struct {
 	*testing.T
 	names, cables, addresses [2]string
@@ -52,7 +52,7 @@ func newNetworks(t *testing.T) *networks {
 	return n
 }
 
-// add creates a namespace, after removing namespaces of killed test processes.
+// add creates a namespace, and removes namespaces of killed test processes.
 func (n *networks) add(name string) {
 	n.Helper()
 	if os.Geteuid() != 0 {
@@ -65,7 +65,7 @@ func (n *networks) add(name string) {
 
 var testNetwork = regexp.MustCompile(`^peerlane-([0-9]+)-`)
 
-// sweepNetworks removes the namespaces that name a process which is gone.
+// sweepNetworks removes the namespaces whose names contain the pid of an ended process.
 func sweepNetworks(t *testing.T) {
 	t.Helper()
 	all, err := filepath.Glob("/run/netns/peerlane-*")
@@ -81,14 +81,14 @@ func sweepNetworks(t *testing.T) {
 		if pid, err := strconv.Atoi(m[1]); err != nil || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 			continue
 		}
-		// another process may have been first
+		// another process may have removed the namespace
 		if out, err := exec.Command("ip", "netns", "del", name).CombinedOutput(); err != nil {
 			t.Logf("%s, which a process that is gone has left: %v: %s", name, err, out)
 		}
 	}
 }
 
-// The next process's first test removes the namespaces of a killed test process.
+// The first test of the next process removes the namespaces of a killed test process.
 func TestNetworksOfAKilledProcess(t *testing.T) {
 	gone := exec.Command("true")
 	if err := gone.Run(); err != nil {
@@ -128,15 +128,15 @@ func (n *networks) in(host int, command ...string) {
 	n.must(append([]string{"ip", "netns", "exec", n.names[host]}, command...)...)
 }
 
-// hostsApart creates two hosts with a shared cluster key in separate network namespaces, which use
-// only TCP: on one machine their relays would use shared memory.
+// hostsApart creates two hosts with a shared cluster key in separate network namespaces. The hosts
+// use only TCP: on one machine their relays would use shared memory.
 func hostsApart(t *testing.T, runtimeName string) (*networks, [2]*bed) {
 	t.Helper()
 	n := newNetworks(t)
 	return n, hostsOn(t, n, runtimeName)
 }
 
-// hostsOn are such hosts on networks that there are.
+// hostsOn creates two hosts on existing networks.
 func hostsOn(t *testing.T, n *networks, runtimeName string) [2]*bed {
 	t.Helper()
 	root := newRoot(t)
@@ -172,7 +172,7 @@ func hostsOn(t *testing.T, n *networks, runtimeName string) [2]*bed {
 }
 
 // A container on one host sends from host memory to GPU memory of a container on another host, and
-// receives the data back, through sandboxed relays; each reports the end of the other.
+// receives the data back, through sandboxed relays. Both containers report the end of the peer.
 func TestContainersOfTwoHosts(t *testing.T) {
 	_, beds := hostsApart(t, "runc")
 	beds[0].edit = func(b *bundle.Bundle) {
@@ -200,7 +200,7 @@ func TestContainersOfTwoHosts(t *testing.T) {
 		if _, landlock, missing := found.Sandbox.Relay.Seccomp, found.Sandbox.Landlock, found.Sandbox.Missing; landlock == 0 {
 			t.Logf("Landlock is not here: %q", missing)
 		}
-		// NCCL finds the container's virtual switch beside the socket.
+		// NCCL reads the container's virtual switch beside the socket.
 		topology := fmt.Sprintf("/proc/%d/root%s", c.generation().Container.PID,
 			filepath.Join(paths.ContainerDir, paths.TopologyName))
 		if text, err := os.ReadFile(topology); err != nil || bytes.Count(text, []byte(`<net name="peerlane_`)) != 1 {
@@ -229,7 +229,7 @@ func TestContainersOfTwoHosts(t *testing.T) {
 	verifier.mustLearn(kill(t, relay), echo.id, "10.211.0.2", "plnet0")
 }
 
-// nowhere demands that a secret is in no file, argument or environment of a container's
+// nowhere requires that a secret is in no file, argument or environment of a container's
 // generation.
 func (b *bed) nowhere(c *container, secret string) {
 	b.Helper()
@@ -260,10 +260,10 @@ func (b *bed) nowhere(c *container, secret string) {
 }
 
 // echoed lists the message sizes in bytes: inline in a control message, part of a write, a slot,
-// and more.
+// and larger.
 var echoed = []uint64{1, 8, 4096, 4097, 1 << 20, 5<<20 + 3, streamBytes, 0}
 
-// once is an argument of verify and echo: both close the connections after the exchange.
+// once is an argument of verify and echo: the role closes the connections after the exchange.
 const once = "once"
 
 // verify sends random bytes to an echo on another host and compares the returned bytes. It repeats
@@ -358,7 +358,7 @@ func apart(arguments []string, exchange func(context.Context, *gpuClient, *clien
 		} else if err != nil {
 			return err
 		}
-		if order.Handle != (wire.Handle{}) { // else only another handle is wanted
+		if order.Handle != (wire.Handle{}) { // otherwise the order asks only for another handle
 			sending, err := c.session.Connect(ctx, gpu, order.Handle)
 			if err != nil {
 				return err

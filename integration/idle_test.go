@@ -48,7 +48,7 @@ func TestIdleRelayTakesLittleCPU(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	c := b.start(b.lanes[0], "hold")
-	c.next("hello") // a client was there, and has left
+	c.next("hello") // a client was attached, and has left
 	var inspected []control.Inspection
 	look := func() control.Inspection {
 		if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &inspected); err != nil {

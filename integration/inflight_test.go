@@ -17,9 +17,9 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// hoardDescriptors takes a uid on one thread and puts as many descriptors in flight as the
-// kernel permits a process with this limit of open files. It says the number, and stays until
-// its input ends.
+// hoardDescriptors takes a uid on one thread and puts as many descriptors in flight as the kernel
+// permits a process with this limit of open files. It prints the number, and stays until the end of
+// input.
 func hoardDescriptors(arguments []string) error {
 	uid, err := strconv.ParseUint(arguments[0], 10, 32)
 	if err != nil {
@@ -54,10 +54,10 @@ func openFiles(t *testing.T, pid int) (soft uint64) {
 	return 0
 }
 
-// The kernel counts descriptors in flight per user of the sender and compares the count with
-// the sender's own limit of open files. A process of a relay's uid with a smaller limit blocks
-// no attach. With the relay's limit it blocks new attaches to that relay until it ends, and
-// nothing else: the relay's process, its attached clients and other relays go on.
+// The kernel counts descriptors in flight per user of the sender and compares the count with the
+// sender's own limit of open files. A process of a relay's uid with a smaller limit blocks no
+// attach. With the relay's limit the process blocks new attaches to that relay until the process
+// ends. The relay's process, attached clients and other relays go on.
 func TestDescriptorsInFlightOfARelayUIDBlockNewAttachesOnly(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {

@@ -19,9 +19,9 @@ import (
 	"github.com/peerlane/peerlane/relay/libpeerlane"
 )
 
-// The C example, linked with the library as pkg-config says, in two containers whose
-// images know nothing of Peerlane: the loader finds the library that was mounted, and
-// the library finds the relay. The receiver checks every byte.
+// The C example, linked with the flags of pkg-config, runs in two containers whose images have no
+// file of Peerlane: the loader finds the mounted library, and the library finds the relay. The
+// receiver checks every byte.
 func TestACProgramInAContainer(t *testing.T) {
 	beside(t)
 	compiler, err := exec.LookPath("cc")
@@ -29,7 +29,7 @@ func TestACProgramInAContainer(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.nics()
 
-	// As in a package: the library at the path in specifications.
+	// As in a package: the library is at the path in the specifications.
 	places := libpeerlane.Installed()
 	places.DestDir = t.TempDir()
 	if err := libpeerlane.Install(places); err != nil {
@@ -72,7 +72,7 @@ func TestACProgramInAContainer(t *testing.T) {
 		if err := os.MkdirAll(root, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		// The image: the program, and the C library with its separate parts.
+		// The image has the program, and the C library with its separate parts.
 		i := newImage(t, root)
 		i.asHere()
 		for _, name := range []string{"libdl.so.2", "libpthread.so.0"} {

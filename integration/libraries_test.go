@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// A test library in place of Peerlane's; a program of an image loads it by name.
+// A test library in place of Peerlane's libraries; a program of an image loads the library by name.
 const (
 	testLibrary   = "libpeerlane-test.so.0"
 	librarySource = `int peerlane_test(void) { return 42; }`
@@ -121,7 +121,7 @@ func (i *image) asHere() {
 	i.copy(i.libc, i.libc)
 }
 
-// cache makes the loader's cache, as a distribution's packages do.
+// cache creates the loader's cache, as a distribution's packages do.
 func (i *image) cache() {
 	i.Helper()
 	out, err := exec.Command("/sbin/ldconfig", "-r", i.root).CombinedOutput()
@@ -132,8 +132,8 @@ func (i *image) cache() {
 	i.must(err)
 }
 
-// elsewhere installs the C library in one directory, and a loader that searches only it, as other
-// distributions do: Debian's loader with the paths replaced in place.
+// elsewhere installs the C library in one directory, and a loader that searches only that
+// directory, as other distributions do: Debian's loader with the paths replaced in place.
 func (i *image) elsewhere(dirs ...string) {
 	i.Helper()
 	loader, err := os.ReadFile(i.linker)
@@ -204,7 +204,7 @@ func (b *bed) installLibraries() {
 	compile(b.T, librarySource, filepath.Join(dir, testLibrary), "-shared", "-fPIC", "-Wl,-soname,"+testLibrary)
 	err := os.WriteFile(b.Layout.NCCLConf(), []byte("NCCL_NET=Peerlane\n"), 0o644)
 	if err == nil {
-		// No file is mounted if any parent directory is writable for other users.
+		// The hook mounts no file if another user can write to a parent directory.
 		err = errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Join(dir, testLibrary), 0o755),
 			os.Chmod(b.Layout.NCCLConf(), 0o644))
 	}
@@ -216,8 +216,8 @@ func (b *bed) installLibraries() {
 	}
 }
 
-// Each distribution's loader finds a library by name, with and without a cache; the container gets
-// no variable for it.
+// Each distribution's loader finds a library by name, with and without a cache. The container gets
+// no variable for the library.
 func TestImageLoaderFindsLibraries(t *testing.T) {
 	beside(t)
 	fedora := []string{"/lib64", "/usr/lib64"}
@@ -273,7 +273,7 @@ func TestImageLoaderFindsLibraries(t *testing.T) {
 }
 
 // An image without glibc (busybox, musl) has the files and is otherwise unchanged; without
-// installed libraries there is no mount.
+// installed libraries the container has no mount.
 func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
@@ -311,7 +311,8 @@ func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
 	}
 }
 
-// Files that other users could have written are not mounted, and the rest of the lane works.
+// The hook does not mount files that other users could have written. The other edits of the lane
+// apply.
 func TestLibrariesThatOthersCouldHaveWritten(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)

@@ -57,7 +57,7 @@ func (c *container) exec(role ...string) []said {
 	return list
 }
 
-// goesOn demands that the container's client has moved data since now.
+// goesOn requires that the container's client has moved data since the call.
 func (c *container) goesOn() {
 	c.bed.Helper()
 	c.drain()
@@ -79,7 +79,7 @@ func (c *container) drain() {
 	}
 }
 
-// A paused container is slow, not dead: no operation fails, for any duration of the pause.
+// A paused container is slow, not dead: no operation fails, however long the pause.
 func TestPauseAndResume(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
@@ -90,7 +90,7 @@ func TestPauseAndResume(t *testing.T) {
 			a.do("pause", a.id)
 			time.Sleep(time.Second) // pending messages arrive
 			a.drain()
-			time.Sleep(6 * time.Second) // longer than a peer's heartbeat may be late
+			time.Sleep(6 * time.Second) // longer than the delay limit of a peer's heartbeat
 			select {
 			case s := <-a.lines:
 				t.Fatalf("a paused container says %+v", s)
@@ -170,8 +170,8 @@ func TestOutOfMemory(t *testing.T) {
 	}
 }
 
-// A package is upgraded between create and start of a container: the hook has run, the relay is the
-// old program, and its successor is the new program.
+// A package is upgraded between create and start of a container: the hook and the relay are those
+// of the old package, and the relay's successor is the new program.
 func TestUpgradeBetweenCreateAndStart(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
@@ -257,8 +257,7 @@ func TestUpgradeBetweenCreateAndStart(t *testing.T) {
 	}
 }
 
-// install replaces a file as a package manager does: at once, and with another
-// inode.
+// install replaces a file as a package manager does: atomically, and with a new inode.
 func install(t *testing.T, from, to string) {
 	t.Helper()
 	if out, err := exec.Command("cp", from, to+".new").CombinedOutput(); err != nil {
@@ -269,15 +268,15 @@ func install(t *testing.T, from, to string) {
 	}
 }
 
-// criu refuses a container with an attached client, which continues. A container without clients
-// can be checkpointed; its relay ends, and the hook refuses to restore the container.
+// criu refuses a container with an attached client. The container continues. A container without
+// clients can be checkpointed; its relay ends, and the hook refuses to restore the container.
 func TestCheckpointWithClientIsRefused(t *testing.T) {
 	if out, err := exec.Command("criu", "check").CombinedOutput(); err != nil {
 		t.Skipf("needs criu, and a kernel that it knows: %v: %s", err, out)
 	}
 	b := newBed(t, "runc", asItIs)
 	b.nics()
-	// criu would need iptables to lock a network of the container's own.
+	// criu needs iptables to lock the network of a container with a network namespace.
 	b.edit = func(built *bundle.Bundle) {
 		built.Spec.Linux.Namespaces = slices.DeleteFunc(built.Spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
 			return n.Type == specs.NetworkNamespace

@@ -41,7 +41,7 @@ const (
 	maxDeaths = 3
 )
 
-// linger waits for the end of input, without attaching.
+// linger waits for the end of input without an attach.
 func linger() error {
 	_, err := io.Copy(io.Discard, os.Stdin)
 	return err
@@ -63,7 +63,7 @@ func TestLivesOfContainers(t *testing.T) {
 		livesOneVariable)
 	for i, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
-			// which costs seconds where nothing is known
+			// the self-test costs seconds if no result exists
 			b := newBed(t, runtimeName, func(c *config.Config) { c.Relay.SelfTest = "off" })
 			b.leavesNothing()
 			g := b.gpu(b.lanes[0])
@@ -105,7 +105,7 @@ type life struct {
 	out    string   // file with the output of init
 	did    []string // actions, for the failure message
 
-	// State of the model.
+	// The participating processes.
 	init, relay, watcher *os.File // pidfds; nil if absent
 	generation           *generation.Generation
 
@@ -116,7 +116,7 @@ type life struct {
 	dead       bool // init has ended, or was killed
 	supervised bool
 	held       bool // stopped or drained by the administrator
-	broken     bool // an object was removed that clients need, or the start failed in the middle
+	broken     bool // the test removed an object that clients need, or the start failed in the middle
 	deaths     int  // of the relay
 }
 
@@ -138,7 +138,7 @@ func (l *life) did1(format string, arguments ...any) {
 func (l *life) runtimeDo(arguments ...string) error {
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
-	// Not a pipe, which processes of the container could keep open.
+	// Not a pipe: processes of the container could keep a pipe open.
 	said, err := os.CreateTemp("", "peerlane-life-")
 	if err != nil {
 		return err
@@ -170,7 +170,7 @@ func (l *life) live() {
 	for _, a := range actions {
 		total += a.weight
 	}
-	if l.random.IntN(4) > 0 { // otherwise later actions meet a container that is only created
+	if l.random.IntN(4) > 0 { // otherwise later actions apply to a container that is only created
 		l.start()
 	}
 	for range 1 + l.random.IntN(12) {
@@ -185,8 +185,8 @@ func (l *life) live() {
 	l.end()
 }
 
-// create makes the runtime create the container. In one of six lives it kills the runtime or the
-// hook meanwhile.
+// create makes the runtime create the container. In one of six lives create kills the runtime or
+// the hook meanwhile.
 func (l *life) create() {
 	stdin, in, err := os.Pipe()
 	if err != nil {
@@ -242,7 +242,7 @@ func (l *life) create() {
 	}
 }
 
-// learn looks for the generation and the processes of the container.
+// learn reads the generation and the processes of the container.
 func (l *life) learn() {
 	infos, _ := control.Find(l.Layout, l.id) // empty if removed
 	for _, i := range infos {
@@ -259,7 +259,7 @@ func (l *life) learn() {
 	}
 }
 
-// pidfd is of a process that may have ended; nil then.
+// pidfd returns a pidfd of a process; nil after the end of the process.
 func pidfd(pid int) *os.File {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -273,7 +273,7 @@ func shoot(process *os.File, wait time.Duration) bool {
 	if process == nil {
 		return true
 	}
-	_ = unix.PidfdSendSignal(int(process.Fd()), unix.SIGKILL, nil, 0) // may have ended
+	_ = unix.PidfdSendSignal(int(process.Fd()), unix.SIGKILL, nil, 0) // the process may have ended
 	return hasEnded(process, wait)
 }
 
@@ -337,8 +337,8 @@ func (l *life) pause() {
 	}
 	l.did1("pause")
 	err := l.runtimeDo("pause", l.id)
-	// On control groups of version 1 runc makes 1,000 tries to freeze a container, thaws the
-	// container and fails: on a busy host the kernel stops no process that fast.
+	// For control groups of version 1, runc tries 1,000 times to freeze a container, thaws the
+	// container and fails: on a busy host the kernel does not stop all processes that fast.
 	for w := testutil.Begin(); err != nil && strings.Contains(err.Error(), "unable to freeze") && !w.Over(); {
 		l.did1("pause again")
 		err = l.runtimeDo("pause", l.id)
@@ -483,7 +483,7 @@ func (l *life) removeObject() {
 	l.did1("remove an object: %s", short)
 	l.learn()
 	l.resume() // the runtime may have lost the container
-	// A supervisor that lives writes files into the directory meanwhile.
+	// A live supervisor writes files into the directory meanwhile.
 	err := os.RemoveAll(object)
 	for end := testutil.Begin(); errors.Is(err, unix.ENOTEMPTY) && !end.Over(); err = os.RemoveAll(object) {
 	}
@@ -521,7 +521,7 @@ func (l *life) deleteContainer() {
 	}
 }
 
-// left names the remaining objects of the life.
+// left returns the names of the remaining objects of the life.
 func (l *life) left() (names []string) {
 	there := func(path string) {
 		if _, err := os.Lstat(path); err == nil {

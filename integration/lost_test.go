@@ -19,7 +19,7 @@ type faultFiles struct {
 	dir string
 }
 
-// strike injects a fault in a process, or in every process if pid is 0.
+// strike injects a fault into a process, or into every process if pid is 0.
 func (f faultFiles) strike(fault string, pid int) time.Time {
 	f.Helper()
 	file := filepath.Join(f.dir, fault)
@@ -40,7 +40,7 @@ func (f faultFiles) end(fault string) {
 	}
 }
 
-// simulatorOf is where the simulated GPUs lie, which relays can read.
+// simulatorOf returns the directory of the simulated GPUs, which relays can read.
 func simulatorOf(environment []string) string {
 	for _, e := range environment {
 		if dir, is := strings.CutPrefix(e, "PEERLANE_SIM="); is {
@@ -60,7 +60,7 @@ func (c *container) longestGap(lines int) (longest time.Duration) {
 	return longest
 }
 
-// answers waits until the container's relay answers a new client; an ending relay answers with the
+// answers waits until the container's relay answers a new client. An ending relay answers with the
 // reason. The promise is 2 s; docs/benchmarks.md has the measured time.
 func (c *container) answers() time.Time {
 	c.bed.Helper()
@@ -113,7 +113,7 @@ func TestLostGPUEndsOperationsWithCause(t *testing.T) {
 		}
 		a.drain()
 		struck := files.strike(f.name, v.generation().Status.Relay.PID)
-		// The error names the failed copy or the relay's end, depending on the order.
+		// The error names the failed copy or the end of the relay, depending on the order.
 		v.mustLearn(struck, "container "+v.id, f.says, bus)
 		w.mustLearn(struck, "container "+v.id, f.says, bus)
 		t.Logf("%s: the next relay has answered after %v", f.name, v.answers().Sub(struck).Round(time.Millisecond))

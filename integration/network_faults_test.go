@@ -16,8 +16,8 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// routed is two network namespaces joined by a third, which routes and in which the faults are
-// injected.
+// routed has two network namespaces joined by a router, a third namespace, in which the test
+// injects faults.
 type routed struct {
 	*networks
 	router string
@@ -37,7 +37,7 @@ func newRouted(t *testing.T) *routed {
 		n.add(name)
 	}
 	n.onRouter("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
-	for i := range n.names { // TCP learns the MTU by ICMP only
+	for i := range n.names { // TCP learns the MTU only by ICMP
 		n.in(i, "sh", "-c", "echo 0 >/proc/sys/net/ipv4/tcp_mtu_probing")
 	}
 	for i, cable := range n.cables {
@@ -84,7 +84,7 @@ func (n *routed) unfilter() {
 	n.onRouter("iptables", "-w", "-F")
 }
 
-// filtered demands that rules have met packets: else a case says nothing.
+// filtered requires that rules have matched packets: otherwise a case proves nothing.
 func (n *routed) filtered(chain string) {
 	n.Helper()
 	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
@@ -100,13 +100,13 @@ func (n *routed) filtered(chain string) {
 	}
 }
 
-// pair are containers on two hosts.
+// pair has containers on two hosts.
 type pair struct {
 	*testing.T
 	net   *routed
 	sides [2]*container
 	at    [2]said  // last listener of each side
-	quiet [2]state // state of the relays after all connections had failed
+	quiet [2]state // state of the relays after the failure of all connections
 	seed  uint64
 }
 
@@ -170,7 +170,7 @@ func (p *pair) flows(messages int) {
 }
 
 // mustFinish ends the exchange and requires that every message has arrived once: receivers verify
-// content, so mustFinish only counts.
+// the content, so mustFinish only counts.
 func (p *pair) mustFinish() (bytes uint64) {
 	p.Helper()
 	var said [2]across.Report
@@ -190,8 +190,8 @@ func (p *pair) mustFinish() (bytes uint64) {
 	return said[0].BytesReceived + said[1].BytesReceived
 }
 
-// mustFail demands that every operation of both ends with an error, and that nothing
-// which ended well has not come.
+// mustFail requires that every operation of both sides ends with an error, and that the peer has
+// received each message whose send succeeded.
 func (p *pair) mustFail(begun time.Time) {
 	p.Helper()
 	var reports [2]across.Report
@@ -220,7 +220,7 @@ func (p *pair) mustHaveFailed(i int, begun time.Time) across.Report {
 	if took > patience { // the promise is 5 s; docs/benchmarks.md has the figures
 		p.Errorf("took %v", took)
 	}
-	// If one of the two sets of connections survives, the other container closes it.
+	// If one of two sets of connections survives, the other container closes the set.
 	closed := fmt.Sprintf("container %s closed the connection", p.sides[1-i].id)
 	if r := said.Report; len(r.Failures) == 0 || len(r.Failures) > r.Pending || r.Pending > 2*across.AtOnce {
 		p.Errorf("of %d pending operations %d failed", r.Pending, len(r.Failures))
@@ -239,14 +239,14 @@ func (p *pair) mustHaveFailed(i int, begun time.Time) across.Report {
 	return said.Report
 }
 
-// state is the resources of a relay.
+// state has the resources of a relay.
 type state struct {
 	descriptors int
 	memory      uint64
 }
 
-// grown is the growth of a relay's memory in bytes that is not a leak: less than the slots of a lane in one
-// direction, 32 MiB.
+// grown is the growth of a relay's memory, in bytes, that does not count as a leak: less than the
+// slots of a lane in one direction, 32 MiB.
 const grown = 24 << 20
 
 // calm waits until a relay has released the resources of connections.
@@ -257,7 +257,7 @@ func (p *pair) calm(i int) state {
 		found := c.bed.inspection(c)
 		is := usage(p.T, found)
 		if r := found.Report; r != nil && r.Network != nil && r.Used.Connections == 0 && len(r.Connections) == 0 {
-			// The relay keeps surviving idle connections for later use.
+			// The relay keeps working idle connections for later use.
 			for _, peer := range r.Network.Peers {
 				if peer.Channels == 0 {
 					is.descriptors -= 1 + c.bed.Config.Network.Streams
@@ -291,9 +291,10 @@ func usage(t *testing.T, of control.Inspection) (s state) {
 	return s
 }
 
-// memory returns the size of a process's mapped memory files, slots and memory of clients among them, and the
-// resident part of its other memory, in bytes. A file's resident part grows with its use: by 2 MiB for the first
-// access to a huge page, and once per mapping, of which the CUDA simulator has a second for registered memory.
+// memory returns the size of a process's mapped memory files, which include slots and memory of
+// clients, plus the resident part of its other memory, in bytes. The resident part of a file grows
+// with use: by 2 MiB for the first access to a huge page, and once per mapping; the CUDA simulator
+// has a second mapping of registered memory.
 func memory(t *testing.T, pid int) (sum uint64) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
@@ -343,7 +344,7 @@ func (p *pair) afterwards() {
 // networkFault is a fault that ends every operation with an error after a missed heartbeat.
 type networkFault struct {
 	name     string
-	soak     bool // for make soak-network alone
+	soak     bool // only for make soak-network
 	do, undo func(n *routed)
 }
 
@@ -427,12 +428,12 @@ var quickFaults = []struct {
 	}},
 	{"a path whose MTU becomes less than the interface's", func(p *pair) {
 		p.recovers(40, func() {
-			p.net.filter("OUTPUT", "-p", "icmp", "-j", "ACCEPT") // and counted
+			p.net.filter("OUTPUT", "-p", "icmp", "-j", "ACCEPT") // the rule counts ICMP packets
 			p.net.narrow(900)
 			p.net.filtered("OUTPUT")
 		}, func() { p.net.unfilter(); p.net.narrow(1500) })
 	}},
-	// This case is last: afterwards the other container has no known relay.
+	// Last case: afterwards the other container has no known relay.
 	{"a host that is gone without a word, and back without its relay", func(p *pair) {
 		p.exchange(0, 256<<10)
 		relay := p.sides[1].generation().Status.Relay.PID
@@ -453,7 +454,7 @@ func runs(pid int) bool {
 	return err == nil && !strings.Contains(string(text), ") Z ")
 }
 
-// run has a part of a test use the pair.
+// run runs a part of a test on the pair.
 func (p *pair) run(t *testing.T, name string, part func()) {
 	t.Run(name, func(t *testing.T) {
 		was := p.T

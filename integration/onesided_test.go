@@ -98,7 +98,7 @@ func withMemory(ctx context.Context) (*gpuClient, *gpuMemory, error) {
 	return c, m, err
 }
 
-// owner exposes memory, and verifies it on command.
+// owner exposes memory, and verifies the memory on command.
 func owner() error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -175,8 +175,8 @@ func remote() error {
 	}
 }
 
-// Exposed memory can be read and written while its owner is stopped; when the owner is killed, the
-// remote client gets an error.
+// A remote client can read and write exposed memory while the owner is stopped; after the owner is
+// killed, the remote client gets an error.
 func TestOneSidedBesideAStoppedClient(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = launch.RouteStaged })

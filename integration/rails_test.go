@@ -42,15 +42,15 @@ func (n *networks) sent(host int, name string) uint64 {
 	return links[0].Stats64.TX.Bytes
 }
 
-// railed is two hosts with two links, and a container on each.
+// railed has two hosts with two links, and a container on each host.
 type railed struct {
 	*networks
 	beds           [2]*bed
 	verifier, echo *container
-	bytes          uint64 // of each verification
+	bytes          uint64 // bytes of each verification
 }
 
-// newRailed has the containers' lanes reach the second cable alone, or both.
+// newRailed creates hosts whose lanes use only the second cable, or both cables.
 func newRailed(t *testing.T, both bool, role ...string) *railed {
 	t.Helper()
 	r := &railed{networks: newNetworks(t)}
@@ -60,7 +60,7 @@ func newRailed(t *testing.T, both bool, role ...string) *railed {
 		lane, configured := b.lanes[i], b.Config
 		if err := b.Configure(func(c *config.Config) {
 			if *c = configured; both {
-				return // no NIC of the plan is here
+				return // this machine has no NIC of the plan
 			}
 			c.Plan.Lanes = []planner.Assignment{{GPU: lane.GPU, Kind: lane.Kind, Servers: lane.Servers,
 				NICs: []string{fmt.Sprintf("plrail%d", i)}}}
@@ -102,8 +102,8 @@ func (r *railed) rails() map[string]launch.NetworkRail {
 	return found
 }
 
-// With two links between two hosts messages use the link of their lanes. When that link is down,
-// new connections use the other, through the same relays.
+// With two links between two hosts, messages use the link of the lanes. If that link is down, new
+// connections use the other link, through the same relays.
 func TestRailsOfTwoHosts(t *testing.T) {
 	r := newRailed(t, false, once)
 	r.verify("plrail0", "plnet0")
@@ -117,16 +117,16 @@ func TestRailsOfTwoHosts(t *testing.T) {
 	}
 
 	for _, c := range []*container{r.verifier, r.echo} {
-		c.next("listening") // and nothing of theirs is under way
+		c.next("listening") // no operation is under way
 	}
 	r.in(1, "ip", "link", "set", "plrail1", "down")
 	for _, c := range []*container{r.verifier, r.echo} {
-		c.tell(said{}) // for a handle of now
+		c.tell(said{}) // asks for a new handle
 	}
 	r.verify("plnet0", "plrail0")
 }
 
-// Operations on a rail that fails end with an error that names the rail, at both hosts, and new
+// Operations on a failing rail end with an error that names the rail, on both hosts, and new
 // connections use the other rail. The timeout is long, so `make soak-network` runs this test.
 func TestRailUnpluggedMovesConnections(t *testing.T) {
 	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
@@ -155,8 +155,8 @@ func TestRailUnpluggedMovesConnections(t *testing.T) {
 	}
 }
 
-// The same with lanes that reach both rails: messages are striped over both links, and the control
-// connection is on the other.
+// As before, with lanes that use both rails: messages are striped over both links, and the control
+// connection uses the other link.
 func TestOneOfTwoRailsIsPulled(t *testing.T) {
 	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
 		t.Skip("waits for heartbeats; make soak-network runs it")
@@ -171,7 +171,7 @@ func TestOneOfTwoRailsIsPulled(t *testing.T) {
 	}
 	pulled := time.Now()
 	r.in(1, "ip", "link", "set", "plrail1", "down")
-	r.verifier.mustLearn(pulled, r.echo.id, "10.212.0.2", "rail 1") // as the side says that was first
+	r.verifier.mustLearn(pulled, r.echo.id, "10.212.0.2", "rail 1") // the side that reports first
 	r.echo.mustLearn(pulled, r.verifier.id, "10.212.0.1", "rail 1")
 	r.verify("plnet0", "plrail0")
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// The test binary is also the program in the containers: `TEST role NAME …`. It prints events as
-// JSON lines.
+// The test binary is also the program in the containers: `TEST role NAME …`. The program prints
+// events as JSON lines.
 
 // said is a line of output of a role.
 type said struct {
@@ -40,7 +40,7 @@ type said struct {
 	Saw    *witness       `json:"saw,omitempty"`
 	// Gap is the longest time between two rounds since the last line.
 	Gap time.Duration `json:"gap,omitempty"`
-	// Of the role "across".
+	// At and the next fields are of the role "across".
 	At     time.Time     `json:"at,omitzero"`
 	Report across.Report `json:"report,omitzero"`
 }
@@ -50,7 +50,7 @@ type look struct {
 	Environment []string
 	Nodes       []string // below /dev
 	Memlock     string   // the soft limit, as in /proc/self/limits
-	Relay       bool     // there is a relay's socket
+	Relay       bool     // the relay's socket exists
 }
 
 func say(s said) {
@@ -261,8 +261,8 @@ func exportOnly() error {
 
 // stream exchanges messages in both directions until an error, prints the error, and then attaches
 // again to the current relay. With "fork" a child holds the socket open from before the first
-// message; with "rounds" it prints progress; with "hog" it takes all memory once messages flow;
-// with "wait" it attaches again on command.
+// message; with "rounds" stream prints progress; with "hog" it takes all memory after the first
+// messages; with "wait" it attaches again on command.
 func stream(options []string) error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -384,7 +384,7 @@ func fork() error {
 	if err := child.Start(); err != nil {
 		return err
 	}
-	// The files belong to the session; keep our finalizers from closing them.
+	// The session owns the files: prevent a close by finalizers.
 	inherited = append(inherited, child.ExtraFiles...)
 	return nil
 }
@@ -401,7 +401,7 @@ func parent(arguments []string) error {
 		s.Error = err.Error()
 	}
 	say(s)
-	// Until the test closes our input.
+	// Wait until the test closes the input.
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 	}

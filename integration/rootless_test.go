@@ -62,14 +62,14 @@ func (b *bed) give(uid, gid int) {
 	err := filepath.WalkDir(b.Root, func(path string, _ fs.DirEntry, err error) error {
 		return errors.Join(err, os.Lchown(path, uid, gid))
 	})
-	// The programs may be in a directory of this test's root.
+	// Make the programs accessible: they may be in a directory of root.
 	if err := errors.Join(err, os.Chmod(b.Binaries, 0o755)); err != nil {
 		b.Fatal(err)
 	}
 }
 
-// mountNodes makes the specifications of a kind mount device nodes: a runtime without root mounts
-// only nodes with the host's path, and the simulator's nodes have other paths.
+// mountNodes makes the specifications of a kind mount device nodes: a rootless runtime mounts only
+// nodes with the path on the host, and the simulator's nodes have other paths.
 func (b *bed) mountNodes(kind string) {
 	b.Helper()
 	path := filepath.Join(b.CDIDir(), cdi.FileName(kind))
@@ -100,7 +100,7 @@ func (b *bed) mountNodes(kind string) {
 	}
 }
 
-// as makes a command the user's.
+// as makes the user run a command.
 func (b *bed) as(uid, gid int, c *exec.Cmd) *exec.Cmd {
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	c.Dir = b.Root
@@ -111,7 +111,7 @@ func (b *bed) as(uid, gid int, c *exec.Cmd) *exec.Cmd {
 	return c
 }
 
-// launches stands in for the user's systemd with peerlane-relay.socket: each connection becomes a
+// launches replaces the user's systemd with peerlane-relay.socket: each connection becomes a
 // service of the user.
 func (b *bed) launches(as func(*exec.Cmd) *exec.Cmd) {
 	b.Helper()
@@ -127,7 +127,7 @@ func (b *bed) launches(as func(*exec.Cmd) *exec.Cmd) {
 		for {
 			conn, err := listener.AcceptUnix()
 			if err != nil {
-				return // closed
+				return // the listener is closed
 			}
 			file, err := conn.File()
 			conn.Close()
@@ -198,7 +198,7 @@ func testRootlessPodman(t *testing.T, launcher string) {
 	a.next("moving")
 	z.next("moving")
 
-	// The relay has no more power than the user.
+	// The relay has only the user's privileges.
 	relay := b.generationOf(b.gpu(b.lanes[0])).Status.Relay
 	info, err := os.Stat(fmt.Sprintf("/proc/%d", relay.PID))
 	if err != nil {

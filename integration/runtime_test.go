@@ -18,11 +18,11 @@ import (
 )
 
 // withoutCDI creates a host whose engine applies no CDI specification: peerlane-runtime receives
-// bundles with the user's settings. own are arguments of peerlane-runtime.
+// bundles with the user's settings. own has arguments of peerlane-runtime.
 func withoutCDI(t *testing.T, runtimeName string, allowed []string, own ...string) *bed {
 	t.Helper()
 	b := newBed(t, runtimeName, func(c *config.Config) {
-		if r, err := bundle.FindRuntime(runtimeName, ""); err == nil { // else newBed skips
+		if r, err := bundle.FindRuntime(runtimeName, ""); err == nil { // without the runtime newBed skips
 			c.Runtime.Path = r.Path()
 		}
 		c.Runtime.Devices = allowed
@@ -33,8 +33,7 @@ func withoutCDI(t *testing.T, runtimeName string, allowed []string, own ...strin
 	return b
 }
 
-// asking is a bundle without devices whose environment, or annotation, asks for
-// some.
+// asking returns a bundle without devices whose environment, or annotation, requests devices.
 func (b *bed) asking(lane planner.Lane, by string, devices []string, role ...string) *bundle.Bundle {
 	b.Helper()
 	built := b.bundle(b.gpu(lane), nil, role...)
@@ -71,7 +70,7 @@ func TestEngineWithoutCDIGetsLanes(t *testing.T) {
 	}
 }
 
-// An engine may use a bundle once more, in which everything is by then.
+// An engine may use a bundle a second time; the bundle then has all edits already.
 func TestBundleUsedTwiceStartsTwice(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {

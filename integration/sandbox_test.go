@@ -60,7 +60,7 @@ func TestRelaySandboxRestrictsProcess(t *testing.T) {
 				if !strings.Contains(strings.Join(strings.Fields(limits), " "), "Max core file size 0 0") {
 					t.Errorf("a relay may dump core: %s", limits)
 				}
-				// A container's file systems could not be unmounted.
+				// A mount of a container's file system would prevent the unmount.
 				mounts := read(t, process+"mountinfo")
 				if strings.Contains(mounts, "/bundles/") || strings.Contains(mounts, " / / ") &&
 					!strings.Contains(mounts, " / / ro") {
@@ -82,15 +82,15 @@ func TestRelaySandboxRestrictsProcess(t *testing.T) {
 	}
 }
 
-// Relays without admission on any server GPU stage in host memory, which they create, seal, pin and
-// share with the NIC from within the sandbox.
+// Relays without admission on every server GPU stage in host memory. They create, seal and pin the
+// memory and share it with the NIC from within the sandbox.
 func TestBounceWorksInSandbox(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
 			b.nics()
-			var none config.Size // the plan was made before
+			var none config.Size // the plan exists already
 			b.Config.Staging.Limit = &none
 			if err := b.Config.Write(b.Layout.ConfigFile()); err != nil {
 				t.Fatal(err)
@@ -109,10 +109,10 @@ func TestBounceWorksInSandbox(t *testing.T) {
 						gpu += s.Bytes
 					}
 				}
-				if host != 64<<20 || gpu != 0 || i.Report.Staged == 0 { // 32 slots of a MiB, both ways
+				if host != 64<<20 || gpu != 0 || i.Report.Staged == 0 { // 32 slots of 1 MiB in each direction
 					t.Errorf("staging is %+v, %d bytes were staged", i.Report.Staging, i.Report.Staged)
 				}
-				if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // where cgroup v2 has that controller
+				if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // if the kernel has cgroup v2
 					var shmem uint64
 					for line := range strings.Lines(string(stat)) {
 						_, _ = fmt.Sscanf(line, "shmem %d", &shmem) // other lines do not match
@@ -167,10 +167,10 @@ func TestHostMemoryOfASmallContainerIsBounded(t *testing.T) {
 			if resident > bound {
 				t.Errorf("the relay has %d bytes of memory in /proc/PID/smaps, want at most %d", resident, bound)
 			}
-			if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // where cgroup2 has the memory controller
+			if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // cgroup v2 with the memory controller
 				var anonymous, shared uint64
 				for line := range strings.Lines(string(stat)) {
-					_, _ = fmt.Sscanf(line, "anon %d", &anonymous) // or another line
+					_, _ = fmt.Sscanf(line, "anon %d", &anonymous) // other lines do not match
 					_, _ = fmt.Sscanf(line, "shmem %d", &shared)
 				}
 				t.Logf("its control group, with its supervisor and its simulated GPUs, has %d KiB anonymous, %d KiB shared",
@@ -220,7 +220,7 @@ func TestHostMemoryIsChargedToTheContainer(t *testing.T) {
 					shared, current, allocated)
 			}
 			relay, _ := memoryOf(t, i.Status.Relay.PID)
-			if os.Getenv(programs.Variable) != "" { // on the host all tests share the group
+			if os.Getenv(programs.Variable) != "" { // on the host all tests share the control group
 				simulated := memfds(t, i.Status.Relay.PID, func(name string) bool {
 					return strings.HasPrefix(name,
 						"peerlane-sim-gpu")
@@ -250,7 +250,7 @@ func memoryOf(t *testing.T, pid int) (shared, current uint64) {
 			continue
 		}
 		text, err := os.ReadFile(filepath.Join(group, usage))
-		if err != nil { // of v2, where v1 has the controller
+		if err != nil { // v1 has the controller
 			continue
 		}
 		if current, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err != nil {
@@ -326,7 +326,7 @@ func relayResident(t *testing.T, pid int) (sum uint64) {
 	return sum
 }
 
-// For finding a fault.
+// Relays run without a sandbox, which helps to find a fault.
 func TestRelaysWithoutASandbox(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Sandbox = config.SandboxOff })

@@ -22,18 +22,18 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// sample is the resources of long-lived processes and of the host, without clients.
+// sample has the resources of long-lived processes and of the host while no client is attached.
 type sample struct {
 	at     time.Duration
 	values map[series]float64
-	peers  map[string]int // relays that each process has connections with, by the process
+	peers  map[string]int // number of relays that each process has connections with, by process
 }
 
-// series is one resource over time.
+// series identifies one resource over time.
 type series struct{ what, of string }
 
-// Sampled resources, with the increase that is no growth: late one-time allocations, such as a
-// thread of Go's scheduler, and the noise of the garbage collector.
+// slacks has the sampled resources, with the increase that does not count as growth: late one-time
+// allocations, such as a thread of Go's scheduler, and the noise of the garbage collector.
 var slacks = map[string]float64{
 	"memory":      4 << 20, // Pss_Anon and Pss_Shmem of /proc/PID/smaps_rollup, bytes
 	"descriptors": 1,
@@ -45,13 +45,13 @@ var slacks = map[string]float64{
 	"processes":   0,
 }
 
-// perPeer lists the resources of a set of connections with another relay. A relay keeps an unused set for
-// up to a minute (relay.idleTimeout), and two relays that dial each other at the same time have two sets.
-// So a sample subtracts the resources of the sets that exist. A resource that an ended set did not return
-// is not subtracted, and the test reports it as growth.
+// perPeer lists the resources of a set of connections with another relay. A relay keeps an unused
+// set for up to a minute (relay.idleTimeout), and two relays that dial each other at the same time
+// have two sets. So a sample subtracts the resources of the existing sets. The test reports a
+// resource that an ended set did not return as growth.
 var perPeer = []string{"descriptors", "threads", "mappings", "memory"}
 
-// learn measures perPeer: the relay of a container connects with another one.
+// learn measures perPeer: the relay of a container connects with another relay.
 func (s *relaySoak) learn() {
 	s.Helper()
 	c := s.fleet.Pair(launch.RouteStaged, 0)(nil)[0]
@@ -80,7 +80,8 @@ func (s *relaySoak) learn() {
 	s.Logf("connections with a further relay take %v", s.each)
 }
 
-// across are clients of staged pairs of a container that lives on and of one that is killed.
+// across returns clients of staged pairs of a container that lives on and of a container that is
+// killed.
 func (s *relaySoak) across() (slots []*traffic.Slot) {
 	random := rand.New(rand.NewPCG(s.seed, 1<<61))
 	for _, pair := range s.fleet.Across(launch.RouteStaged, 0, 1) {
@@ -90,7 +91,7 @@ func (s *relaySoak) across() (slots []*traffic.Slot) {
 	return slots
 }
 
-// connect has two clients exchange messages.
+// connect makes two clients exchange messages.
 func (s *relaySoak) connect(slot *traffic.Slot) {
 	s.Helper()
 	rounds := s.fleet.Report().Rounds
@@ -102,8 +103,8 @@ func (s *relaySoak) connect(slot *traffic.Slot) {
 	}
 }
 
-// sample looks at everything that lives on, after all relays of route staged have opened their NICs
-// again and have connections.
+// sample measures the processes that live on, after all relays of route staged have opened their
+// NICs again and have connections.
 func (s *relaySoak) sample(at time.Duration) {
 	s.Helper()
 	for _, c := range s.fleet.Containers {
@@ -113,7 +114,7 @@ func (s *relaySoak) sample(at time.Duration) {
 		s.connect(slot)
 	}
 	now := s.look(at)
-	// What has ended may still be giving back its descriptors.
+	// An ended process may still be closing descriptors.
 	for end := testutil.BeginFor(15 * time.Second); s.more(now, "descriptors") && !end.Over(); now = s.look(at) {
 		time.Sleep(200 * time.Millisecond)
 	}
@@ -156,7 +157,7 @@ func (s *relaySoak) look(at time.Duration) sample {
 			s.most[name] = max(s.most[name], now.peers[name])
 			for _, what := range perPeer {
 				n := now.peers[name]
-				if what == "memory" { // the allocator keeps it for later connections
+				if what == "memory" { // the allocator keeps the memory for later connections
 					n = s.most[name]
 				}
 				now.values[series{what, name}] -= s.each[what] * float64(n)
@@ -193,8 +194,8 @@ func (s *relaySoak) look(at time.Duration) sample {
 	return now
 }
 
-// staging compares a relay's memory on GPUs with the account, and its host memory with the size that it
-// says.
+// staging compares a relay's memory on GPUs with the account, and the relay's host memory with the
+// reported size.
 func (s *relaySoak) staging(now *sample, name, generation string, report *launch.Report) {
 	s.Helper()
 	var share struct{ GPUs map[string]float64 }
@@ -214,7 +215,7 @@ func (s *relaySoak) staging(now *sample, name, generation string, report *launch
 			reported += float64(own.Bytes + own.Clients)
 			continue
 		}
-		// The host's memory is no staging of a GPU: the lane has its slots once, as configured.
+		// Host memory is not staging of a GPU: the lane has its slots once, as configured.
 		now.values[series{"host slots", name}] += float64(own.Bytes)
 		if size := 2 * uint64(own.Slots) * own.SlotBytes; own.Bytes != size || own.Bytes != own.Wanted || own.Clients != 0 ||
 			own.Bytes > report.Limits.HostMemory {

@@ -29,10 +29,11 @@ const (
 	soakTimeVariable = "PEERLANE_SOAK_TIME"
 	soakSegments     = 5
 	soakLives        = 5
-	// Segments of a short run without a sample: heaps and stacks of relays grow to what 16 clients need.
+	// Segments of a short run without a sample: heaps and stacks of relays grow to the size for 16
+	// clients.
 	soakUnsampled = 3
-	soakPairs     = 8 // of clients, at a time
-	// Length of a segment of a long run.
+	soakPairs     = 8 // of clients, concurrently
+	// Length of a segment in a long run.
 	soakSegment = 45 * time.Second
 )
 
@@ -102,12 +103,12 @@ type relaySoak struct {
 	begin   time.Time
 	samples []sample
 	each    map[string]float64 // of perPeer
-	most    map[string]int     // the highest of a process's sample.peers
+	most    map[string]int     // the largest value of sample.peers, by process
 }
 
-// Containers with number 0 of their GPU and route are never killed:
-// they run throughout, and their resources may not grow. Their clients and connected containers are
-// killed as usual.
+// steady reports a container that the test never kills: number 0 of its GPU and route. Such
+// containers run throughout, and their resources must not grow. Their clients and connected
+// containers are killed as usual.
 func steady(number int) bool { return number == 0 }
 
 func newRelaySoak(t *testing.T, seed uint64) *relaySoak {
@@ -174,7 +175,7 @@ func buildTransfer(t *testing.T, compiler string) traffic.C {
 	return c
 }
 
-// warm makes long-lived relays allocate their one-time resources, above all staging memory.
+// warm makes long-lived relays allocate their one-time resources, mainly staging memory.
 func (s *relaySoak) warm() {
 	random := rand.New(rand.NewPCG(s.seed, 1<<62))
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
@@ -287,7 +288,7 @@ func (s *relaySoak) logs() {
 		s.Error(err)
 	}
 	for _, file := range files {
-		text, _ := os.ReadFile(file) // may have been removed
+		text, _ := os.ReadFile(file) // the file may not exist any more
 		s.Logf("%s: ...%s", file, text[max(0, len(text)-3000):])
 	}
 }

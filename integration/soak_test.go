@@ -121,7 +121,7 @@ func (s *soak) one(c soaked) {
 		s.Error(err)
 		return
 	}
-	// The container has the pipes as well, and outlives a runtime that is killed.
+	// The container holds the pipes too, and outlives a killed runtime.
 	run.WaitDelay = 5 * time.Second
 	if err := run.Start(); err != nil {
 		s.Error(err)
@@ -191,7 +191,8 @@ func (s *soak) kill(victim, id string, runtime int) bool {
 	return false
 }
 
-// process finds a process by part of the command line; with parent not 0, among its children.
+// process finds a process by a part of the command line; for a parent other than 0, among the
+// children of the parent.
 func (s *soak) process(parent int, has string) int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -202,7 +203,7 @@ func (s *soak) process(parent int, has string) int {
 		if err != nil {
 			continue
 		}
-		command, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // may have ended
+		command, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // the process may have ended
 		if !strings.Contains(string(command), has) {
 			continue
 		}
@@ -214,8 +215,8 @@ func (s *soak) process(parent int, has string) int {
 	return 0
 }
 
-// clean cleans up as an engine does after its runtime was killed: it deletes the container, and if
-// the runtime lost the container, the runtime's files.
+// clean cleans up as an engine does after the death of its runtime: clean deletes the container,
+// and the runtime's files if the runtime has lost the container.
 func (s *soak) clean(id string) {
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
@@ -234,13 +235,13 @@ func (s *soak) clean(id string) {
 		if err == nil && d.IsDir() && d.Name() == id {
 			groups = append(groups, path)
 		}
-		return nil // a group that went while we looked
+		return nil // the group was removed meanwhile
 	})
 	for _, group := range groups {
 		procs, _ := os.ReadFile(group + "/cgroup.procs")
 		for _, pid := range strings.Fields(string(procs)) {
 			if n, err := strconv.Atoi(pid); err == nil && n > 1 {
-				_ = syscall.Kill(n, syscall.SIGKILL) // a container's, whose runtime is dead
+				_ = syscall.Kill(n, syscall.SIGKILL) // a process of the container, whose runtime is dead
 			}
 		}
 		for range 100 {
@@ -252,7 +253,7 @@ func (s *soak) clean(id string) {
 	}
 }
 
-// hold attaches despite deaths of relays, prints hello and waits for the end of input.
+// hold stays attached despite deaths of relays, prints hello and waits for the end of input.
 func hold() error {
 	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		err := hello()

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// reserved returns a relay's staging memory after the relay has reserved it.
+// reserved returns a relay's staging memory after the reservation.
 func (b *bed) reserved(c *container) (inspection control.Inspection, bytes uint64) {
 	b.Helper()
 	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
@@ -34,9 +34,9 @@ func (b *bed) reserved(c *container) (inspection control.Inspection, bytes uint6
 	}
 }
 
-// All relays of the host share the admission limit of a server GPU: the first gets its full
-// request, the next less, the third another lane's server, and the memory of a killed relay is free
-// again.
+// All relays of the host share the admission limit of a server GPU: the first relay gets its full
+// request, the next relay less, the third relay another lane's server, and the memory of a killed
+// relay is free again.
 func TestStagingOfManyContainers(t *testing.T) {
 	beside(t)
 	const mib = 1 << 20
@@ -97,15 +97,16 @@ func TestStagingOfManyContainers(t *testing.T) {
 	}
 }
 
-// The start of a boot's first container tests its pairs, and the next container uses the results; a
-// failed pair is replaced, and reported by relays and supervisors as by the command.
+// The start of the first container of a boot tests the container's pairs, and the next container
+// uses the results. A failed pair is replaced, and relays, supervisors and the command report the
+// pair.
 func TestPairFailingSelfTestIsReplaced(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) {
 		c.Relay.Slots, c.Relay.SlotSize = 8, 1<<20
 		c.Relay.Reserve = launch.ReserveStart
 		c.Relay.SelfTest = launch.SelfTestOnce
-		// Only the tester makes this call: the first read from the first server's memory is
+		// Only the self-test makes this call: the first read from the first server's memory is
 		// corrupt.
 		c.Relay.Environment = append(c.Relay.Environment, "PEERLANE_SIM_FAULT=cuMemcpyDtoHAsync:times=1:corrupt=1")
 	})
@@ -117,8 +118,8 @@ func TestPairFailingSelfTestIsReplaced(t *testing.T) {
 		c := b.start(lane, "hold")
 		c.next("hello")
 		found, _ := b.reserved(c)
-		// The first relay did not wait for the spares; the second reports its staging before it
-		// logs it.
+		// The first relay did not wait for the spares; the second relay reports its staging before
+		// the log line.
 		log := b.finds(c, []string{"the self-test of 4 pairs of GPUs took",
 			"staging of GPU " + lane.GPU + " is not as configured"}[i])
 		on := map[string]launch.Staging{}

@@ -10,7 +10,7 @@ import (
 
 // Two hosts with a shared cluster key, whose configuration names an annotation for tenants:
 // containers of one tenant connect, containers of two tenants get the error that the keys differ,
-// and a container without a tenant is on no network.
+// and a container without a tenant has no network.
 func TestTenantsOfTwoHostsRefuseEachOther(t *testing.T) {
 	const annotation = "example.com/tenant"
 	for _, runtimeName := range runtimes {

@@ -18,12 +18,13 @@ import (
 	"github.com/peerlane/peerlane/integration/attack"
 )
 
-// spyTime is how long a spy tries to trace a relay after its execution, from before which it tries.
+// spyTime is the time after a relay's execution in which a spy tries to trace the relay. The spy
+// begins before the execution.
 const spyTime = 200 * time.Millisecond
 
-// spy looks for processes that become relays, takes the uid of each as a container with CAP_SETUID
-// and the host's PID namespace can, and tries to trace the process for spyTime. It prints "spied"
-// for each, with the methods that succeeded, and ends with its input.
+// spy looks for processes that become relays, takes the uid of each process, as a container with
+// CAP_SETUID and the host's PID namespace can, and tries to trace the process for spyTime. It
+// prints "spied" for each process, with the successful methods, and ends with its input.
 func spy(arguments []string) error {
 	relay := arguments[0]
 	done := make(chan struct{})
@@ -52,7 +53,7 @@ func spy(arguments []string) error {
 			}
 			command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 			if err != nil || len(command) == 0 {
-				continue // has ended
+				continue // the process has ended
 			}
 			_, after, confines := bytes.Cut(command, []byte("\x00--uid="))
 			if !confines || !bytes.Contains(command, []byte("\x00"+relay+"\x00serve")) {
@@ -74,8 +75,8 @@ func spy(arguments []string) error {
 	}
 }
 
-// A container with the host's PID namespace and CAP_SETUID, which is in Docker's default, takes a
-// relay's uid before the relay is executed, and can never trace the relay: the kernel makes a
+// A container with the host's PID namespace and CAP_SETUID, a capability of Docker's default, takes
+// a relay's uid before the relay is executed, and cannot trace the relay: the kernel makes a
 // program undumpable that its user may not read.
 func TestRelayTracedDuringItsStartRefusesEachAttach(t *testing.T) {
 	const starts = 4
@@ -136,8 +137,8 @@ func TestRelayTracedDuringItsStartRefusesEachAttach(t *testing.T) {
 	}
 }
 
-// The relays of the demo, of `make install` and of packages come from files that relays
-// cannot read.
+// The relays of the demo, of `make install` and of packages come from files that relays cannot
+// read.
 func TestRelayProgramIsUnreadableToRelays(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: files are installed as root's")

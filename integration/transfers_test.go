@@ -22,7 +22,7 @@ func torture(transfers int) traffic.Torture {
 }
 
 // A small run of integration/gpus/transfers on simulated GPUs: messages between all GPUs by both
-// routes and in both directions, beside kernels, while clients and relays are killed.
+// routes and in both directions, beside kernels, while the test kills clients and relays.
 func TestTransfersSurviveKills(t *testing.T) {
 	o := torture(200)
 	r, err := o.Run(context.Background())
@@ -55,8 +55,8 @@ func TestTransfersSeeWhatIsWrong(t *testing.T) {
 	}
 }
 
-// The GPU of the relay's copies executes the baseline too: no cuMemcpyPeerAsync, which the source's
-// GPU executes.
+// The GPU of the relay's copies also executes the baseline, without cuMemcpyPeerAsync, which the
+// source's GPU executes.
 func TestRawCopiesByTheClientsGPU(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.Environment = append(b.Environment, "PEERLANE_SIM_FAULT=cuMemcpyPeerAsync:error=1")

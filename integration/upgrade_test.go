@@ -22,8 +22,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Containers that the programs of an earlier commit have started, with hooks, mounts and library of
-// that commit, while the programs of this commit replace them.
+// The programs of an earlier commit have started containers, with hooks, mounts and library of that
+// commit; the programs of this commit replace them meanwhile.
 func TestUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 	beside(t)
 	for _, c := range []struct{ runtime, route string }{{"runc", launch.RouteDirect}, {"crun", launch.RouteDirect}} {
@@ -42,7 +42,8 @@ func TestUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 				t.Errorf("relays %v became %v by the installation", relays, now)
 			}
 
-			// The first relay of this commit beside a relay of the earlier commit, then two.
+			// First a relay of this commit beside a relay of the earlier commit, then two relays of
+			// this commit.
 			for i, c := range []*earlierContainer{a, z} {
 				kill(t, relays[i])
 				for _, other := range []*earlierContainer{a, z} {
@@ -59,7 +60,8 @@ func TestUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 				u.runsNewRelay(c)
 			}
 
-			// What `podman stop` and `podman start` do: the stored container has the earlier hooks.
+			// The operations of `podman stop` and `podman start`: the stored container has the
+			// earlier hooks.
 			for i, c := range []*earlierContainer{a, z} {
 				c.end()
 				if i == 0 {
@@ -82,7 +84,7 @@ type upgrade struct {
 	host    *testbed.Host
 	runtime *bundle.Runtime
 	bundles []string // directories
-	library string   // in the place from which it is mounted
+	library string   // at the path of the mount
 	count   int
 }
 
@@ -128,7 +130,8 @@ func newUpgrade(t *testing.T, runtimeName, route string) *upgrade {
 	return u
 }
 
-// install replaces the files of the packages, and mounts the anchor, as their scripts do.
+// install replaces the files of the packages, and mounts the anchor, as the scripts of the packages
+// do.
 func (u *upgrade) install() {
 	u.Helper()
 	for _, name := range []string{programs.Hook, programs.Relay} {

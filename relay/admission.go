@@ -20,8 +20,8 @@ type claims struct {
 	ask  Asker
 	last uint64
 	held map[string]uint64 // bytes by PCI address
-	// host is the host memory in use, and hostAdmitted what the supervisor knows of.
-	// Without hostAdmission the supervisor, of an earlier release, admits none.
+	// host is the host memory in use, and hostAdmitted the part that the supervisor has admitted.
+	// Without hostAdmission the supervisor is of an earlier release and admits no host memory.
 	host, hostAdmitted uint64
 	hostAdmission      bool
 }
@@ -29,11 +29,10 @@ type claims struct {
 // errNotAdmitted: further relays of the host use the permitted memory.
 var errNotAdmitted = errors.New("not admitted")
 
-// AskBy sets the function that admits staging. It is called before Configure.
+// AskBy sets the function that admits staging. Call AskBy before Configure.
 func (r *Relay) AskBy(ask Asker) { r.claims.ask = ask }
 
-// take claims bytes more on a GPU that has so much memory, or says why they are
-// not admitted.
+// take claims bytes on a GPU with memory bytes, or returns why the claim is not admitted.
 func (c *claims) take(gpu string, bytes, memory uint64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -119,7 +119,8 @@ func closeFiles(files []*os.File) {
 
 // startRelay starts a relay in a separate process, which ends with its standard input. The start
 // can be repeated with the same listeners.
-func startRelay(c launch.Config, listeners []*os.File, log *os.File, environment ...string) (*exec.Cmd, io.Closer, error) {
+func startRelay(c launch.Config, listeners []*os.File, log *os.File,
+	environment ...string) (*exec.Cmd, io.Closer, error) {
 	config, err := json.Marshal(c)
 	if err != nil {
 		return nil, nil, err
@@ -145,8 +146,9 @@ func newVictim(t *testing.T, change func(*launch.Config), environment ...string)
 	v := &victim{t: t, host: h, socket: filepath.Join(h.dir, "v"), log: filepath.Join(t.TempDir(), "log")}
 	id := hex.EncodeToString(random(t, 16))
 	c := launch.Config{
-		Generation: id, Container: "victim", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: launch.RouteDirect, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir,
+		Generation: id, Container: "victim", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: launch.RouteDirect,
+		Transport: launch.TransportAuto,
+		Slots:     4, SlotBytes: 1 << 20, Peers: h.dir,
 	}
 	if change != nil {
 		change(&c)
@@ -476,7 +478,9 @@ func TestTruncatedMessagesEndTheirSession(t *testing.T) {
 	v := newVictim(t, nil)
 	for _, m := range []wire.Message{
 		&wire.Hello{}, &wire.Export{}, &wire.Unexport{}, &wire.Listen{}, &wire.Unlisten{}, &wire.Accept{}, &wire.Connect{},
-		&wire.Disconnect{}, &wire.Goodbye{}, &wire.Statistics{}, &wire.Lanes{}, &wire.LaneNIC{}, &wire.Staging{}, &wire.Event{}, &wire.EventClose{}, &wire.Expose{}, &wire.Revoke{}, &wire.DMABuf{}, &wire.PeerHello{}, &wire.PeerGrant{}, &wire.PeerRegion{},
+		&wire.Disconnect{}, &wire.Goodbye{}, &wire.Statistics{}, &wire.Lanes{}, &wire.LaneNIC{}, &wire.Staging{},
+		&wire.Event{}, &wire.EventClose{}, &wire.Expose{}, &wire.Revoke{}, &wire.DMABuf{}, &wire.PeerHello{},
+		&wire.PeerGrant{}, &wire.PeerRegion{},
 	} {
 		whole := wire.Encode(m, 1)
 		lengths := []int{len(whole) + 1, 1, 7}
@@ -519,7 +523,8 @@ func TestMessageWithThousandDescriptorsIsRefused(t *testing.T) {
 	// The maximum number for a message, and too many for the request.
 	c := v.session()
 	for range 1000 {
-		_, _, err := c.Exchange(&wire.Export{Bytes: 4096, Length: 4096, GPU: uuid(t, 0), Access: wire.AccessSend}, time.Minute, many[:wire.MaxDescriptors]...)
+		_, _, err := c.Exchange(&wire.Export{Bytes: 4096, Length: 4096, GPU: uuid(t, 0), Access: wire.AccessSend},
+			time.Minute, many[:wire.MaxDescriptors]...)
 		if !errors.Is(err, &wire.Error{Status: wire.StatusLimit}) { // which is said where closing them takes long
 			demand(t, err, wire.StatusMalformed)
 		}
@@ -665,7 +670,8 @@ func (v *victim) withConnection(c packet.Conn) (connection, region uint32, own *
 	if !ok {
 		v.t.Fatal("no listener")
 	}
-	exported, ok := ask(&wire.Export{Bytes: own.bytes, Length: own.bytes, GPU: uuid(v.t, 0), Access: wire.AccessSend | wire.AccessReceive}, own.fd).(*wire.Exported)
+	exported, ok := ask(&wire.Export{Bytes: own.bytes, Length: own.bytes, GPU: uuid(v.t, 0),
+		Access: wire.AccessSend | wire.AccessReceive}, own.fd).(*wire.Exported)
 	if !ok {
 		v.t.Fatal("nothing is exported")
 	}
@@ -700,7 +706,8 @@ func TestCompletionsCannotBeForged(t *testing.T) {
 		if _, err := unix.Pwrite(fd, []byte{1}, 0); err == nil {
 			t.Error("the completions can be written")
 		}
-		if unix.Ftruncate(fd, 0) == nil || unix.Ftruncate(fd, 2*wire.CompleteBytes) == nil || unix.Ftruncate(fds[0], 4096) == nil {
+		if unix.Ftruncate(fd, 0) == nil || unix.Ftruncate(fd, 2*wire.CompleteBytes) == nil ||
+			unix.Ftruncate(fds[0], 4096) == nil {
 			t.Error("the shared memory can be made shorter or longer")
 		}
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); err == nil {
@@ -750,7 +757,8 @@ func TestForgedTimelinesAffectOwnOperationsOnly(t *testing.T) {
 		}
 		_, _ = bad.Post(wire.Descriptor{
 			Operation: wire.OpSend, Connection: connection, Memory: region, Length: 8, Cookie: uint64(i),
-			WaitTimeline: uint32(i % wire.Timelines), WaitValue: mathrand.Uint64(), SignalTimeline: uint32(i % wire.Timelines), SignalValue: mathrand.Uint64(),
+			WaitTimeline: uint32(i % wire.Timelines), WaitValue: mathrand.Uint64(), SignalTimeline: uint32(i % wire.Timelines),
+			SignalValue: mathrand.Uint64(),
 		})
 	}
 	one := [8]byte{1}
@@ -809,7 +817,8 @@ func TestExportRemovedDuringCopyHarmsNoOtherClient(t *testing.T) {
 		if unix.Ftruncate(m.fd, 4096) == nil {
 			t.Error("exported memory can be made shorter")
 		}
-		if err := unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(m.bytes)); err != nil && round == 0 {
+		if err := unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(m.bytes)); err != nil &&
+			round == 0 {
 			t.Logf("punching a hole: %v", err)
 		}
 		switch round % 3 {
@@ -872,7 +881,8 @@ func newFuse(t *testing.T) *fuse {
 			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 		}
 		if err == nil {
-			err = unix.Mount("peerlane-test", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", f.fd))
+			err = unix.Mount("peerlane-test", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID,
+				fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", f.fd))
 		}
 		if err != nil {
 			mounted <- err
@@ -1013,7 +1023,8 @@ func TestHangingFileDescriptorsBlockNoOtherClient(t *testing.T) {
 		c.Close()
 	}
 	now := v.takes()
-	t.Logf("%d files of %d hang (%d at their close); the relay took %+v and takes %+v", hung, 1200, f.hanging(), v.before, now)
+	t.Logf("%d files of %d hang (%d at their close); the relay took %+v and takes %+v", hung, 1200, f.hanging(),
+		v.before, now)
 	if hung > 100 || now.files > v.before.files+200 || now.threads > v.before.threads+400 {
 		t.Errorf("%d files hang; the relay took %+v and takes %+v", hung, v.before, now)
 	}
@@ -1249,7 +1260,8 @@ func TestSocketOfOtherContainerGivesNoMemory(t *testing.T) {
 			demand(t, err, c.status)
 		}
 		if _, err := thief.Post(wire.Descriptor{
-			Operation: wire.OpReceive, Connection: number, Memory: number, Length: 8, Cookie: uint64(number), WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline,
+			Operation: wire.OpReceive, Connection: number, Memory: number, Length: 8, Cookie: uint64(number),
+			WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline,
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -1273,7 +1285,8 @@ func TestSocketOfOtherContainerGivesNoMemory(t *testing.T) {
 	}
 	// GPUs of his own container do not count here.
 	own := allocate(t, 0, 2<<20)
-	_, _, err = thief.Exchange(&wire.Export{Bytes: own.bytes, Length: own.bytes, GPU: uuid(t, 0), Access: wire.AccessSend}, time.Minute, own.fd)
+	_, _, err = thief.Exchange(&wire.Export{Bytes: own.bytes, Length: own.bytes, GPU: uuid(t, 0),
+		Access: wire.AccessSend}, time.Minute, own.fd)
 	demand(t, err, wire.StatusWrongGPU)
 
 	// And b's own goes on.

@@ -80,8 +80,9 @@ func newSlowWorld(t *testing.T) *slowWorld {
 	w := &slowWorld{T: t}
 	id := hex.EncodeToString(random(t, 16))
 	s := &stage{config: launch.Config{
-		Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: launch.RouteStaged, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 64 << 10, Peers: h.dir,
+		Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: launch.RouteStaged,
+		Transport: launch.TransportAuto,
+		Slots:     4, SlotBytes: 64 << 10, Peers: h.dir,
 	}}
 	socketA := filepath.Join(h.dir, "a")
 	s.files = relayListeners(t, socketA, filepath.Join(h.dir, id+".sock"))
@@ -100,7 +101,8 @@ func newSlowWorld(t *testing.T) *slowWorld {
 	var socketB string
 	socketB, w.b = h.start("b", launch.RouteStaged, -1, far(3, 2, "nic1"))
 	socketC := h.relay("c", launch.RouteStaged, far(0, 1, "nic0"))
-	w.clientA, w.clientB, w.clientC, w.another = attach(t, socketA), attach(t, socketB), attach(t, socketC), attach(t, socketB)
+	w.clientA, w.clientB, w.clientC, w.another = attach(t, socketA), attach(t, socketB), attach(t, socketC),
+		attach(t, socketB)
 	w.memoryA, w.memoryB = hostMemory(t, w.clientA, 0, slowBytes), hostMemory(t, w.clientB, 3, slowBytes)
 	w.memoryC, w.memoryOther = hostMemory(t, w.clientC, 0, slowBytes), hostMemory(t, w.another, 3, slowBytes)
 	return w
@@ -114,7 +116,8 @@ func (w *slowWorld) signal(s unix.Signal) {
 }
 
 // passes sends messages in sequence between two clients.
-func (w *slowWorld) passes(messages int, from *client.Connection, source *client.Memory, to *client.Connection, target *client.Memory) {
+func (w *slowWorld) passes(messages int, from *client.Connection, source *client.Memory, to *client.Connection,
+	target *client.Memory) {
 	w.Helper()
 	for range messages {
 		received, err := to.Receive(target, 0, slowBytes)
@@ -160,7 +163,8 @@ func TestStoppedPeerLeavesSlotsToOtherSenders(t *testing.T) {
 	}
 	holds := func(r *launch.Report) bool {
 		c := with(r, "container a", false)
-		return c.Slots == 3 && waiting(c.Figures, launch.StallNoSlot) == 1 && waiting(r.Lanes[0].Received, launch.StallNoSlot) == 1
+		return c.Slots == 3 && waiting(c.Figures, launch.StallNoSlot) == 1 && waiting(r.Lanes[0].Received,
+			launch.StallNoSlot) == 1
 	}
 	told(t, w.b, "the stopped relay holds 3 slots, and its message waits for the next", holds)
 	w.passes(20, sends, w.memoryC, receives, w.memoryOther)
@@ -208,7 +212,8 @@ func TestStoppedPeerBacklogIsBoundedByRing(t *testing.T) {
 	}
 	told(t, w.b, "1024 sends wait for a grant, and their ring is full", func(r *launch.Report) bool {
 		c := with(r, "container a", true)
-		return c.InFlight == wire.RingEntries && waiting(c.Figures, launch.StallNoGrant) == wire.RingEntries && waiting(c.Figures, launch.StallRingFull) == 1 &&
+		return c.InFlight == wire.RingEntries && waiting(c.Figures, launch.StallNoGrant) == wire.RingEntries &&
+			waiting(c.Figures, launch.StallRingFull) == 1 &&
 			waiting(r.Lanes[0].Sent, launch.StallNoGrant) == wire.RingEntries
 	})
 	w.passes(20, sends, w.memoryOther, receives, w.memoryC)
@@ -272,7 +277,8 @@ func TestClientWithFullCompletionRingBlocksOnlyItself(t *testing.T) {
 	post := func(most int) {
 		t.Helper()
 		for end := testutil.Begin(); posted < most; {
-			wake, err := bad.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection, Memory: 99, Cookie: uint64(posted), WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline})
+			wake, err := bad.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection, Memory: 99,
+				Cookie: uint64(posted), WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline})
 			if err == nil {
 				posted++
 			}

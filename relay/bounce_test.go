@@ -121,7 +121,8 @@ func newSelf(t *testing.T, h *host, lane launch.Lane) *fixture {
 	}
 	defer unix.Close(fd)
 	f.session = attach(t, f.socket)
-	if f.export, err = f.session.Export(within(t), client.Allocation{FD: fd, Bytes: f.memory.Bytes, GPU: uuid(t, 0)}); err != nil {
+	if f.export, err = f.session.Export(within(t), client.Allocation{FD: fd, Bytes: f.memory.Bytes,
+		GPU: uuid(t, 0)}); err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -373,7 +374,9 @@ func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 				t.Errorf("staging is %+v and %+v", on, host)
 			}
 			if c.gpu == 0 {
-				if why := f.bouncesBecause(t); !strings.Contains(on.Note, "out of memory") || !strings.Contains(why, "no server GPU has room to stage for GPU "+devices[0].BusID) || !strings.Contains(why, on.Note) {
+				if why := f.bouncesBecause(t); !strings.Contains(on.Note, "out of memory") ||
+					!strings.Contains(why, "no server GPU has room to stage for GPU "+devices[0].BusID) ||
+					!strings.Contains(why, on.Note) {
 					t.Errorf("staging is %+v, and the connections bounce because of %q", on, why)
 				}
 			}
@@ -447,12 +450,14 @@ func TestBounceAtOneSideTransfers(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		from, to int // clients' servers
-	}{{"out of the host's memory", crowded, 2}, {"into the host's memory", 2, crowded}, {"through it on both sides", crowded, crowded}} {
+	}{{"out of the host's memory", crowded, 2}, {"into the host's memory", 2, crowded},
+		{"through it on both sides", crowded, crowded}} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
 			h.nic("nic0")
 			fillGPU(t, crowded, 0)
-			p := &pair{a: attach(t, h.relay("a", launch.RouteStaged, far(0, c.from, "nic0"))), b: attach(t, h.relay("b", launch.RouteStaged, far(3, c.to, "nic0")))}
+			p := &pair{a: attach(t, h.relay("a", launch.RouteStaged, far(0, c.from, "nic0"))),
+				b: attach(t, h.relay("b", launch.RouteStaged, far(3, c.to, "nic0")))}
 			p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
 			p.sending, p.receiving, _ = join(t, p.a, 0, p.b, 3)
 			for i, n := range []uint64{1, 13, 4096, 32<<10 - 1, 32 << 10, 1<<20 + 1, 9<<20 + 5} {
@@ -557,7 +562,8 @@ func TestStagingAboveHostAccountIsMadeSmaller(t *testing.T) {
 	}
 	f := newSelf(t, h, far(0, 1, "nic0"))
 	f.move(t)
-	if s := f.staging(t, 1); s.Bytes != 128*mib || !strings.Contains(s.Note, "2 slots of 32 MiB in place of 8 of 32 MiB: not admitted: container trainer has the rest") {
+	if s := f.staging(t, 1); s.Bytes != 128*mib ||
+		!strings.Contains(s.Note, "2 slots of 32 MiB in place of 8 of 32 MiB: not admitted: container trainer has the rest") {
 		t.Errorf("staging is %+v", s)
 	}
 	if c := a.last(); c.GPU != devices[1].BusID || c.Bytes != 128*mib || c.Memory != devices[1].Memory {
@@ -604,7 +610,8 @@ func TestStagingAboveHostAccountIsMadeSmaller(t *testing.T) {
 
 // Two relays whose slots are of different sizes: each message crosses both.
 func TestSlotsOfDifferentSizesTransfer(t *testing.T) {
-	for _, c := range []struct{ sender, receiver uint64 }{{1 * mib, 3 * mib}, {64 << 10, 1 * mib}, {2 * mib, 64 << 10}, {192 << 10, 128 << 10}} {
+	for _, c := range []struct{ sender, receiver uint64 }{{1 * mib, 3 * mib}, {64 << 10, 1 * mib}, {2 * mib, 64 << 10},
+		{192 << 10, 128 << 10}} {
 		t.Run(fmt.Sprintf("%d to %d KiB", c.sender>>10, c.receiver>>10), func(t *testing.T) {
 			h := newHost(t)
 			h.nic("nic0")

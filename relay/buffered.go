@@ -17,61 +17,59 @@ import (
 // once, as an unbuffered message; its grants wait for the copy. Between GPUs a buffered send is an
 // ordinary send: a second copy would cost bandwidth.
 
-// The sizes and numbers of a lane's buffers.
-const (
-	smallBuffer  = 64 << 10
-	largeBuffer  = 1 << 20
-	smallBuffers = 128
-	largeBuffers = 16
-	bufferBytes  = smallBuffer*smallBuffers + largeBuffer*largeBuffers
-)
+// bufferSizes are the sizes and numbers of a lane's buffers, smallest first. A program sends for as
+// long as its time slice lasts, some 2 ms, and the receiver's program runs in the next one: the
+// number of buffers bounds the sends of a slice.
+var bufferSizes = [...]struct{ bytes, count int }{{4 << 10, 512}, {64 << 10, 128}, {1 << 20, 16}}
 
-// buffers are a lane's host memory for buffered sends, for as long as a sender uses it. It belongs
-// to the loop.
+// largestBuffer holds the longest message that is buffered.
+const largestBuffer = 1 << 20
+
+func bufferBytes() (sum uint64) {
+	for _, size := range bufferSizes {
+		sum += uint64(size.bytes * size.count)
+	}
+	return sum
+}
+
+// buffers are a lane's host memory for buffered sends while a sender uses the memory. The event
+// loop owns buffers.
 type buffers struct {
-	lane         *lane
-	senders      int
-	memory       unsafe.Pointer // nil until it is allocated
-	small, large []device.Place // free
+	lane    *lane
+	senders int
+	memory  unsafe.Pointer                   // nil before the allocation
+	free    [len(bufferSizes)][]device.Place // of each size
 }
 
 // ofBuffers is the quota of a lane's buffers.
-var ofBuffers = quota{own: bufferBytes}
+var ofBuffers = quota{own: bufferBytes()}
 
 // buffered is the buffer of a send.
 type buffered struct {
 	buffers *buffers
 	place   device.Place
-	large   bool
+	size    int               // index of bufferSizes
 	filled  bool              // with the message
-	grants  []*wire.PeerGrant // that came before it was filled
+	grants  []*wire.PeerGrant // that preceded the fill
 }
 
 // release frees the buffer of an ended operation. b may be nil.
 func (b *buffered) release() {
-	if b == nil {
-		return
-	}
-	if b.large {
-		b.buffers.large = append(b.buffers.large, b.place)
-	} else {
-		b.buffers.small = append(b.buffers.small, b.place)
+	if b != nil {
+		b.buffers.free[b.size] = append(b.buffers.free[b.size], b.place)
 	}
 }
 
-// take returns a free buffer for n bytes, nil if there is none.
+// take returns the smallest free buffer for n bytes, nil if there is none.
 func (b *buffers) take(n uint64) *buffered {
-	switch {
-	case n <= smallBuffer && len(b.small) > 0:
-		last := len(b.small) - 1
-		place := b.small[last]
-		b.small = b.small[:last]
-		return &buffered{buffers: b, place: place}
-	case n <= largeBuffer && len(b.large) > 0:
-		last := len(b.large) - 1
-		place := b.large[last]
-		b.large = b.large[:last]
-		return &buffered{buffers: b, place: place, large: true}
+	for i, size := range bufferSizes {
+		last := len(b.free[i]) - 1
+		if n > uint64(size.bytes) || last < 0 {
+			continue
+		}
+		place := b.free[i][last]
+		b.free[i] = b.free[i][:last]
+		return &buffered{buffers: b, place: place, size: i}
 	}
 	return nil
 }
@@ -79,21 +77,19 @@ func (b *buffers) take(n uint64) *buffered {
 // divide divides allocated memory into buffers.
 func (b *buffers) divide(memory unsafe.Pointer) {
 	b.memory = memory
-	at := func(offset int) device.Place {
-		host := unsafe.Add(memory, offset)
-		return device.Place{Ptr: cuda.Ptr(uintptr(host)), Host: host}
-	}
-	for i := range smallBuffers {
-		b.small = append(b.small, at(i*smallBuffer))
-	}
-	for i := range largeBuffers {
-		b.large = append(b.large, at(smallBuffers*smallBuffer+i*largeBuffer))
+	offset := 0
+	for i, size := range bufferSizes {
+		for range size.count {
+			host := unsafe.Add(memory, offset)
+			b.free[i] = append(b.free[i], device.Place{Ptr: cuda.Ptr(uintptr(host)), Host: host})
+			offset += size.bytes
+		}
 	}
 }
 
 // useBuffers returns the lane's buffers for one more sender. The allocation takes the driver
-// milliseconds, which the loop does not wait for: until then the buffers are empty. Without room
-// nothing is tried again before the last sender has left.
+// milliseconds, and the loop does not wait: until then the buffers are empty. Without room the next
+// try follows after the last sender has left.
 func (l *lane) useBuffers() *buffers {
 	if l.buffers == nil {
 		b := &buffers{lane: l}
@@ -115,7 +111,7 @@ func (b *buffers) allocate() {
 	var memory unsafe.Pointer
 	d := b.lane.device
 	err := d.On(func() (err error) {
-		memory, err = d.Driver.MemHostAlloc(bufferBytes)
+		memory, err = d.Driver.MemHostAlloc(bufferBytes())
 		return err
 	})
 	b.lane.relay.loop.Do(func() {
@@ -139,7 +135,7 @@ func (b *buffers) leave() {
 		return
 	}
 	d, memory := b.lane.device, b.memory
-	b.memory, b.small, b.large = nil, nil, nil
+	b.memory, b.free = nil, [len(bufferSizes)][]device.Place{}
 	r := b.lane.relay
 	go func() {
 		err := d.On(func() error { return d.Driver.MemHostFree(memory) })
@@ -155,7 +151,7 @@ func (b *buffers) leave() {
 // buffer copies a send into a buffer, if the client asked for it, the receiver uses the same GPU, and
 // a buffer is free. The send ends with the copy; its message stays active.
 func (s *sender) buffer(op *operation) {
-	if !op.mayBuffer || !s.shares || op.length == 0 || op.length > largeBuffer || op.memory.mapped.Host() {
+	if !op.mayBuffer || !s.shares || op.length == 0 || op.length > largestBuffer || op.memory.mapped.Host() {
 		return
 	}
 	if s.buffers == nil {
@@ -182,7 +178,7 @@ func (s *sender) buffer(op *operation) {
 func (s *sender) filledBuffer(op *operation) {
 	b := op.buffered
 	b.filled = true
-	if !op.withdrawn { // else the receiver's answer is the result
+	if !op.withdrawn { // otherwise the receiver's answer is the result
 		op.complete(op.length, wire.StatusOK)
 	}
 	grants := b.grants

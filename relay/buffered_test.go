@@ -12,13 +12,13 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// buffering are two containers of a host, whose clients have a session each.
+// buffering has two containers of a host, and a session of each client.
 type buffering struct {
 	near
 	a, b *client.Session
 }
 
-// onOneGPU are two containers of a host that use GPU 0, or GPUs 0 and 3.
+// onOneGPU returns two containers of a host that use GPU 0, or GPUs 0 and 3.
 func onOneGPU(t *testing.T, one bool, bytes uint64) *buffering {
 	t.Helper()
 	h, n, second := newHost(t), &buffering{}, 3
@@ -126,10 +126,16 @@ func TestBufferedSendBetweenGPUsEndsAtDelivery(t *testing.T) {
 // More messages than there are buffers, with and without one, arrive once, in their order, after
 // the sender has withdrawn its memory.
 func TestBufferedSendsWithoutBufferWait(t *testing.T) {
-	const size, many = 64 << 10, 200
+	t.Run("64 KiB", func(t *testing.T) { sendMoreThanBuffers(t, 64<<10, 128+16) })
+	t.Run("4 KiB", func(t *testing.T) { sendMoreThanBuffers(t, 4<<10, 512+128+16) })
+}
+
+// sendMoreThanBuffers sends messages of size bytes, of which early end before their receives.
+func sendMoreThanBuffers(t *testing.T, size uint64, early int) {
+	many := early + 56
 	n := onOneGPU(t, true, 14<<20)
 	n.buffers(t)
-	want := random(t, size*many)
+	want := random(t, size*uint64(many))
 	n.from.write(0, want)
 	var sends []*client.Operation
 	for i := range uint64(many) {
@@ -139,10 +145,10 @@ func TestBufferedSendsWithoutBufferWait(t *testing.T) {
 		}
 		sends = append(sends, send)
 	}
-	if _, err := wait(t, sends[143], nil); err != nil { // 128 small buffers and 16 large ones
+	if _, err := wait(t, sends[early-1], nil); err != nil {
 		t.Fatal(err)
 	}
-	if slices.ContainsFunc(sends[144:], func(op *client.Operation) bool { return endsWithin(op, 0) }) {
+	if slices.ContainsFunc(sends[early:], func(op *client.Operation) bool { return endsWithin(op, 0) }) {
 		t.Error("a send without a buffer ended before its delivery")
 	}
 	for i := range uint64(many) {
@@ -156,11 +162,11 @@ func TestBufferedSendsWithoutBufferWait(t *testing.T) {
 			t.Fatal(moved, err)
 		}
 	}
-	if !bytes.Equal(n.to.read(0, size*many), want) {
+	if !bytes.Equal(n.to.read(0, size*uint64(many)), want) {
 		t.Error("messages arrived wrong")
 	}
-	if report := n.sender.Report(); report.Sent < size*many || report.Sent > size*many+1000 {
-		t.Errorf("%d bytes are counted as sent, of %d", report.Sent, size*many)
+	if report := n.sender.Report(); report.Sent < size*uint64(many) || report.Sent > size*uint64(many)+1000 {
+		t.Errorf("%d bytes are counted as sent, of %d", report.Sent, size*uint64(many))
 	}
 }
 
@@ -191,7 +197,7 @@ func TestBufferedSendFailureIsReportedByFlush(t *testing.T) {
 		t.Error("a failure was reported twice:", err)
 	}
 	post()
-	if err := n.from.Memory.Unexport(within(t)); err != nil { // no message needs it
+	if err := n.from.Memory.Unexport(within(t)); err != nil { // no message needs the memory
 		t.Error("the memory of an ended send cannot be withdrawn:", err)
 	}
 	op, err := n.sending.Flush()

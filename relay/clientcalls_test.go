@@ -141,7 +141,8 @@ func startWatchedClient(t *testing.T, socket string) *watchedClient {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=watched-client", "GORACE=atexit_sleep_ms=0", "PEERLANE_TEST_WATCHED=1", "PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID)
+	cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=watched-client", "GORACE=atexit_sleep_ms=0",
+		"PEERLANE_TEST_WATCHED=1", "PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID)
 	cmd.Stderr, cmd.ExtraFiles = log, []*os.File{theirs}
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -154,7 +155,8 @@ func startWatchedClient(t *testing.T, socket string) *watchedClient {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	c := &watchedClient{&subject{cmd: cmd, stdin: in, log: log, ended: make(chan struct{}), control: ours}, json.NewDecoder(out)}
+	c := &watchedClient{&subject{cmd: cmd, stdin: in, log: log, ended: make(chan struct{}), control: ours},
+		json.NewDecoder(out)}
 	go func() {
 		c.err = cmd.Wait()
 		close(c.ended)
@@ -213,7 +215,9 @@ func TestClientSystemCallFaultsReturnErrors(t *testing.T) {
 	}
 	t.Logf("calls of a program: %v", calls)
 	for _, call := range []string{"socket", "connect", "sendmsg", "sendmsg of descriptors", "recvmsg", "mmap"} {
-		if !slices.ContainsFunc(slices.Collect(maps.Keys(calls)), func(name string) bool { return strings.HasPrefix(name, call) }) {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(calls)), func(name string) bool {
+			return strings.HasPrefix(name, call)
+		}) {
 			t.Errorf("no %s was seen", call)
 		}
 	}

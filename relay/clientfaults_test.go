@@ -25,8 +25,8 @@ import (
 // clientCalls is a program's report on the CUDA calls of package client.
 type clientCalls struct {
 	First, Second string // errors of the program's two tries
-	Begin, End    int    // of package client's calls at the first one, among all
-	Files, Maps   int    // that it has in the end
+	Begin, End    int    // range of the first try's calls of package client, among the program's calls
+	Files, Maps   int    // at the end
 }
 
 // playClient is a program that makes the CUDA calls of package client, twice.
@@ -81,7 +81,8 @@ func playClient() error {
 	fault := os.Getenv("PEERLANE_TEST_FAULT")
 	call, _, _ := strings.Cut(fault, ":")
 	lost, most := contextLost(fault), before.mappings+kept[call].mappings
-	for w := testutil.BeginFor(2 * time.Second); err == nil && !lost && h.mappings > most && !w.Over(); time.Sleep(10 * time.Millisecond) {
+	for w := testutil.BeginFor(2 * time.Second); err == nil && !lost && h.mappings > most &&
+		!w.Over(); time.Sleep(10 * time.Millisecond) {
 		h, err = self.holds()
 	}
 	if err != nil {
@@ -91,7 +92,7 @@ func playClient() error {
 	return json.NewEncoder(os.Stdout).Encode(said)
 }
 
-// kept has the resources that stay if the driver does not free memory: its file and its mapping.
+// kept has the resources that stay if the driver does not free memory: the file and the mapping.
 var kept = map[string]holding{"cuMemRelease": {files: 1, mappings: 1}, "cuMemUnmap": {files: 1, mappings: 1}}
 
 // contextLost reports that a CUDA context is lost after a fault with this effect.
@@ -107,7 +108,7 @@ func callCUDA(ctx context.Context, d *cuda.Driver, stream cuda.Stream, s *client
 	}
 	defer func() {
 		failed := timelines.Unregister()
-		if failed != nil { // it can be done again
+		if failed != nil { // can be repeated
 			failed = errors.Join(failed, timelines.Unregister())
 		}
 		err = errors.Join(err, failed)
@@ -126,7 +127,8 @@ func callCUDA(ctx context.Context, d *cuda.Driver, stream cuda.Stream, s *client
 		return err
 	}
 	line.Advance(1)
-	return errors.Join(timelines.Wait(stream, line, 1), timelines.Write(stream, line, 2), timelines.Take(stream, hand), timelines.Give(stream, hand),
+	return errors.Join(timelines.Wait(stream, line, 1), timelines.Write(stream, line, 2), timelines.Take(stream, hand),
+		timelines.Give(stream, hand),
 		d.StreamSynchronize(stream))
 }
 
@@ -157,7 +159,8 @@ func TestClientCUDAFaultsReturnErrors(t *testing.T) {
 		}
 		defer log.Close()
 		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=client", "GORACE=atexit_sleep_ms=0", "PEERLANE_TEST_FAULT="+fault, "PEERLANE_TEST_CALLS="+list,
+		cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=client", "GORACE=atexit_sleep_ms=0",
+			"PEERLANE_TEST_FAULT="+fault, "PEERLANE_TEST_CALLS="+list,
 			"PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID)
 		cmd.Env = append(cmd.Env, faulty(fault, list)...)
 		cmd.Stderr = log
@@ -182,7 +185,7 @@ func TestClientCUDAFaultsReturnErrors(t *testing.T) {
 	for i, call := range calls[:idle.End] {
 		f := fault{call: call, after: seen[call]}
 		seen[call]++
-		if i < idle.Begin || call == "cuStreamSynchronize" { // which is the program's
+		if i < idle.Begin || call == "cuStreamSynchronize" { // a call of the program
 			continue
 		}
 		for n, effect := range []string{"error=304", "oom", "error=700", "lost", "delay=200"} {
@@ -219,11 +222,12 @@ func TestClientCUDAFaultsReturnErrors(t *testing.T) {
 				t.Errorf("%v: the program was told %q", f, said.First)
 			case !lost && said.Second != "":
 				t.Errorf("%v: the next try failed: %s", f, said.Second)
-			case lost: // nor can anything be given back
+			case lost: // no call can release anything
 			case said.Files > idle.Files+kept[f.call].files, said.Maps > idle.Maps+kept[f.call].mappings:
 				t.Errorf("%v: it leaks: %+v, without a fault %+v", f, said, idle)
 			}
-			for taken, given := range map[string]string{"cuMemMap": "cuMemUnmap", "cuMemAddressReserve": "cuMemAddressFree", "cuMemHostRegister": "cuMemHostUnregister"} {
+			for taken, given := range map[string]string{"cuMemMap": "cuMemUnmap", "cuMemAddressReserve": "cuMemAddressFree",
+				"cuMemHostRegister": "cuMemHostUnregister"} {
 				if !lost && counts[taken]-counts[taken+" failed"] > counts[given] {
 					t.Errorf("%v: of %d %s %d were taken back by %s", f, counts[taken], taken, counts[given], given)
 				}

@@ -24,7 +24,7 @@ type connection struct {
 	transport string
 	out, in   *staging
 	// registered is the registration of the slots with NICs, over verbs, or of a near GPU's memory.
-	// Of that, inPlaceKnown says that some was used, and unlent why the latest was not reached in
+	// Of that, inPlaceKnown says that some was used, and notInPlace why the latest was not reached in
 	// place.
 	registered   slotsWay
 	inPlaceKnown bool

@@ -51,7 +51,8 @@ func TestReportOfManyLanesFitsDatagram(t *testing.T) {
 			t.Errorf("%d lanes: %d bytes, %v", lanes, len(text), err)
 		}
 		if len(r.Lanes) != lanes || len(r.Connections)+r.MoreConnections != maxReportedConnections {
-			t.Errorf("%d lanes: %d are shown, and %d connections and %d more", lanes, len(r.Lanes), len(r.Connections), r.MoreConnections)
+			t.Errorf("%d lanes: %d are shown, and %d connections and %d more", lanes, len(r.Lanes), len(r.Connections),
+				r.MoreConnections)
 		}
 		if kept := len(r.Lanes[0].Sent.Latency) > 0; kept != (lanes == 1) {
 			t.Errorf("%d lanes: how long operations took is kept: %v", lanes, kept)
@@ -63,7 +64,8 @@ func TestReportOfManyLanesFitsDatagram(t *testing.T) {
 func TestReportOfManyClientsFitsDatagram(t *testing.T) {
 	r := &launch.Report{Clients: make([]launch.Client, toldClients)}
 	for i := range r.Clients {
-		r.Clients[i] = launch.Client{PID: 1<<22 - toldClients + i, Memories: 16384, Bytes: 1 << 40, HostMemory: 1 << 40, Connections: 4096}
+		r.Clients[i] = launch.Client{PID: 1<<22 - toldClients + i, Memories: 16384, Bytes: 1 << 40, HostMemory: 1 << 40,
+			Connections: 4096}
 	}
 	fit(r)
 	text, err := json.Marshal(r)

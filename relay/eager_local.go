@@ -76,7 +76,8 @@ func (s *sender) endEagerLocal(op *operation, status wire.Status) {
 func (r *receiver) announcedEagerLocal(m *wire.PeerEager) error {
 	window := r.shared.Window(uint64(m.Window))
 	if m.Length == 0 || m.Length > uint64(len(window)) {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent %d bytes in window %d, which has %d", r.peer, m.Length, m.Window, len(window))
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent %d bytes in window %d, which has %d", r.peer,
+			m.Length, m.Window, len(window))
 	}
 	return r.announce(&arrival{send: m.Send, tag: m.Tag, length: m.Length, short: window[:m.Length]})
 }

@@ -74,7 +74,8 @@ func (e *eagerOut) buffer(window int) device.Place {
 // takeQuota takes the receiver's quota.
 func (s *sender) takeQuota(m *wire.PeerQuota) error {
 	if s.eager != nil || !s.remote() || m.Windows != eagerWindows || m.Bytes != eagerBytes || m.Region != eagerRegion {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave a quota of %d windows of %d bytes in region %d", s.peer, m.Windows, m.Bytes, m.Region)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave a quota of %d windows of %d bytes in region %d",
+			s.peer, m.Windows, m.Bytes, m.Region)
 	}
 	at, ok := s.quotas[0].take()
 	if !ok {
@@ -208,13 +209,16 @@ func (r *receiver) announcedEager(m *wire.PeerEager) error {
 	}
 	switch {
 	case r.eager == nil || m.Window >= eagerWindows || m.Length == 0 || m.Length > eagerBytes:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent %d bytes into window %d, which it was not given", r.peer, m.Length, m.Window)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent %d bytes into window %d, which it was not given",
+			r.peer, m.Length, m.Window)
 	case r.eager.windows[m.Window].arrival != nil:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent message %d into window %d, which has another", r.peer, m.Send, m.Window)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent message %d into window %d, which has another",
+			r.peer, m.Send, m.Window)
 	}
 	w := &r.eager.windows[m.Window]
 	if w.arrived > 0 && w.arrived != m.Length {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s wrote %d bytes of a message of %d", r.peer, w.arrived, m.Length)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s wrote %d bytes of a message of %d", r.peer, w.arrived,
+			m.Length)
 	}
 	a := &arrival{send: m.Send, tag: m.Tag, length: m.Length, eager: w, window: int(m.Window)}
 	return r.announce(a)
@@ -227,7 +231,9 @@ func (r *receiver) arrivedEager(window, length uint64) {
 	}
 	if r.eager == nil || window >= eagerWindows || r.eager.windows[window].arrived > 0 || length == 0 ||
 		r.eager.windows[window].arrival != nil && r.eager.windows[window].arrival.length != length {
-		r.shutdown(wire.Errorf(wire.StatusMalformed, "the relay of %s wrote %d bytes into window %d, which is not what it had announced, or twice", r.peer, length, window))
+		r.shutdown(wire.Errorf(wire.StatusMalformed,
+			"the relay of %s wrote %d bytes into window %d, which is not what it had announced, or twice", r.peer, length,
+			window))
 		return
 	}
 	w := &r.eager.windows[window]

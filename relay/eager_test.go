@@ -25,7 +25,7 @@ type near struct {
 	sending, receiving *client.Connection
 }
 
-func neighbours(t *testing.T, from, to string) *near {
+func localPair(t *testing.T, from, to string) *near {
 	t.Helper()
 	h, n := newHost(t), &near{}
 	var left, right string
@@ -67,7 +67,7 @@ func (n *near) passTo(t *testing.T, size, at uint64) {
 // the receiver's memory mapped. It counts as others do. An unreceived message leaves the window to
 // further messages.
 func TestEagerMessagesNeedNoGrant(t *testing.T) {
-	n := neighbours(t, "host", "host")
+	n := localPair(t, "host", "host")
 	for range packet.Windows {
 		canceled, err := n.sending.Send(n.from.Memory, 0, 8)
 		if err == nil {
@@ -101,10 +101,12 @@ func TestEagerMessagesNeedNoGrant(t *testing.T) {
 		sends       bool
 		r           *relay.Relay
 		told, other uint64
-	}{{true, n.sender, n.sender.Report().Sent, n.sender.Report().Received}, {false, n.receiver, n.receiver.Report().Received, n.receiver.Report().Sent}} {
+	}{{true, n.sender, n.sender.Report().Sent, n.sender.Report().Received},
+		{false, n.receiver, n.receiver.Report().Received, n.receiver.Report().Sent}} {
 		report := s.r.Report()
 		if s.told != moved || report.Direct != moved || s.other != 0 || report.Staged != 0 {
-			t.Errorf("of %d bytes it says that they were sent %d, received %d, direct %d, staged %d", moved, report.Sent, report.Received, report.Direct, report.Staged)
+			t.Errorf("of %d bytes it says that they were sent %d, received %d, direct %d, staged %d", moved, report.Sent,
+				report.Received, report.Direct, report.Staged)
 		}
 	}
 }
@@ -125,7 +127,7 @@ func TestEagerMessagesIntoGPUMemoryNeedNoGrant(t *testing.T) {
 }
 
 func shortIntoGPU(t *testing.T, targets int) {
-	n := neighbours(t, "host", "GPU")
+	n := localPair(t, "host", "GPU")
 	var moved uint64
 	for _, size := range []uint64{2, 7, 8, 15, 16, 17, 24, 64, 100, 1024, packet.WindowBytes - 1, packet.WindowBytes} {
 		n.pass(t, size)
@@ -137,7 +139,8 @@ func shortIntoGPU(t *testing.T, targets int) {
 	}
 	sent, received := n.sender.Report(), n.receiver.Report()
 	if sent.Sent != moved || sent.Direct != moved || received.Received != moved || received.Direct != moved {
-		t.Errorf("of %d bytes %d were sent, %d of these direct, %d received, %d of these direct", moved, sent.Sent, sent.Direct, received.Received, received.Direct)
+		t.Errorf("of %d bytes %d were sent, %d of these direct, %d received, %d of these direct", moved, sent.Sent,
+			sent.Direct, received.Received, received.Direct)
 	}
 	n.pass(t, 1)
 	if told := n.sender.Targets(); told != targets {
@@ -151,7 +154,7 @@ func shortIntoGPU(t *testing.T, targets int) {
 func TestEagerMessagesKeepOrderWithLongOnes(t *testing.T) {
 	for _, to := range kinds {
 		t.Run(to, func(t *testing.T) {
-			n := neighbours(t, "host", to)
+			n := localPair(t, "host", to)
 			sizes := []uint64{8, packet.WindowBytes, 0, packet.WindowBytes + 1, 1024, 1}
 			const (
 				count, room         = 4 * packet.Windows, 8 << 10
@@ -164,7 +167,8 @@ func TestEagerMessagesKeepOrderWithLongOnes(t *testing.T) {
 					wants[i] = random(t, sizes[i%len(sizes)])
 					n.from.write(uint64(i)*room, wants[i])
 					var err error
-					if sends[i], err = n.sending.Send(n.from.Memory, uint64(i)*room, uint64(len(wants[i])), client.Tag(uint64(i%2))); err != nil {
+					if sends[i], err = n.sending.Send(n.from.Memory, uint64(i)*room, uint64(len(wants[i])),
+						client.Tag(uint64(i%2))); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -201,7 +205,8 @@ func TestEagerMessagesKeepOrderWithLongOnes(t *testing.T) {
 				}
 			}
 			if report := n.sender.Report(); report.Sent != report.Direct || report.Sent != n.receiver.Report().Received {
-				t.Errorf("it sent %d, of that direct %d, and %d were received", report.Sent, report.Direct, n.receiver.Report().Received)
+				t.Errorf("it sent %d, of that direct %d, and %d were received", report.Sent, report.Direct,
+					n.receiver.Report().Received)
 			}
 		})
 	}
@@ -306,9 +311,11 @@ func BenchmarkEagerMessages(b *testing.B) {
 		for _, n := range []uint64{8, 1024, 4096} {
 			b.Run(fmt.Sprintf("%d idle/%d bytes", idle*16, n), func(b *testing.B) {
 				h := newHost(b)
-				left, right := h.relay("a", launch.RouteDirect, far(0, 1, "nic0")), h.relay("b", launch.RouteDirect, far(3, 2, "nic1"))
+				left, right := h.relay("a", launch.RouteDirect, far(0, 1, "nic0")), h.relay("b", launch.RouteDirect,
+					far(3, 2, "nic1"))
 				a, c := attach(b, left), attach(b, right)
-				first, second := &player{memory: hostMemory(b, a, 0, 2*n), bytes: n}, &player{memory: hostMemory(b, c, 3, 2*n), bytes: n}
+				first, second := &player{memory: hostMemory(b, a, 0, 2*n), bytes: n}, &player{memory: hostMemory(b, c, 3, 2*n),
+					bytes: n}
 				first.sending, second.receiving, _ = join(b, a, 0, c, 3)
 				second.sending, first.receiving, _ = join(b, c, 3, a, 0)
 				for range idle {

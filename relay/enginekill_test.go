@@ -55,7 +55,7 @@ func TestKilledEngineEndsTransfers(t *testing.T) {
 	t.Parallel()
 	const limit = 20 * time.Second
 	h := newHost(t)
-	h.redial = 10 * time.Minute // a death is no fault that passes
+	h.reconnectLimit = 10 * time.Minute // a death is no fault that passes
 	h.nic("nic0")
 	h.nic("nic1")
 	for i := range h.devices {
@@ -65,7 +65,8 @@ func TestKilledEngineEndsTransfers(t *testing.T) {
 		t.Fatal(err)
 	}
 	process := h.engineProcess()
-	p := &pair{a: attach(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0"))), b: attach(t, h.relay("b", launch.RouteStaged, far(3, 2, "nic1")))}
+	p := &pair{a: attach(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0"))),
+		b: attach(t, h.relay("b", launch.RouteStaged, far(3, 2, "nic1")))}
 	p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	const bytes, inFlight, killAfter = 1 << 20, 8, 16

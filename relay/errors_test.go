@@ -117,7 +117,9 @@ func TestSendAfterUnknownEventFails(t *testing.T) {
 // GPUs continue.
 func TestFailedGPUEndsNoOtherLane(t *testing.T) {
 	needGPUs(t, 4)
-	v := newVictim(t, func(c *launch.Config) { c.Lanes = append(c.Lanes, far(2, 3, "nic0")) }, "PEERLANE_SIM_FAULT=cuCtxCreate:after=1:error=719")
+	v := newVictim(t, func(c *launch.Config) {
+		c.Lanes = append(c.Lanes, far(2, 3, "nic0"))
+	}, "PEERLANE_SIM_FAULT=cuCtxCreate:after=1:error=719")
 	s := attach(t, v.socket)
 	well := hostMemory(t, s, 0, mib)
 	for range 3 {

@@ -29,7 +29,8 @@ func TestSendsAfterEventWaitForEvent(t *testing.T) {
 			h.change = func(c *launch.Config) { c.IPCEvents = allowed }
 			socket, r := h.start("a", launch.RouteDirect, -1, copying(far(0, 1, "nic0")))
 			cmd := exec.Command("/proc/self/exe")
-			cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=events", "PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID)
+			cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=events", "PEERLANE_TEST_SOCKET="+socket,
+				"PEERLANE_TEST_GPU="+devices[0].UUID)
 			var said bytes.Buffer
 			cmd.Stderr = &said
 			out, err := cmd.StdoutPipe()
@@ -39,7 +40,7 @@ func TestSendsAfterEventWaitForEvent(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() }) // it may have ended
+			time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() }) // the process may have ended
 			line, _ := bufio.NewReader(out).ReadString('\n')
 			if !allowed {
 				if err := cmd.Wait(); err == nil || !bytes.Contains(said.Bytes(), []byte(`relay.events in config.toml does not say "ipc"`)) {
@@ -49,7 +50,7 @@ func TestSendsAfterEventWaitForEvent(t *testing.T) {
 				return
 			}
 			if line != "a send waits\n" {
-				_ = cmd.Wait() // it ends by itself
+				_ = cmd.Wait() // the process ends by itself
 				t.Fatalf("the process says %q, %s", line, said.Bytes())
 			}
 			if used := r.Report().Used.Descriptors; used != 6+1+2+2*3+1 {
@@ -58,13 +59,13 @@ func TestSendsAfterEventWaitForEvent(t *testing.T) {
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
-			_ = cmd.Wait() // it was killed
+			_ = cmd.Wait() // killed
 			testutil.Until(t, "the use of the relay's resources", func() bool { return r.Report().Used == (launch.Limits{}) })
 		})
 	}
 }
 
-// playEvents is a client that sends to itself, after events.
+// playEvents is a client that sends to itself after events.
 func playEvents() error {
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()

@@ -28,8 +28,8 @@ func (r *Relay) Devices(libibverbs string, nics ...netip.Addr) {
 	r.nicAddresses = func() ([]netip.Addr, error) { return nics, nil }
 }
 
-// Redialing limits the reconnect of the relay's queue pairs; it comes before Configure.
-func (r *Relay) Redialing(limit time.Duration) { r.redial = limit }
+// SetReconnectLimit limits the reconnect of the relay's queue pairs; it comes before Configure.
+func (r *Relay) SetReconnectLimit(limit time.Duration) { r.reconnectLimit = limit }
 
 // Settling limits the first connection of the relay's queue pairs; it comes before Configure.
 func (r *Relay) Settling(limit time.Duration) { r.settle = limit }

@@ -67,8 +67,9 @@ func newStage(t *testing.T, route string) *stage {
 	s.a = filepath.Join(h.dir, "a")
 	id := hex.EncodeToString(random(t, 16))
 	s.config = launch.Config{
-		Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: route, Transport: launch.TransportAuto,
-		Slots: 2, SlotBytes: 64 << 10, Peers: h.dir,
+		Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: route,
+		Transport: launch.TransportAuto,
+		Slots:     2, SlotBytes: 64 << 10, Peers: h.dir,
 	}
 	if route == launch.RouteStaged {
 		s.environment = h.withNICs(&s.config)
@@ -140,14 +141,16 @@ func (w *window) use(f func() error) error {
 func (w *window) write(at uint64, b []byte) error {
 	copyBytes(w.buffer[:len(b)], b)
 	return w.use(func() error {
-		return errors.Join(driver.MemcpyHtoDAsync(w.memory.ptr+cuda.Ptr(at), unsafe.Pointer(&w.buffer[0]), uint64(len(b)), w.stream),
+		return errors.Join(driver.MemcpyHtoDAsync(w.memory.ptr+cuda.Ptr(at), unsafe.Pointer(&w.buffer[0]), uint64(len(b)),
+			w.stream),
 			driver.StreamSynchronize(w.stream))
 	})
 }
 
 func (w *window) read(at uint64, b []byte) error {
 	err := w.use(func() error {
-		return errors.Join(driver.MemcpyDtoHAsync(unsafe.Pointer(&w.buffer[0]), w.memory.ptr+cuda.Ptr(at), uint64(len(b)), w.stream),
+		return errors.Join(driver.MemcpyDtoHAsync(unsafe.Pointer(&w.buffer[0]), w.memory.ptr+cuda.Ptr(at), uint64(len(b)),
+			w.stream),
 			driver.StreamSynchronize(w.stream))
 	})
 	copyBytes(b, w.buffer[:len(b)])
@@ -235,11 +238,13 @@ type holding struct {
 }
 
 func (h holding) within(most holding) bool {
-	return h.files <= most.files && h.mappings <= most.mappings && h.streams <= most.streams && h.gpuBytes <= most.gpuBytes && h.goroutines <= most.goroutines
+	return h.files <= most.files && h.mappings <= most.mappings && h.streams <= most.streams &&
+		h.gpuBytes <= most.gpuBytes && h.goroutines <= most.goroutines
 }
 
 func (h holding) String() string {
-	return fmt.Sprintf("%d files, %d mappings of shared memory with %d bytes of GPU memory, %d streams, %d goroutines; files: %s",
+	return fmt.Sprintf("%d files, %d mappings of shared memory with %d bytes of GPU memory, %d streams, %d "+
+		"goroutines; files: %s",
 		h.files, h.mappings, h.gpuBytes, h.streams, h.goroutines, strings.Join(h.list, " "))
 }
 
@@ -387,7 +392,8 @@ func passAll(ctx context.Context, from, to *party, by, at wire.UUID) error {
 	for _, m := range []struct {
 		n                uint64
 		fromHost, toHost bool
-	}{{8, false, false}, {160 << 10, false, false}, {5000, true, false}, {200 << 10, false, true}, {70 << 10, true, true}} {
+	}{{8, false, false}, {160 << 10, false, false}, {5000, true, false}, {200 << 10, false, true},
+		{70 << 10, true, true}} {
 		source, target, offset := from.gpu, to.gpu, uint64(1<<20)
 		sent, got := make([]byte, m.n), make([]byte, m.n)
 		crand.Read(sent)
@@ -435,7 +441,8 @@ var forwarding = os.Getenv("PEERLANE_TEST_FAULTS_LIBRARY")
 // faulty is the environment of a process that meets a fault, and lists its CUDA calls in a file.
 func faulty(fault, calls string) []string {
 	if realGPUs {
-		return []string{cuda.LibraryVariable + "=" + forwarding, "PEERLANE_FORWARD_FAULT=" + fault, "PEERLANE_FORWARD_CALLS=" + calls}
+		return []string{cuda.LibraryVariable + "=" + forwarding, "PEERLANE_FORWARD_FAULT=" + fault,
+			"PEERLANE_FORWARD_CALLS=" + calls}
 	}
 	return []string{"PEERLANE_SIM_FAULT=" + fault, "PEERLANE_SIM_CALLS=" + calls}
 }

@@ -148,10 +148,12 @@ func newDirections() directions { return directions{true: {}, false: {}} }
 
 // report returns the figures for reports.
 func (f *figures) report() launch.Figures {
-	t := launch.Figures{Operations: f.operations, Bytes: f.bytes, Failed: f.failed, InPlace: f.inPlace, InFlight: f.inFlight}
+	t := launch.Figures{Operations: f.operations, Bytes: f.bytes, Failed: f.failed, InPlace: f.inPlace,
+		InFlight: f.inFlight}
 	for i, s := range f.stalls {
 		if s.count > 0 || s.waiting > 0 {
-			t.Stalls = append(t.Stalls, launch.Stall{Cause: causeNames[i], Count: s.count, Time: s.time, Waiting: s.waiting, Longest: s.longest})
+			t.Stalls = append(t.Stalls, launch.Stall{Cause: causeNames[i], Count: s.count, Time: s.time, Waiting: s.waiting,
+				Longest: s.longest})
 		}
 	}
 	for i, n := range f.latency {
@@ -185,7 +187,8 @@ func (r *Relay) live(report *launch.Report) {
 				continue // what it brings counts for its twin
 			}
 			told := launch.ConnectionFigures{
-				PID: s.pid, Number: c.number, GPU: c.lane.spec.GPU.BusID, Peer: c.peer, Sends: c.sends,
+				PID: s.pid, Program: programNames[s.program], Number: c.number, GPU: c.lane.spec.GPU.BusID,
+				Peer: c.peer, Sends: c.sends,
 				Route: routeName(c.route), Transport: c.transport, Path: c.path(), Slots: c.slots.held, Figures: f.report(),
 			}
 			if c.transport == launch.TransportTCP {
@@ -199,8 +202,10 @@ func (r *Relay) live(report *launch.Report) {
 		}
 	}
 	for _, l := range r.lanes {
-		if sent, received := of[l][true], of[l][false]; sent.operations+received.operations > 0 || sent.inFlight+received.inFlight > 0 {
-			report.Lanes = append(report.Lanes, launch.LaneFigures{GPU: l.spec.GPU.BusID, Sent: sent.report(), Received: received.report()})
+		if sent, received := of[l][true], of[l][false]; sent.operations+received.operations > 0 ||
+			sent.inFlight+received.inFlight > 0 {
+			report.Lanes = append(report.Lanes, launch.LaneFigures{GPU: l.spec.GPU.BusID, Sent: sent.report(),
+				Received: received.report()})
 		}
 	}
 	slices.SortFunc(all, func(a, b launch.ConnectionFigures) int {

@@ -59,7 +59,8 @@ func TestFiguresOfLanesAndConnectionsAreReported(t *testing.T) {
 				t.Fatalf("the sender's relay reports %+v", later)
 			}
 			const bytes = 5*3<<20 + short
-			for what, f := range map[string]launch.Figures{"lane": later.Lanes[0].Sent, "connection": later.Connections[0].Figures} {
+			for what, f := range map[string]launch.Figures{"lane": later.Lanes[0].Sent,
+				"connection": later.Connections[0].Figures} {
 				if f.Operations != 6 || f.Bytes != bytes || f.Failed != 0 || f.InFlight != 0 {
 					t.Errorf("the %s has %+v, want 6 operations and %d bytes", what, f, bytes)
 				}
@@ -80,14 +81,16 @@ func TestFiguresOfLanesAndConnectionsAreReported(t *testing.T) {
 					t.Errorf("the %s's stalls are %+v; 6 operations waited for grants, one of them 20 ms", what, f.Stalls)
 				}
 			}
-			if c := later.Connections[0]; !c.Sends || c.Route != route || c.GPU != devices[0].BusID || !strings.HasPrefix(c.Peer, "container b") {
+			if c := later.Connections[0]; !c.Sends || c.Route != route || c.GPU != devices[0].BusID ||
+				!strings.HasPrefix(c.Peer, "container b") {
 				t.Errorf("the connection is %+v", c)
 			}
 			received := b.Report().Lanes[0].Received
 			if received.Operations != 7 || received.Failed != 1 || received.Bytes != bytes {
 				t.Errorf("the receiver's lane has %+v, want 7 operations, one of which failed", received)
 			}
-			if d := later.Lanes[0].Sent.Since(report.Lanes[0].Sent); d.Operations != 1 || d.Bytes != short || len(d.Latency) != 1 {
+			if d := later.Lanes[0].Sent.Since(report.Lanes[0].Sent); d.Operations != 1 || d.Bytes != short ||
+				len(d.Latency) != 1 {
 				t.Errorf("between the reports was %+v", d)
 			}
 		})

@@ -59,7 +59,8 @@ func (v *victim) flood(socket string, uids ...int) {
 			v.t.Fatal(err)
 		}
 		defer output.Close()
-		cmd, stdin, err := startRole("flooder", []*os.File{input}, log, floodSocket+"="+socket, floodUID+"="+strconv.Itoa(uid))
+		cmd, stdin, err := startRole("flooder", []*os.File{input}, log, floodSocket+"="+socket,
+			floodUID+"="+strconv.Itoa(uid))
 		input.Close()
 		if err != nil {
 			v.t.Fatal(err)

@@ -29,7 +29,7 @@ import (
 // gpuSlots has the results.
 type gpuSlots struct {
 	deciding sync.Mutex
-	// tried has the result for the NICs of a Set.
+	// tried has the result for the NICs of a group.
 	nics  string
 	tried *registration.Registered
 	// contexts are on server GPUs, where nvidia-peermem takes memory of cuMemAlloc alone,
@@ -69,10 +69,10 @@ func bounces(why string) slotsWay {
 	return slotsWay{registration.Bounce, "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: " + why}
 }
 
-// takeGPU makes a connection's data use slots on server GPUs, registered with the Set's NICs, or
+// takeGPU makes a connection's data use slots on server GPUs, registered with the NICs of the group, or
 // returns the reason of a failure. The error is of a lane that may not bounce (staging.bounce). takeGPU
 // may block.
-func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (way slotsWay, onGPU bool, err error) {
+func (r *Relay) takeGPU(c *connection, by *verbs.QPGroup, sends bool) (way slotsWay, onGPU bool, err error) {
 	out, in, err := c.lane.slotsFor(by)
 	if err == nil {
 		way, onGPU = r.takeSlots(c, by, sends, out, in)
@@ -85,7 +85,7 @@ func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (way slotsWay,
 }
 
 // takeSlots is takeGPU for slots on server GPUs.
-func (r *Relay) takeSlots(c *connection, by *verbs.Set, sends bool, out, in *staging) (slotsWay, bool) {
+func (r *Relay) takeSlots(c *connection, by *verbs.QPGroup, sends bool, out, in *staging) (slotsWay, bool) {
 	l := c.lane
 	slots, refused := in, &l.registered.refused[1]
 	if sends {
@@ -153,8 +153,8 @@ func registered(steps []registration.Step) slotsWay {
 	return slotsWay{w, text}
 }
 
-// slotsFor returns the slots for the NICs of a Set, or the reason of their absence. slotsFor may block.
-func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
+// slotsFor returns the slots for the NICs of a group, or the reason of their absence. slotsFor may block.
+func (l *lane) slotsFor(by *verbs.QPGroup) (out, in *staging, err error) {
 	switch {
 	case l.spec.Direct && !l.spec.Relay:
 		return nil, nil, errors.New(noMemoryInPlace)
@@ -193,7 +193,7 @@ func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
 
 // try finds the method of registration for memory of the lane's first server GPU, or, without room,
 // of the next server GPU or a spare.
-func (l *lane) try(by *verbs.Set) (tried *registration.Registered, err error) {
+func (l *lane) try(by *verbs.QPGroup) (tried *registration.Registered, err error) {
 	if err := l.open(); err != nil {
 		return nil, err
 	}
@@ -212,13 +212,15 @@ func (l *lane) try(by *verbs.Set) (tried *registration.Registered, err error) {
 	return tried, err
 }
 
-func (l *lane) tryOn(by *verbs.Set, server launch.GPU) (*registration.Registered, error) {
+func (l *lane) tryOn(by *verbs.QPGroup, server launch.GPU) (*registration.Registered, error) {
 	on, _, err := l.server(server)
 	if err != nil {
 		return nil, err
 	}
-	tried, err := by.Try(registration.GPU{Asks: l.device, On: on, Own: func() (*device.Device, error) { return l.contextOn(on) }}, 1)
-	if err == nil && (tried.Way() == registration.Bounce || tried.Kind != registration.Allocated) && l.registered.out == nil {
+	tried, err := by.Try(registration.GPU{Asks: l.device, On: on,
+		Own: func() (*device.Device, error) { return l.contextOn(on) }}, 1)
+	if err == nil && (tried.Way() == registration.Bounce || tried.Kind != registration.Allocated) &&
+		l.registered.out == nil {
 		err = l.closeContexts()
 	}
 	return tried, err
@@ -296,7 +298,8 @@ func (l *lane) openAllocated() (out, in *staging, err error) {
 		all = append(all, l.stageOn(server, l.slotsOn(server.BusID, config.Slots), config, allocate, out, in))
 	}
 	if len(out.regions) == 0 {
-		return nil, nil, fmt.Errorf("no server GPU has room for slots in memory of cuMemAlloc, or is fit for them: %s", notes(all))
+		return nil, nil, fmt.Errorf("no server GPU has room for slots in memory of cuMemAlloc, or is fit for them: %s",
+			notes(all))
 	}
 	l.deal(out)
 	l.deal(in)
@@ -341,7 +344,8 @@ func (l *lane) logSlots(w slotsWay) {
 		to.Infof("data to and from other hosts by RDMA: %s", w.text)
 		return
 	}
-	to.Warn(&fault.Error{Code: fault.NotRegistered, Operation: "data to and from other hosts by RDMA is not registered by DMA-BUF", Cause: errors.New(w.text)})
+	to.Warn(&fault.Error{Code: fault.NotRegistered,
+		Operation: "data to and from other hosts by RDMA is not registered by DMA-BUF", Cause: errors.New(w.text)})
 }
 
 // unordered reports whether a NIC's writes into memory need a flush before a GPU reads the memory.

@@ -33,8 +33,10 @@ func inOrder(t *testing.T, rdma softdevice.Host) {
 		if c.Arguments["gpu"] == "0" {
 			continue
 		}
-		if !realGPUs && c.Arguments["there"] != "1" || length[c.Arguments["lkey"]] == slotsOfLane && c.Arguments["pairs"] != "0" {
-			t.Errorf("a registration of %s bytes of a GPU ended too late or too early: %v", length[c.Arguments["lkey"]], c.Arguments)
+		if !realGPUs && c.Arguments["there"] != "1" || length[c.Arguments["lkey"]] == slotsOfLane &&
+			c.Arguments["pairs"] != "0" {
+			t.Errorf("a registration of %s bytes of a GPU ended too late or too early: %v", length[c.Arguments["lkey"]],
+				c.Arguments)
 		}
 	}
 }
@@ -70,9 +72,11 @@ func TestServerGPUSlotsAreRegisteredWithNICs(t *testing.T) {
 		said     []string
 	}
 	dmabuf := nic{false, "no", "dmabuf", []string{"memory of cuMemCreate, registered by DMA-BUF: GPUDirect RDMA"}}
-	peermem := nic{true, "yes", "peermem", []string{"memory of cuMemCreate, registered by nvidia-peermem", "ibv_reg_dmabuf_mr", "EOPNOTSUPP"}}
+	peermem := nic{true, "yes", "peermem", []string{"memory of cuMemCreate, registered by nvidia-peermem",
+		"ibv_reg_dmabuf_mr", "EOPNOTSUPP"}}
 	alloc := nic{true, "alloc", "peermem", []string{"memory of cuMemAlloc, registered by nvidia-peermem", "EOPNOTSUPP"}}
-	none := nic{true, "no", "bounce", []string{"host memory", "without GPUDirect RDMA", "DMA-BUF, memory of cuMemCreate", "EOPNOTSUPP", "nvidia-peermem, memory of cuMemAlloc", "EFAULT"}}
+	none := nic{true, "no", "bounce", []string{"host memory", "without GPUDirect RDMA", "DMA-BUF, memory of cuMemCreate",
+		"EOPNOTSUPP", "nvidia-peermem, memory of cuMemAlloc", "EFAULT"}}
 	refused := func(n nic, name string) nic {
 		n.said = append(slices.Clone(n.said[:1]), "ibv_reg_dmabuf_mr", name)
 		return n
@@ -91,7 +95,9 @@ func TestServerGPUSlotsAreRegisteredWithNICs(t *testing.T) {
 		{"each side its own", dmabuf, none, nil},
 		{"EINVAL", refused(willing, "EINVAL"), refused(willing, "EINVAL"), []string{"ibv_reg_dmabuf_mr errno=22"}},
 		{"EPERM at one side", refused(willing, "EPERM"), dmabuf, []string{"ibv_reg_dmabuf_mr errno=1 device=mlx5_0"}},
-		{"ENOMEM of the slots alone", dmabuf, nic{false, "no", "bounce", []string{"host memory", "slots on GPU", "ENOMEM", "cannot be registered"}}, []string{"ibv_reg_dmabuf_mr errno=12 device=rocep1 from=4", "ibv_reg_mr errno=12 device=rocep1 from=100"}},
+		{"ENOMEM of the slots alone", dmabuf, nic{false, "no", "bounce", []string{"host memory", "slots on GPU", "ENOMEM",
+			"cannot be registered"}}, []string{"ibv_reg_dmabuf_mr errno=12 device=rocep1 from=4",
+			"ibv_reg_mr errno=12 device=rocep1 from=100"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -121,7 +127,8 @@ func TestServerGPUSlotsAreRegisteredWithNICs(t *testing.T) {
 				}
 				is := side.report.Connections[0]
 				if is.Transport != launch.TransportVerbs || !strings.HasPrefix(is.Registration, side.word+": ") || is.GDR != gdr ||
-					strings.Contains(is.Path, "GPU "+devices[side.server].BusID) != gdr || strings.Contains(is.Path, "host memory") == gdr {
+					strings.Contains(is.Path, "GPU "+devices[side.server].BusID) != gdr ||
+					strings.Contains(is.Path, "host memory") == gdr {
 					t.Errorf("inspect shows %+v; it was to be %s", is, side.word)
 				}
 				for _, word := range side.said {
@@ -129,7 +136,8 @@ func TestServerGPUSlotsAreRegisteredWithNICs(t *testing.T) {
 						t.Errorf("inspect says %q, and nothing of %q", is.Registration, word)
 					}
 				}
-				if gpu, host := throughSlots(t, side.Session, side.server); gdr && (gpu != n || host != 0) || !gdr && (gpu != 0 || host != n) {
+				if gpu, host := throughSlots(t, side.Session, side.server); gdr && (gpu != n || host != 0) ||
+					!gdr && (gpu != 0 || host != n) {
 					t.Errorf("%d bytes went through slots on the server GPU and %d through the host's", gpu, host)
 				}
 				if own := slices.Contains(side.report.Contexts, devices[side.server].BusID); own != (side.peermem == "alloc") {
@@ -168,7 +176,8 @@ func flushed(t *testing.T, rdma softdevice.Host, nic string, want bool) {
 	}
 	for qp, n := range reads {
 		if n > 1 != want || !itself[qp] || others[qp] > 0 {
-			t.Errorf("%s has read %d times by queue pair %s, which leads to itself: %v, and done %d other things by it", nic, n, qp, itself[qp], others[qp])
+			t.Errorf("%s has read %d times by queue pair %s, which leads to itself: %v, and done %d other things by it", nic,
+				n, qp, itself[qp], others[qp])
 		}
 	}
 }
@@ -176,7 +185,7 @@ func flushed(t *testing.T, rdma softdevice.Host, nic string, want bool) {
 // A flush that fails for good ends the operations with an error that says so: their bytes may not be
 // there.
 func TestFailedFlushEndsOperationsWithError(t *testing.T) {
-	p := hostsThatRedial(t, 1, 1, shortRedial)
+	p := hostsWithReconnectLimit(t, 1, 1, shortReconnectLimit)
 	p.move(t, 1<<20)
 	if err := p.rdma.Script("send status=12 device=rocep1"); err != nil { // which writes nothing
 		t.Fatal(err)
@@ -208,7 +217,8 @@ func TestNICWithoutFlushReceivesIntoHostMemory(t *testing.T) {
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.arrive(t, 1<<20+3)
 	from, to := p.relayA.Report().Connections, p.relayB.Report().Connections
-	if len(from) != 1 || !from[0].GDR || len(to) != 1 || to[0].GDR || !strings.Contains(to[0].Registration, "what rocep1 writes into a GPU's memory cannot be flushed") {
+	if len(from) != 1 || !from[0].GDR || len(to) != 1 || to[0].GDR || !strings.Contains(to[0].Registration,
+		"writes of rocep1 into memory of a GPU cannot be flushed") {
 		t.Errorf("inspect shows %+v and %+v", from, to)
 	}
 }

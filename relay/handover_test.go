@@ -247,7 +247,9 @@ func TestGraphReplaysAfterDeathAreReleased(t *testing.T) {
 	}{
 		{"the relay", wire.StatusPeerRelayDied, func(t *testing.T, _ *pair, stop func()) { stop() }},
 		{"the other client", wire.StatusPeerClosed, func(t *testing.T, p *pair, _ func()) { check(t, p.b.Close()) }},
-		{"the connection, by this side", wire.StatusPeerClosed, func(t *testing.T, p *pair, _ func()) { check(t, p.sending.Close(within(t))) }},
+		{"the connection, by this side", wire.StatusPeerClosed, func(t *testing.T, p *pair, _ func()) {
+			check(t, p.sending.Close(within(t)))
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, stop := apart(t, launch.RouteDirect)
@@ -346,7 +348,8 @@ func TestHostileClientTurnsAffectOwnOperationsOnly(t *testing.T) {
 		check(t, err)
 		return answer
 	}
-	memory := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend}, m.fd).(*wire.Exported)
+	memory := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend},
+		m.fd).(*wire.Exported)
 	connection := ask(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()}).(*wire.Connected)
 	receiving, err := listener.Accept(within(t))
 	check(t, err)

@@ -54,7 +54,8 @@ func TestGreetingsFloodEvictsFlooderOnly(t *testing.T) {
 		g.add(c, flooder)
 	}
 	if g.evicted(first) || !g.evicted(silent) || g.evicted(said) {
-		t.Errorf("evicted: the honest connection %v, the flooder's silent one %v, its other one %v", g.evicted(first), g.evicted(silent), g.evicted(said))
+		t.Errorf("evicted: the honest connection %v, the flooder's silent one %v, its other one %v", g.evicted(first),
+			g.evicted(silent), g.evicted(said))
 	}
 	if err := silent.SetWriteDeadline(time.Time{}); err != nil {
 		t.Fatal(err)

@@ -35,8 +35,10 @@ func (a *hostAccount) take(bytes uint64, name string) error {
 	defer a.mu.Unlock()
 	if a.limit > 0 && (bytes > a.limit || a.used > a.limit-bytes) {
 		return wire.Errorf(wire.StatusLimit, "%w", &fault.Error{Code: fault.LimitMet,
-			Operation: fmt.Sprintf("%s more of host memory is asked for, and the relay has %s in %s, whose limit is %s, a quarter of the container's memory limit", humanize.IBytes(bytes), humanize.IBytes(a.used), name, humanize.IBytes(a.limit)),
-			Remedy:    "raise the container's memory limit"}).On(name)
+			Operation: fmt.Sprintf("%s more of host memory is asked for, and the relay has %s in %s, whose limit is %s, a "+
+				"quarter of the container's memory limit", humanize.IBytes(bytes), humanize.IBytes(a.used), name,
+				humanize.IBytes(a.limit)),
+			Remedy: "raise the container's memory limit"}).On(name)
 	}
 	a.used += bytes
 	return nil

@@ -159,8 +159,10 @@ func TestInvalidMessagesOfReceivingRelayEndConnection(t *testing.T) {
 		name   string
 		grants []wire.PeerGrant
 	}{
-		{"a grant twice", []wire.PeerGrant{{Send: 1, Grant: 1, Length: 8, Region: 9}, {Send: 1, Grant: 1, Part: 8, Length: 8, Region: 9}}},
-		{"a byte twice", []wire.PeerGrant{{Send: 1, Grant: 1, Length: 8, Region: 9}, {Send: 1, Grant: 2, Length: 8, Region: 9}}},
+		{"a grant twice", []wire.PeerGrant{{Send: 1, Grant: 1, Length: 8, Region: 9},
+			{Send: 1, Grant: 1, Part: 8, Length: 8, Region: 9}}},
+		{"a byte twice", []wire.PeerGrant{{Send: 1, Grant: 1, Length: 8, Region: 9}, {Send: 1, Grant: 2, Length: 8,
+			Region: 9}}},
 		{"beyond the message", []wire.PeerGrant{{Send: 1, Grant: 1, Length: 4097, Region: 9}}},
 		{"beyond the region", []wire.PeerGrant{{Send: 1, Grant: 1, Length: 8, Offset: 2<<20 - 7, Region: 9}}},
 		{"an unknown region", []wire.PeerGrant{{Send: 1, Grant: 1, Length: 8, Region: 8}}},
@@ -220,9 +222,11 @@ func TestInvalidHostMemoryOfReceivingRelayIsRefused(t *testing.T) {
 		words  string
 	}{
 		{"unsealed", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, memfd(bytes, 0), bad, "", "sealed"},
-		{"of another size", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, sealed(bytes / 2), bad, "", "1048576 bytes"},
+		{"of another size", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, sealed(bytes / 2), bad, "",
+			"1048576 bytes"},
 		{"a GPU's", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: bytes}, allocate(t, 3, bytes).fd, bad, "", "bytes"},
-		{"without pages", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: 1 << 40}, sealed(1 << 40), wire.StatusLimit, "relay.limits.host_memory", ""},
+		{"without pages", wire.PeerRegion{Kind: wire.MemoryHost, Bytes: 1 << 40}, sealed(1 << 40), wire.StatusLimit,
+			"relay.limits.host_memory", ""},
 		{"of no kind", wire.PeerRegion{Kind: 7, Bytes: bytes}, sealed(bytes), wire.StatusMalformed, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -396,7 +400,8 @@ func TestEndedSessionTimelinesStayAtTheirEnd(t *testing.T) {
 		}
 		return answer
 	}
-	memory := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend}, m.fd).(*wire.Exported)
+	memory := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend},
+		m.fd).(*wire.Exported)
 	connection := ask(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()}).(*wire.Connected)
 	if wake, err := c.Post(wire.Descriptor{
 		Operation: wire.OpSend, Connection: connection.Connection, Memory: memory.Memory, Length: 8,

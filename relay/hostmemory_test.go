@@ -80,7 +80,8 @@ func TestHostMemoryAtEitherEndTransfersOnEachRoute(t *testing.T) {
 					h := newHost(t)
 					h.nic("nic0")
 					h.nic("nic1")
-					a, b := attach(t, h.relay("a", route, copying(far(0, 1, "nic0")))), attach(t, h.relay("b", route, copying(far(second, server, "nic1"))))
+					a, b := attach(t, h.relay("a", route, copying(far(0, 1, "nic0")))),
+						attach(t, h.relay("b", route, copying(far(second, server, "nic1"))))
 					source, target := sideOf(t, a, 0, from, pairBytes), sideOf(t, b, second, to, pairBytes)
 					sending, receiving, _ := join(t, a, 0, b, second)
 					for i, n := range []uint64{0, 1, 7, 8, 4096, 32<<10 - 1, 32 << 10, 1<<20 - 1, 1 << 20, 1<<20 + 1, 5<<20 + 5} {
@@ -141,7 +142,8 @@ func TestHostMemoryIsRefused(t *testing.T) {
 	demandCode(t, err, wire.StatusLimit, codes.LimitMet, "relay.limits.host_memory")
 	demandText(t, err, "3.0 MiB", "18 MiB", "20 MiB")
 	report := r.Report()
-	if used := report.Used; used.HostMemory != 18<<20+uint64(os.Getpagesize()) || used.Memories != 2 || used.Descriptors != 2*6+2*2 {
+	if used := report.Used; used.HostMemory != 18<<20+uint64(os.Getpagesize()) || used.Memories != 2 ||
+		used.Descriptors != 2*6+2*2 {
 		t.Errorf("in use are %+v", used)
 	}
 	if c := report.Clients; len(c) != 2 || c[0].HostMemory+c[1].HostMemory != report.Used.HostMemory {
@@ -258,7 +260,8 @@ func (v *victim) made(c interface {
 	Exchange(wire.Message, time.Duration, ...int) (wire.Message, []int, error)
 }, n uint64) (memory uint32, fd int) {
 	v.t.Helper()
-	m, fds, err := c.Exchange(&wire.HostMemory{Bytes: n, GPU: uuid(v.t, 0), Access: wire.AccessSend | wire.AccessReceive}, time.Minute)
+	m, fds, err := c.Exchange(&wire.HostMemory{Bytes: n, GPU: uuid(v.t, 0),
+		Access: wire.AccessSend | wire.AccessReceive}, time.Minute)
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -324,7 +327,8 @@ func TestHostMemoryBeforeItsPagesIsUnusable(t *testing.T) {
 	}
 	send := func() wire.Status {
 		t.Helper()
-		wake, err := c.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection.Connection, Memory: memory, Length: 8, WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline})
+		wake, err := c.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection.Connection, Memory: memory,
+			Length: 8, WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -343,7 +347,8 @@ func TestHostMemoryBeforeItsPagesIsUnusable(t *testing.T) {
 	if status := send(); status != wire.StatusUnknownMemory {
 		t.Errorf("a send of memory without pages ends with status %d", status)
 	}
-	refuse(&wire.Expose{Memory: memory, Length: 8, Access: wire.RemoteRead, Connection: connection.Connection}, wire.StatusUnknownMemory)
+	refuse(&wire.Expose{Memory: memory, Length: 8, Access: wire.RemoteRead, Connection: connection.Connection},
+		wire.StatusUnknownMemory)
 	refuse(&wire.HostMemoryPopulated{Memory: memory + 1000}, wire.StatusUnknownMemory)
 	if answer, _ := ask(&wire.HostMemoryPopulated{Memory: memory}); pages(fd) != n {
 		t.Errorf("%d bytes are allocated after %#v, want %d", pages(fd), answer, n)

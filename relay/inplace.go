@@ -70,7 +70,9 @@ const inPlaceFactor = 2
 // allowsInPlace says why so many bytes more cannot be lent.
 func (l *lane) allowsInPlace(bytes uint64) error {
 	if limit := l.maxInPlace; bytes > limit || l.inPlaceBytes > limit-bytes {
-		return wire.Errorf(wire.StatusLimit, "%s of GPU %s are lent to NICs, and the limit is %s, %d times what it has; export what is used, and no range again and again",
+		return wire.Errorf(wire.StatusLimit,
+			"%s of GPU %s are lent to NICs, and the limit is %s, %d times what it has; export what is used, and no range "+
+				"again and again",
 			humanize.IBytes(l.inPlaceBytes), l.spec.GPU.BusID, humanize.IBytes(limit), inPlaceFactor)
 	}
 	return nil
@@ -184,10 +186,12 @@ func (c *connection) known(m *memory) bool {
 }
 
 // clientDMABuf is the registration of client memory.
-var clientDMABuf = slotsWay{registration.DMABuf, "dmabuf: the client's own memory, in place, registered by DMA-BUF: GPUDirect RDMA"}
+var clientDMABuf = slotsWay{registration.DMABuf,
+	"dmabuf: the client's own memory, in place, registered by DMA-BUF: GPUDirect RDMA"}
 
 // noMemoryInPlace describes a near GPU's connection before the first message.
-const noMemoryInPlace = "the GPU is near the NICs and has no slots; a client's memory goes in place when NICs know it, and none has come yet"
+const noMemoryInPlace = "the GPU is near the NICs and has no slots; a client's memory goes in place when NICs " +
+	"know it, and none has come yet"
 
 // noDMABufAnswer is the reason for memory whose process has not answered the export's request,
 // because the library is too old, or the answer is pending.
@@ -208,7 +212,8 @@ func (c *connection) reportInPlace(refused string) {
 		return
 	}
 	r := c.session.relay
-	r.warnings.warn(c.session.log.WithField("gpu", c.lane.spec.GPU.BusID), errors.New(refused), "memory of a GPU near the NICs bounces through host memory")
+	r.warnings.warn(c.session.log.WithField("gpu", c.lane.spec.GPU.BusID), errors.New(refused),
+		"memory of a GPU near the NICs bounces through host memory")
 }
 
 // countInPlace counts bytes of an operation that were not copied.

@@ -26,8 +26,10 @@ func TestDMABufLinkNamesItsOwner(t *testing.T) {
 		{"a GPU's, with a name", file + "size:\t2097152\ncount:\t1\nexp_name:\tnv_dmabuf\nname:\tweights\n", true},
 		{"an older driver's", file + "size:\t2097152\ncount:\t1\nexp_name:\tnvidia\n", true},
 		{"the host's", file + "size:\t4096\ncount:\t1\nexp_name:\tudmabuf\n", false},
-		{"the host's, that is called as a GPU's", file + "size:\t4096\ncount:\t1\nexp_name:\tsystem\nname:\texp_name:\tnv_dmabuf\n", false},
-		{"the host's, with a name of two lines", file + "size:\t4096\ncount:\t1\nexp_name:\tudmabuf\nname:\tx\nexp_name:\tnv_dmabuf\n", false},
+		{"the host's, that is called as a GPU's",
+			file + "size:\t4096\ncount:\t1\nexp_name:\tsystem\nname:\texp_name:\tnv_dmabuf\n", false},
+		{"the host's, with a name of two lines",
+			file + "size:\t4096\ncount:\t1\nexp_name:\tudmabuf\nname:\tx\nexp_name:\tnv_dmabuf\n", false},
 		{"a file's", file, false},
 		{"nothing", "", false},
 	} {
@@ -56,7 +58,8 @@ func TestDMABufOfClientIsCheckedByItsLink(t *testing.T) {
 		{"/memfd:/dmabuf: (deleted)", "none", &descriptorError{"/memfd:/dmabuf: (deleted)"}},
 	} {
 		link, info := fmt.Sprintf("%s/fd/%d", proc, i), fmt.Sprintf("%s/fdinfo/%d", proc, i)
-		err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.MkdirAll(filepath.Dir(info), 0o755), os.Symlink(c.link, link))
+		err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.MkdirAll(filepath.Dir(info), 0o755),
+			os.Symlink(c.link, link))
 		if err == nil && c.fdinfo != "none" {
 			err = os.WriteFile(info, []byte(c.fdinfo), 0o644)
 		}

@@ -47,7 +47,8 @@ func (m *memory) dmabuf() (fd int, err error) {
 func (m *memory) lend(s *client.Session, offset, n uint64) {
 	m.t.Helper()
 	var err error
-	m.Memory, err = s.Export(within(m.t), client.Allocation{FD: m.fd, Bytes: m.bytes, Offset: offset, Length: n, GPU: uuid(m.t, m.gpu),
+	m.Memory, err = s.Export(within(m.t), client.Allocation{FD: m.fd, Bytes: m.bytes, Offset: offset, Length: n,
+		GPU:    uuid(m.t, m.gpu),
 		DMABuf: m.dmabuf})
 	if err != nil {
 		m.t.Fatal(err)
@@ -100,9 +101,11 @@ func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 		place bool   // its memory is in place
 		says  string // inspect
 	}
-	place, slots := side{true, true, "dmabuf: the client's own memory, in place"}, side{false, false, "dmabuf: slots on server GPUs"}
+	place, slots := side{true, true, "dmabuf: the client's own memory, in place"},
+		side{false, false, "dmabuf: slots on server GPUs"}
 	bounce := func(why string) side {
-		return side{true, false, "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: the client's own memory is not reached in place: " + why}
+		return side{true, false, "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: the client's " +
+			"own memory is not reached in place: " + why}
 	}
 	type refusal struct {
 		name      string
@@ -116,16 +119,22 @@ func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 		{name: "both near", a: place, b: place},
 		{name: "a near one sends", a: place, b: slots},
 		{name: "a near one receives", a: slots, b: place},
-		{name: "no DMA-BUF", a: bounce("its process has no DMA-BUF of it: the program gave none"), b: bounce("its process has no DMA-BUF of it: the program gave none"),
+		{name: "no DMA-BUF", a: bounce("its process has no DMA-BUF of it: the program gave none"),
+			b:   bounce("its process has no DMA-BUF of it: the program gave none"),
 			ask: func(a *client.Allocation) { a.DMABuf = nil }},
-		{name: "a DMA-BUF that CUDA does not make", a: bounce("its process has no DMA-BUF of it: not supported"), b: bounce("its process has no DMA-BUF of it: not supported"),
+		{name: "a DMA-BUF that CUDA does not make", a: bounce("its process has no DMA-BUF of it: not supported"),
+			b:   bounce("its process has no DMA-BUF of it: not supported"),
 			ask: func(a *client.Allocation) { a.DMABuf = func() (int, error) { return -1, errors.New("not supported") } }},
-		{name: "a descriptor that is none", a: bounce("import the exported descriptor: it is not simulated GPU memory"), b: bounce("import the exported descriptor: it is not simulated GPU memory"),
+		{name: "a descriptor that is none", a: bounce("import the exported descriptor: it is not simulated GPU memory"),
+			b: bounce("import the exported descriptor: it is not simulated GPU memory"),
 			ask: func(a *client.Allocation) {
 				a.DMABuf = func() (int, error) { return unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0) }
 			}},
-		{name: "what arrives cannot be flushed", a: place, b: bounce("what rocep1 writes into a GPU's memory cannot be flushed"), script: []string{"ibv_create_qp errno=12 device=rocep1 call=1"}, unflushed: true},
-		{name: "iWARP", a: place, b: bounce("what rocep1 writes into a GPU's memory cannot be flushed"), kind: iwarp, unflushed: true},
+		{name: "what arrives cannot be flushed", a: place,
+			b:      bounce("writes of rocep1 into memory of a GPU cannot be flushed"),
+			script: []string{"ibv_create_qp errno=12 device=rocep1 call=1"}, unflushed: true},
+		{name: "iWARP", a: place, b: bounce("writes of rocep1 into memory of a GPU cannot be flushed"), kind: iwarp,
+			unflushed: true},
 	}
 	for _, errno := range []syscall.Errno{unix.EINVAL, unix.EOPNOTSUPP} {
 		cases = append(cases, refusal{name: unix.ErrnoName(errno), a: bounce("ibv_reg_dmabuf_mr (mlx5_0"), b: place,
@@ -201,7 +210,8 @@ func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 				if s.place {
 					want = moved
 				}
-				if s.moved != want || s.is.GDR != (s.place || !s.near) || strings.Contains(s.is.Path, "host memory") != (s.near && !s.place) {
+				if s.moved != want || s.is.GDR != (s.place || !s.near) ||
+					strings.Contains(s.is.Path, "host memory") != (s.near && !s.place) {
 					t.Errorf("%d bytes went in place, of %d; inspect shows %+v", s.moved, moved, s.is)
 				}
 			}
@@ -247,13 +257,13 @@ func lentRegions(t *testing.T, rdma softdevice.Host, nic string, bytes uint64) (
 // nearByRDMA is two near GPUs whose whole memory is lent and in place.
 func nearByRDMA(t *testing.T) *byRDMA {
 	t.Helper()
-	return nearThatRedial(t, 0)
+	return nearWithReconnectLimit(t, 0)
 }
 
-// nearThatRedial sets the time limit of reconnects, 0 for the default.
-func nearThatRedial(t *testing.T, limit time.Duration) *byRDMA {
+// nearWithReconnectLimit sets the time limit of reconnects, 0 for the default.
+func nearWithReconnectLimit(t *testing.T, limit time.Duration) *byRDMA {
 	t.Helper()
-	return (&byRDMA{lane: direct, redial: limit}).lendAll(t)
+	return (&byRDMA{lane: direct, reconnectLimit: limit}).lendAll(t)
 }
 
 func (p *byRDMA) lendAll(t *testing.T) *byRDMA {
@@ -321,7 +331,9 @@ func TestCudaMallocMemoryTransfersInPlace(t *testing.T) {
 // place without a flush, also by a NIC of iWARP, which cannot flush.
 func TestOwnerOrderingNeedsNoFlush(t *testing.T) {
 	t.Setenv("PEERLANE_SIM_WRITES_ORDERING", "100")
-	for name, kind := range map[string]func([]softdevice.Device) []softdevice.Device{"RoCE": slices.Clone[[]softdevice.Device], "iWARP": iwarp} {
+	for name, kind := range map[string]func([]softdevice.Device) []softdevice.Device{
+		"RoCE": slices.Clone[[]softdevice.Device], "iWARP": iwarp,
+	} {
 		t.Run(name, func(t *testing.T) {
 			p := &byRDMA{lane: direct}
 			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
@@ -411,7 +423,10 @@ func TestInPlaceMemoryUnexportedInFlightStaysRegistered(t *testing.T) {
 	if !bytes.Equal(p.target.read(0, 1<<20), want) {
 		t.Error("wrong bytes")
 	}
-	testutil.Until(t, "the registrations of lent memory", func() bool { _, left := lentRegions(t, p.rdma, "mlx5_0", pairBytes); return left == 0 })
+	testutil.Until(t, "the registrations of lent memory", func() bool {
+		_, left := lentRegions(t, p.rdma, "mlx5_0", pairBytes)
+		return left == 0
+	})
 }
 
 // A NIC fails during a message between two memories, with or without an unexport meanwhile: new
@@ -428,7 +443,7 @@ func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			p := nearThatRedial(t, time.Minute)
+			p := nearWithReconnectLimit(t, time.Minute)
 			const n = 1 << 20
 			want := random(t, n)
 			p.source.write(0, want)
@@ -449,7 +464,10 @@ func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			testutil.Until(t, "a send that fails", func() bool { failed, err := p.rdma.Calls("send"); return err == nil && len(failed) > 0 })
+			testutil.Until(t, "a send that fails", func() bool {
+				failed, err := p.rdma.Calls("send")
+				return err == nil && len(failed) > 0
+			})
 			if err := p.rdma.Script(); err != nil {
 				t.Fatal(err)
 			}
@@ -461,12 +479,15 @@ func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 			if !bytes.Equal(p.target.read(0, n), want) {
 				t.Error("wrong bytes")
 			}
-			if _, way := p.data(t); !strings.Contains(way, "connected anew ") {
+			if _, way := p.data(t); !strings.Contains(way, "reconnected ") {
 				t.Errorf("inspect says %q", way)
 			}
 			if c.unexport {
 				for _, nic := range []string{"mlx5_0", "rocep1"} {
-					testutil.Until(t, "the registrations of lent memory", func() bool { _, left := lentRegions(t, p.rdma, nic, pairBytes); return left == 0 })
+					testutil.Until(t, "the registrations of lent memory", func() bool {
+						_, left := lentRegions(t, p.rdma, nic, pairBytes)
+						return left == 0
+					})
 				}
 				return
 			}
@@ -548,7 +569,10 @@ func TestOwnerDeathInPlaceKeepsMemoryUntilWriteEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			op := message()
-			testutil.Until(t, "the calls that are held", func() bool { held, err := p.rdma.Calls("held"); return err == nil && len(held) > 0 })
+			testutil.Until(t, "the calls that are held", func() bool {
+				held, err := p.rdma.Calls("held")
+				return err == nil && len(held) > 0
+			})
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
@@ -595,8 +619,10 @@ type dying struct {
 func (p dying) start(t *testing.T) (*exec.Cmd, string) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=lender", "GORACE=atexit_sleep_ms=0", "PEERLANE_TEST_SOCKET="+p.socket,
-		"PEERLANE_TEST_GPU="+devices[p.gpu].UUID, "PEERLANE_TEST_BUS="+devices[p.gpu].BusID, "PEERLANE_TEST_HANDLE="+p.handle, fmt.Sprint("PEERLANE_TEST_IPC=", p.ipc))
+	cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=lender", "GORACE=atexit_sleep_ms=0",
+		"PEERLANE_TEST_SOCKET="+p.socket,
+		"PEERLANE_TEST_GPU="+devices[p.gpu].UUID, "PEERLANE_TEST_BUS="+devices[p.gpu].BusID,
+		"PEERLANE_TEST_HANDLE="+p.handle, fmt.Sprint("PEERLANE_TEST_IPC=", p.ipc))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -711,17 +737,18 @@ func playLender() error {
 	if err != nil {
 		return err
 	}
-	m, err := s.Export(ctx, client.Allocation{FD: fd, Bytes: all, Length: lenderBytes, GPU: id, DMABuf: func() (fd int, err error) {
-		// The driver makes a DMA-BUF only with a current context.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		current, err := d.CtxCreate(on, cuda.CtxOptions{Lean: true})
-		if err != nil {
-			return -1, err
-		}
-		fd, err = d.MemDMABufFD(at, all)
-		return fd, errors.Join(err, d.CtxDestroy(current))
-	}})
+	m, err := s.Export(ctx, client.Allocation{FD: fd, Bytes: all, Length: lenderBytes, GPU: id,
+		DMABuf: func() (fd int, err error) {
+			// The driver makes a DMA-BUF only with a current context.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			current, err := d.CtxCreate(on, cuda.CtxOptions{Lean: true})
+			if err != nil {
+				return -1, err
+			}
+			fd, err = d.MemDMABufFD(at, all)
+			return fd, errors.Join(err, d.CtxDestroy(current))
+		}})
 	if err != nil {
 		return err
 	}
@@ -769,7 +796,11 @@ func TestUnrequestedDMABufIsClosed(t *testing.T) {
 	asked := false
 	m := allocate(t, 0, 2<<20)
 	var err error
-	if m.Memory, err = p.a.Export(within(t), client.Allocation{FD: m.fd, Bytes: m.bytes, GPU: uuid(t, 0), DMABuf: func() (int, error) { asked = true; return -1, errors.ErrUnsupported }}); err != nil || asked {
+	if m.Memory, err = p.a.Export(within(t), client.Allocation{FD: m.fd, Bytes: m.bytes, GPU: uuid(t, 0),
+		DMABuf: func() (int, error) {
+			asked = true
+			return -1, errors.ErrUnsupported
+		}}); err != nil || asked {
 		t.Fatalf("%v; the relay wanted it: %v", err, asked)
 	}
 	near := newHost(t)
@@ -790,7 +821,8 @@ func TestUnrequestedDMABufIsClosed(t *testing.T) {
 			}
 			return answer
 		}
-		exported, is := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend}, m.fd).(*wire.Exported)
+		exported, is := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend},
+			m.fd).(*wire.Exported)
 		if wants := is && exported.Wants == wire.WantsDMABuf; !is || wants != (c.takes == 1) {
 			t.Fatalf("%s: the relay answers %+v", c.name, exported)
 		}
@@ -800,7 +832,9 @@ func TestUnrequestedDMABufIsClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 3 {
-			for _, err := range []error{raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0, dmabuf), raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0, dmabuf), raw.Send(&wire.DMABuf{Memory: exported.Memory + 1}, 0, dmabuf), raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0)} {
+			for _, err := range []error{raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0, dmabuf),
+				raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0, dmabuf), raw.Send(&wire.DMABuf{Memory: exported.Memory + 1}, 0,
+					dmabuf), raw.Send(&wire.DMABuf{Memory: exported.Memory}, 0)} {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -844,7 +878,8 @@ func TestLibraryWithoutInPlaceSupportBounces(t *testing.T) {
 	}
 	const n = 1 << 20
 	m := allocate(t, 0, 2<<20)
-	memory := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend}, m.fd).(*wire.Exported)
+	memory := ask(&wire.Export{Bytes: m.bytes, Length: m.bytes, GPU: uuid(t, 0), Access: wire.AccessSend},
+		m.fd).(*wire.Exported)
 	connection := ask(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()}).(*wire.Connected)
 	receiving, err := listener.Accept(within(t))
 	if err != nil {
@@ -852,7 +887,8 @@ func TestLibraryWithoutInPlaceSupportBounces(t *testing.T) {
 	}
 	move := func() {
 		t.Helper()
-		wake, err := c.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection.Connection, Memory: memory.Memory, Length: n,
+		wake, err := c.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection.Connection,
+			Memory: memory.Memory, Length: n,
 			WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline})
 		if err == nil && wake {
 			_, err = unix.Write(c.wakeRelay, []byte{1, 0, 0, 0, 0, 0, 0, 0})
@@ -867,8 +903,10 @@ func TestLibraryWithoutInPlaceSupportBounces(t *testing.T) {
 		testutil.Until(t, "a completion", func() bool { _, ended := c.Next(); return ended })
 	}
 	move()
-	const says = "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: the client's own memory is not reached in place: its process has said nothing of a DMA-BUF"
-	if went, is := inPlace(t, p.relayA); went > 0 || !strings.HasPrefix(is.Registration, says) || !strings.Contains(is.Path, "host memory") {
+	const says = "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: the client's own memory is " +
+		"not reached in place: its process has said nothing of a DMA-BUF"
+	if went, is := inPlace(t, p.relayA); went > 0 || !strings.HasPrefix(is.Registration, says) ||
+		!strings.Contains(is.Path, "host memory") {
 		t.Errorf("%d bytes went in place; inspect shows %+v", went, is)
 	}
 	dmabuf, err := m.dmabuf()
@@ -944,7 +982,10 @@ func TestManyInPlaceMemoriesUseFewThreads(t *testing.T) {
 		q.move(t, n)
 	}
 	release("ibv_reg_dmabuf_mr")
-	testutil.Until(t, "the registrations of lent memory", func() bool { made, _ := lentRegions(t, p.rdma, "mlx5_0", n); return made == memories })
+	testutil.Until(t, "the registrations of lent memory", func() bool {
+		made, _ := lentRegions(t, p.rdma, "mlx5_0", n)
+		return made == memories
+	})
 	if err := p.rdma.Script("ibv_dereg_mr hold=1 device=mlx5_0"); err != nil {
 		t.Fatal(err)
 	}

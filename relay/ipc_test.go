@@ -138,7 +138,8 @@ func TestCudaMallocMemoryTransfersByIPC(t *testing.T) {
 func TestCudaMallocMemoryIsRefused(t *testing.T) {
 	v := newVictim(t, func(c *launch.Config) { c.CUDAIPC = true; c.Limits.Memories = 3 })
 	p, elsewhere := newPlain(t, 0, 4<<20), newPlain(t, 2, 4<<20)
-	for _, c := range []struct{ offset, length uint64 }{{0, 0}, {0, 4<<20 + 1}, {4 << 20, 1}, {1, 4 << 20}, {1 << 63, 1 << 63}, {8, 1<<64 - 8}} {
+	for _, c := range []struct{ offset, length uint64 }{{0, 0}, {0, 4<<20 + 1}, {4 << 20, 1}, {1, 4 << 20},
+		{1 << 63, 1 << 63}, {8, 1<<64 - 8}} {
 		_, err := v.export(p, c.offset, c.length)
 		demand(t, err, wire.StatusOutOfRange)
 	}

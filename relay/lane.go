@@ -125,11 +125,13 @@ func (l *lane) open() error {
 		}
 	}
 	if err := g.OpenStores(!d.Simulated()); err != nil {
-		logrus.WithError(err).Infof("short copies into GPU %s use the driver's calls, and take some 4 µs more", l.spec.GPU.BusID)
+		logrus.WithError(err).Infof("short copies into GPU %s use the driver's calls, and take some 4 µs more",
+			l.spec.GPU.BusID)
 	}
 	if !d.Simulated() { // whose times say nothing
 		if err := g.MeasureWrites(); err != nil {
-			logrus.WithError(err).Warnf("short copies into GPU %s were not measured; those of up to %d bytes are words", l.spec.GPU.BusID, g.Writes().MostWords)
+			logrus.WithError(err).Warnf("short copies into GPU %s were not measured; those of up to %d bytes are words",
+				l.spec.GPU.BusID, g.Writes().MostWords)
 		}
 	}
 	push, err := g.NewQueue()
@@ -234,7 +236,8 @@ func (l *lane) openStaging() error {
 	}
 	if l.weight("") > 0 && len(out.regions) > 0 && config.Bounce > 0 {
 		// A part of the lane is to go through the host's memory.
-		if p := l.bounce(size{l.slotsOn("", config.Slots), config.SlotBytes}, config.Bounce, device.CreateHost, &out, &in); p.bytes > 0 {
+		if p := l.bounce(size{l.slotsOn("", config.Slots), config.SlotBytes}, config.Bounce, device.CreateHost, &out,
+			&in); p.bytes > 0 {
 			to, from := out.regions[len(out.regions)-1], in.regions[len(in.regions)-1]
 			to.number, from.number = uint32(len(out.regions)-1), uint32(len(in.regions)-1)
 			all = append(all, p)
@@ -260,7 +263,8 @@ func (l *lane) openStaging() error {
 			lacks = "is fit"
 		}
 		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
-			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s", lacks, l.spec.GPU.BusID), Cause: errors.New(notes(all))}).On(l.spec.GPU.BusID)
+			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s", lacks, l.spec.GPU.BusID),
+			Cause:     errors.New(notes(all))}).On(l.spec.GPU.BusID)
 		return l.noRoom
 	}
 	most := 1
@@ -270,7 +274,8 @@ func (l *lane) openStaging() error {
 		}
 	}
 	if err := l.streams(most); err != nil {
-		logrus.WithError(err).Warnf("copies of GPU %s have fewer streams than the %d that the calibration chose", l.spec.GPU.BusID, most)
+		logrus.WithError(err).Warnf("copies of GPU %s have fewer streams than the %d that the calibration chose",
+			l.spec.GPU.BusID, most)
 	}
 	l.deal(&out)
 	l.deal(&in)
@@ -283,7 +288,8 @@ func (l *lane) openStaging() error {
 		return errEnding
 	}
 	logrus.WithFields(logrus.Fields{
-		"gpu": l.spec.GPU.BusID, "servers": len(out.regions), "slots": len(out.free), "slot": humanize.IBytes(out.regions[0].slotBytes),
+		"gpu": l.spec.GPU.BusID, "servers": len(out.regions), "slots": len(out.free),
+		"slot": humanize.IBytes(out.regions[0].slotBytes),
 	}).Info("staging is ready")
 	return nil
 }
@@ -301,7 +307,8 @@ func (l *lane) openRemote(n *launch.Network) error {
 	var out, in staging
 	p := l.bounce(size{n.Slots, n.SlotBytes}, n.Memory, device.CreateHuge, &out, &in)
 	if p.bytes == 0 {
-		return wire.Errorf(wire.StatusNoStaging, "the host's memory has no room for the slots of GPU %s that tcp needs: %s", l.spec.GPU.BusID, p.note).On(l.spec.GPU.BusID)
+		return wire.Errorf(wire.StatusNoStaging, "the host's memory has no room for the slots of GPU %s that tcp needs: %s",
+			l.spec.GPU.BusID, p.note).On(l.spec.GPU.BusID)
 	}
 	if p.note != "" {
 		logrus.Warnf("the slots of GPU %s for other hosts are not as configured: %s", l.spec.GPU.BusID, p.note)
@@ -309,7 +316,8 @@ func (l *lane) openRemote(n *launch.Network) error {
 	var short [2]*eagerBuffers
 	to, from, err := l.inHost(size{eagerQuotas, quotaBytes}, n.Memory, device.CreateHost)
 	if err != nil {
-		logrus.WithError(err).Warnf("short messages of GPU %s to other hosts wait for grants, as long ones do", l.spec.GPU.BusID)
+		logrus.WithError(err).Warnf("short messages of GPU %s to other hosts wait for grants, as long ones do",
+			l.spec.GPU.BusID)
 	} else {
 		short = [2]*eagerBuffers{newEagerBuffers(to), newEagerBuffers(from)}
 	}
@@ -330,7 +338,8 @@ func (l *lane) reserve() {
 	err := l.openStaging()
 	l.relay.examine(err)
 	if err != nil && wire.StatusOf(err) != wire.StatusNoStaging { // which is in the log
-		logrus.WithError(err).Errorf("reserving the staging of GPU %s; it is tried again when a client attaches", l.spec.GPU.BusID)
+		logrus.WithError(err).Errorf("reserving the staging of GPU %s; it is tried again when a client attaches",
+			l.spec.GPU.BusID)
 	}
 }
 
@@ -457,7 +466,8 @@ func (l *lane) inHost(z size, limit uint64, create hostMaker) (out, in *region, 
 	r, bytes := l.relay, 2*uint64(z.slots)*z.slotBytes
 	if have := r.bounced.Add(bytes); have > limit {
 		r.bounced.Add(-bytes)
-		return nil, nil, fmt.Errorf("%s more of it would be %s for this relay's lanes, whose limit is %s (staging.bounce_limit in config.toml)",
+		return nil, nil, fmt.Errorf("%s more of it would be %s for this relay's lanes, whose limit is %s "+
+			"(staging.bounce_limit in config.toml)",
 			humanize.IBytes(bytes), humanize.IBytes(have), humanize.IBytes(limit))
 	}
 	defer func() {
@@ -508,13 +518,13 @@ func (l *lane) serve(server launch.GPU, z size, admission bool, create maker) (o
 		return nil, nil, err
 	}
 	if admission {
-		giveBack, err := l.claim(server, ordinal, 2, uint64(z.slots)*z.slotBytes)
+		release, err := l.claim(server, ordinal, 2, uint64(z.slots)*z.slotBytes)
 		if err != nil {
 			return nil, nil, err
 		}
 		defer func() {
 			if out == nil {
-				giveBack()
+				release()
 			}
 		}()
 	}
@@ -544,7 +554,8 @@ func (l *lane) server(g launch.GPU) (cuda.Device, wire.UUID, error) {
 		return 0, wire.UUID{}, err
 	}
 	if g.UUID != "" && g.UUID != uuid {
-		return 0, wire.UUID{}, &fault.Error{Code: fault.StaleSpecification, Operation: "use GPU", Object: g.BusID, Cause: fmt.Errorf("it is %s now, the plan says %s", uuid, g.UUID), Remedy: "run peerlane cdi refresh"}
+		return 0, wire.UUID{}, &fault.Error{Code: fault.StaleSpecification, Operation: "use GPU", Object: g.BusID,
+			Cause: fmt.Errorf("it is %s now, the plan says %s", uuid, g.UUID), Remedy: "run peerlane cdi refresh"}
 	}
 	id, err := wire.ParseGPU(uuid)
 	return ordinal, id, err
@@ -552,7 +563,8 @@ func (l *lane) server(g launch.GPU) (cuda.Device, wire.UUID, error) {
 
 // claim requests the admission of equal allocations on a server GPU, and returns an error if
 // refused.
-func (l *lane) claim(server launch.GPU, ordinal cuda.Device, allocations int, each uint64) (giveBack func(), err error) {
+func (l *lane) claim(server launch.GPU, ordinal cuda.Device, allocations int,
+	each uint64) (release func(), err error) {
 	d := l.device.Driver
 	memory, err := d.DeviceTotalMem(ordinal)
 	if err != nil {

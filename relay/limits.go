@@ -48,7 +48,8 @@ func descriptorLimit(limit int) int {
 
 // limitMet returns the error of a limit that a key of config.toml sets.
 func limitMet(key, format string, arguments ...any) error {
-	return wire.Errorf(wire.StatusLimit, "%w", &fault.Error{Code: fault.LimitMet, Operation: fmt.Sprintf(format, arguments...), Remedy: "free memory or connections, or raise " + key + " in config.toml"}).On(key)
+	return wire.Errorf(wire.StatusLimit, "%w", &fault.Error{Code: fault.LimitMet, Operation: fmt.Sprintf(format,
+		arguments...), Remedy: "free memory or connections, or raise " + key + " in config.toml"}).On(key)
 }
 
 // reserve counts a client's new resources, or returns an error that names the reached limit. Call
@@ -79,7 +80,8 @@ func (r *Relay) reserve(u quota) error {
 		}
 	}
 	if limit := r.limits.Staging; u.staging > 0 && (u.staging > limit || r.used.staging > limit-u.staging) {
-		return limitMet("relay.limits.staging", "%s more of staging memory is asked for, and the clients in %s have %s, whose limit is %s",
+		return limitMet("relay.limits.staging",
+			"%s more of staging memory is asked for, and the clients in %s have %s, whose limit is %s",
 			humanize.IBytes(u.staging), r.name(), humanize.IBytes(r.used.staging), humanize.IBytes(limit))
 	}
 	if u.own > 0 {
@@ -133,7 +135,9 @@ type greeting struct {
 }
 
 // errSilent is why a connection was evicted.
-var errSilent = wire.Errorf(wire.StatusBusy, "%d connections of the same user, or %d of all, that had not said hello came after this one, which had not either", maxGreetingsOfUID, maxGreetings)
+var errSilent = wire.Errorf(wire.StatusBusy,
+	"%d connections of the same user, or %d of all, that had not said hello came after this one, which had not either",
+	maxGreetingsOfUID, maxGreetings)
 
 // unknownUID stands for a uid that the kernel does not tell.
 const unknownUID = ^uint32(0)

@@ -276,7 +276,8 @@ type keyedRange struct {
 
 // take checks entries, up to the first invalid entry, and makes the pieces of this side and the
 // ranges of the remote side.
-func (p *pieces) take(entries []wire.ListEntryLayout, kind uint32, c *connection) (ranges []keyedRange, length uint64, status wire.Status) {
+func (p *pieces) take(entries []wire.ListEntryLayout, kind uint32,
+	c *connection) (ranges []keyedRange, length uint64, status wire.Status) {
 	need := uint32(wire.AccessSend)
 	if kind == wire.OpReadList {
 		need = wire.AccessReceive
@@ -294,11 +295,13 @@ func (p *pieces) take(entries []wire.ListEntryLayout, kind uint32, c *connection
 			switch {
 			case m.lane != c.lane:
 				return ranges, length, wire.StatusWrongGPU
-			case m.access&need == 0, m.kind == wire.MemoryIPC && need == wire.AccessReceive && c.route == wire.RouteDirect: // as bind has it
+			case m.access&need == 0, m.kind == wire.MemoryIPC && need == wire.AccessReceive && c.route == wire.RouteDirect:
+				// as bind has it
 				return ranges, length, wire.StatusNotPermitted
 			}
 		}
-		if e.Length == 0 || e.Offset > m.length || e.Length > m.length-e.Offset || e.Length > math.MaxInt64-length || e.At > math.MaxUint64-e.Length {
+		if e.Length == 0 || e.Offset > m.length || e.Length > m.length-e.Offset || e.Length > math.MaxInt64-length ||
+			e.At > math.MaxUint64-e.Length {
 			return ranges, length, wire.StatusOutOfRange
 		}
 		p.add(m, e.Offset, e.Length, length)
@@ -410,8 +413,10 @@ func (s *sender) listRefused(m *wire.PeerListRefused) error {
 		from = s.reading.asked
 	}
 	op := from[m.Number]
-	if op == nil || op.pieces == nil || op.pieces.of == nil || m.Reads > 1 || m.Status == uint32(wire.StatusOK) || m.Position >= op.length || op.granted > 0 {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s refused byte %d of list message %d with status %d", s.peer, m.Position, m.Number, m.Status)
+	if op == nil || op.pieces == nil || op.pieces.of == nil || m.Reads > 1 || m.Status == uint32(wire.StatusOK) ||
+		m.Position >= op.length || op.granted > 0 {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s refused byte %d of list message %d with status %d",
+			s.peer, m.Position, m.Number, m.Status)
 	}
 	delete(from, m.Number)
 	op.pieces.failed = m.Position

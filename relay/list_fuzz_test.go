@@ -35,7 +35,8 @@ func (w *world) postList(c *connection, kind uint32, list []wire.ListEntryLayout
 		w.t.Fatal(err)
 	}
 	op := &operation{
-		session: w.session, kind: kind, cookie: uint64(len(w.posted) + 1), length: uint64(len(list)), wait: wire.NoTimeline, signal: wire.NoTimeline,
+		session: w.session, kind: kind, cookie: uint64(len(w.posted) + 1), length: uint64(len(list)), wait: wire.NoTimeline,
+		signal: wire.NoTimeline,
 	}
 	if status := op.bindList(c); status != wire.StatusOK {
 		w.t.Fatalf("the fuzzer posts a list that is not in order: %v", status)
@@ -53,7 +54,8 @@ func (s *script) entries() []wire.ListEntryLayout {
 	}
 	step, length := uint64(s.next()), 1+uint64(s.next())
 	for i := range list {
-		list[i] = wire.ListEntryLayout{Memory: 1, Offset: uint64(i) * step % (fuzzMemory - 256), Length: length, At: uint64(i) * length, Key: wire.UUID{1}}
+		list[i] = wire.ListEntryLayout{Memory: 1, Offset: uint64(i) * step % (fuzzMemory - 256), Length: length,
+			At: uint64(i) * length, Key: wire.UUID{1}}
 	}
 	if b := s.next(); b > 200 {
 		e := &list[b%len(list)]
@@ -101,7 +103,8 @@ func wants(op *operation, at uint64) byte {
 
 func (l *fuzzListLink) Write(to transport.Target, from transport.Source, n, immediate uint64, done func(error)) {
 	g := l.said[immediate]
-	if g == nil || l.closed || n == 0 || g.Region != to.Region || to.Offset < g.Offset || n > g.Length || to.Offset-g.Offset > g.Length-n || to.Offset > l.targets[to.Region] || n > l.targets[to.Region]-to.Offset {
+	if g == nil || l.closed || n == 0 || g.Region != to.Region || to.Offset < g.Offset || n > g.Length ||
+		to.Offset-g.Offset > g.Length-n || to.Offset > l.targets[to.Region] || n > l.targets[to.Region]-to.Offset {
 		l.t.Fatalf("a write of %d bytes to %+v with immediate %d, whose grant is %+v", n, to, immediate, g)
 	}
 	op := l.of(g.Send)
@@ -127,7 +130,8 @@ func (l *fuzzListLink) WriteList(list []transport.Copy, immediate uint64, done f
 				l.t.Fatalf("copies of message %d end at byte %d of %d", g.Send, at, op.length)
 			}
 			c := list[0]
-			if list = list[1:]; c.Bytes == 0 || c.Bytes > r.length-done || c.To.Region != r.target.region || c.To.Offset != r.at+done || c.To.Offset+c.Bytes > l.targets[c.To.Region] {
+			if list = list[1:]; c.Bytes == 0 || c.Bytes > r.length-done || c.To.Region != r.target.region ||
+				c.To.Offset != r.at+done || c.To.Offset+c.Bytes > l.targets[c.To.Region] {
 				l.t.Fatalf("a copy of %d bytes to %+v, for byte %d of %+v", c.Bytes, c.To, done, r)
 			}
 			for i, b := range unsafe.Slice((*byte)(c.From.Host), c.Bytes) {
@@ -232,13 +236,15 @@ func (w *world) fillsList(r *receiver, do *script, what func(op *operation, at u
 func FuzzPeerOfAListReader(f *testing.F) {
 	read, write := []byte{0, 1, 3, 0, 100, 50, 0, 4, 5, 1, 0, 0, 0}, []byte{0, 0, 3, 0, 100, 50, 0, 2, 0}
 	fillSlot, fillDirect := []byte{6, 1, 0, 0, 8}, []byte{6, 1, 0, 8}
-	grantSlot, grantDirect := []byte{3, 1, 0, 0, 0, 0, 0, 255, 200, 0, 8, 9, 0, 7, 0, 0}, []byte{3, 1, 0, 0, 0, 10, 0, 0, 0, 0, 9, 0, 7, 0, 0}
+	grantSlot, grantDirect := []byte{3, 1, 0, 0, 0, 0, 0, 255, 200, 0, 8, 9, 0, 7, 0, 0}, []byte{3, 1, 0, 0, 0, 10, 0, 0,
+		0, 0, 9, 0, 7, 0, 0}
 	for _, route := range []byte{0, 240} {
 		f.Add(slices.Concat([]byte{route}, read, fillSlot, write, grantSlot))
 	}
 	f.Add(slices.Concat([]byte{1}, read, fillDirect, write, grantDirect))
 	// Several parts; a list with an entry that is wrong; a cancellation; refusals.
-	f.Add([]byte{1, 0, 0, 20, 255, 3, 7, 0, 11, 1, 0, 1, 20, 255, 3, 7, 255, 0, 250, 250, 0, 10, 0, 5, 0, 0, 4, 10, 0, 5, 0, 1, 0, 12, 6})
+	f.Add([]byte{1, 0, 0, 20, 255, 3, 7, 0, 11, 1, 0, 1, 20, 255, 3, 7, 255, 0, 250, 250, 0, 10, 0, 5, 0, 0, 4, 10, 0, 5,
+		0, 1, 0, 12, 6})
 	f.Add([]byte{0, 0, 1, 20, 255, 3, 7, 0, 12, 1, 0, 0, 20, 255, 3, 7, 0, 12, 3})
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 512 {
@@ -246,14 +252,16 @@ func FuzzPeerOfAListReader(f *testing.F) {
 		}
 		r := newListReader(t, script(text))
 		acts := []func(){
-			r.posts, r.isRefused, r.learnsRegion, r.isGranted, r.hasWayBack, r.hearsOfData, r.isFilled, r.isDelivered,
+			r.posts, r.isRefused, r.learnsRegion, r.isGranted, r.hasReverseConnection, r.hearsOfData, r.isFilled, r.isDelivered,
 			r.copied, r.wrote, r.listIsRefused, r.cancels, r.hearsOther,
 		}
 		for len(r.do) > 0 {
 			acts[r.do.next()%len(acts)]()
 			s := r.s
-			if s.listing.parts > wire.PartsAtOnce || r.session.listParts != s.listing.parts || len(s.listing.ranges) > wire.PartEntries {
-				t.Fatalf("%d parts of the connection, %d of the session, %d ranges", s.listing.parts, r.session.listParts, len(s.listing.ranges))
+			if s.listing.parts > wire.PartsAtOnce || r.session.listParts != s.listing.parts ||
+				len(s.listing.ranges) > wire.PartEntries {
+				t.Fatalf("%d parts of the connection, %d of the session, %d ranges", s.listing.parts, r.session.listParts,
+					len(s.listing.ranges))
 			}
 		}
 		r.end()
@@ -295,7 +303,8 @@ func (r *listReader) posts() {
 }
 
 func (r *listReader) isRefused() {
-	r.hear(&wire.PeerReadRefused{Read: r.do.near(max(1, r.s.reading.last)), Status: uint32(r.do.near(uint64(wire.StatusBadKey)))})
+	r.hear(&wire.PeerReadRefused{Read: r.do.near(max(1, r.s.reading.last)),
+		Status: uint32(r.do.near(uint64(wire.StatusBadKey)))})
 }
 
 func (r *listReader) learnsRegion() { r.learn(&r.do, r.duplicate) }
@@ -306,7 +315,7 @@ func (r *listReader) isGranted() {
 	}
 }
 
-func (r *listReader) hasWayBack() {
+func (r *listReader) hasReverseConnection() {
 	if b := r.s.reading.back; b == nil || !b.listener.expects() {
 		return
 	}
@@ -353,7 +362,8 @@ func (r *listReader) wrote() {
 }
 
 func (r *listReader) listIsRefused() {
-	m := &wire.PeerListRefused{Number: r.do.near(max(1, r.s.last)), Position: uint64(r.do.next()), Status: uint32(r.do.near(uint64(wire.StatusOutOfRange)))}
+	m := &wire.PeerListRefused{Number: r.do.near(max(1, r.s.last)), Position: uint64(r.do.next()),
+		Status: uint32(r.do.near(uint64(wire.StatusOutOfRange)))}
 	if r.do.next()%2 == 1 {
 		m.Number, m.Reads = r.do.near(max(1, r.s.reading.last)), 1
 	}
@@ -414,20 +424,24 @@ func (r *listReader) end() {
 func FuzzPeerOfAListOwner(f *testing.F) {
 	write, read := []byte{0, 3, 0, 0, 40, 10, 0, 1, 0, 0, 0}, []byte{0, 3, 0, 1, 40, 10, 0, 3, 0, 0, 0, 5, 7, 0}
 	fillSlot, fillDirect := []byte{2, 1, 0, 0, 4}, []byte{2, 1, 0, 4}
-	grantSlot, grantDirect := []byte{6, 1, 0, 0, 0, 0, 0, 255, 200, 0, 4, 8, 0, 0}, []byte{6, 1, 0, 0, 0, 10, 0, 0, 8, 0, 0}
+	grantSlot, grantDirect := []byte{6, 1, 0, 0, 0, 0, 0, 255, 200, 0, 4, 8, 0, 0}, []byte{6, 1, 0, 0, 0, 10, 0, 0, 8, 0,
+		0}
 	for _, route := range []byte{0, 240} {
 		f.Add(slices.Concat([]byte{route}, write, fillSlot, read, grantSlot, []byte{9, 0, 9, 1}))
 	}
 	f.Add(slices.Concat([]byte{1}, write, fillDirect, read, grantDirect, []byte{9, 0, 9, 1}))
 	// A range beyond the region, the wrong access, and a revocation under a write.
-	f.Add(slices.Concat([]byte{1, 0, 3, 0, 0, 40, 10, 221, 255, 0, 0, 1, 0, 0, 0, 0, 3, 0, 1, 40, 10, 0, 1, 0, 0, 0}, write, []byte{9, 0}, fillDirect))
+	f.Add(slices.Concat([]byte{1, 0, 3, 0, 0, 40, 10, 221, 255, 0, 0, 1, 0, 0, 0, 0, 3, 0, 1, 40, 10, 0, 1, 0, 0, 0},
+		write, []byte{9, 0}, fillDirect))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 512 {
 			return
 		}
 		o := newListOwner(t, script(text))
 		acts := []func(){
-			o.hearsRanges, o.hearsOfWrite, o.isFilled, o.hearsOfRead, o.copied, o.hasWayBack, o.isGranted, o.learnsRegion, o.wrote, o.other,
+			o.hearsRanges, o.hearsOfWrite, o.isFilled, o.hearsOfRead, o.copied, o.hasReverseConnection, o.isGranted,
+			o.learnsRegion,
+			o.wrote, o.other,
 		}
 		for len(o.do) > 0 {
 			acts[o.do.next()%len(acts)]()
@@ -476,7 +490,8 @@ func newListOwner(t *testing.T, do script) *listOwner {
 
 func (o *listOwner) region(m *memory, key byte, access uint32) *exposedRegion {
 	of := &exposedRegion{
-		number: o.session.number(), key: wire.UUID{key}, memory: m, offset: ownerFirst, length: ownerLength, access: access, connection: o.r.number,
+		number: o.session.number(), key: wire.UUID{key}, memory: m, offset: ownerFirst, length: ownerLength, access: access,
+		connection: o.r.number,
 	}
 	o.session.regions[of.number], o.relay.regions[of.key], m.regions[of] = of, of, true
 	return of
@@ -491,7 +506,8 @@ func (o *listOwner) hear(m wire.Message) {
 
 func (o *listOwner) hearsRanges() {
 	do := &o.do
-	m := &wire.PeerRanges{Count: uint32(do.near(uint64(do.next() % (wire.MessageRanges + 1)))), Key: wire.UUID{1 + byte(do.next())%2}}
+	m := &wire.PeerRanges{Count: uint32(do.near(uint64(do.next() % (wire.MessageRanges + 1)))),
+		Key: wire.UUID{1 + byte(do.next())%2}}
 	step, n := uint64(do.next()), 1+uint64(do.next())
 	for i := range min(m.Count, wire.MessageRanges) {
 		m.Range[i] = wire.Range{At: uint64(i) * step % (ownerLength - 256), Length: n}
@@ -508,7 +524,8 @@ func (o *listOwner) hearsRanges() {
 }
 
 func (o *listOwner) hearsOfWrite() {
-	o.hear(&wire.PeerWriteList{Send: o.do.near(o.r.announced + 1), Length: o.do.near(o.sum), Ranges: uint32(o.do.near(uint64(o.count)))})
+	o.hear(&wire.PeerWriteList{Send: o.do.near(o.r.announced + 1), Length: o.do.near(o.sum),
+		Ranges: uint32(o.do.near(uint64(o.count)))})
 	o.sum, o.count = 0, 0
 }
 
@@ -516,11 +533,12 @@ func (o *listOwner) isFilled() { o.fillsList(o.r, &o.do, func(*operation, uint64
 
 func (o *listOwner) hearsOfRead() {
 	o.reads++
-	o.hear(&wire.PeerReadList{Read: o.do.near(o.reads), Length: o.do.near(o.sum), Ranges: uint32(o.do.near(uint64(o.count)))})
+	o.hear(&wire.PeerReadList{Read: o.do.near(o.reads), Length: o.do.near(o.sum),
+		Ranges: uint32(o.do.near(uint64(o.count)))})
 	o.sum, o.count = 0, 0
 }
 
-func (o *listOwner) hasWayBack() {
+func (o *listOwner) hasReverseConnection() {
 	if o.back == nil && o.r.down == nil {
 		o.back = o.listLink(o.route, o.shown)
 		o.back.s.hidden = true
@@ -598,8 +616,10 @@ func (o *listOwner) end() {
 	o.ends(o.r)
 	o.over()
 	for _, of := range o.regions {
-		if m := of.memory; of.users != 0 || m.users != 0 || m.served != 0 || o.r.serving != 0 || o.r.parts != 0 || o.relay.own.used != 0 {
-			o.t.Fatalf("%d use a region, %d the memory, %d parts are served, with %d bytes", of.users, m.users, o.r.parts, o.relay.own.used)
+		if m := of.memory; of.users != 0 || m.users != 0 || m.served != 0 || o.r.serving != 0 || o.r.parts != 0 ||
+			o.relay.own.used != 0 {
+			o.t.Fatalf("%d use a region, %d the memory, %d parts are served, with %d bytes", of.users, m.users, o.r.parts,
+				o.relay.own.used)
 		}
 		if !of.revoked {
 			of.revoke()

@@ -37,7 +37,8 @@ func TestHostileListsEndAndWriteNothingElse(t *testing.T) {
 	key, _ := opaque.Layout()
 	socket := h.relay("a", launch.RouteDirect, far(0, 1, "nic0"))
 	c := newListAttacker(t, socket, listener)
-	c.demandEnd(wire.Descriptor{Operation: wire.OpReadList, Length: 1}, wire.StatusUnknownMemory) // there is no list memory
+	// there is no list memory
+	c.demandEnd(wire.Descriptor{Operation: wire.OpReadList, Length: 1}, wire.StatusUnknownMemory)
 
 	data := c.listMemory()
 	size := uint64(len(data))
@@ -53,7 +54,9 @@ func TestHostileListsEndAndWriteNothingElse(t *testing.T) {
 	} {
 		c.demandEnd(d, wire.StatusOutOfRange)
 	}
-	c.demandEnd(wire.Descriptor{Operation: wire.OpReadList, Length: 1, Offset: size - entryBytes}, wire.StatusUnknownMemory) // zeros
+	// zeros
+	c.demandEnd(wire.Descriptor{Operation: wire.OpReadList, Length: 1, Offset: size - entryBytes},
+		wire.StatusUnknownMemory)
 
 	good := func(i int) wire.ListEntryLayout {
 		return wire.ListEntryLayout{Memory: c.memory, Offset: uint64(i) * 17, Length: 16, At: uint64(i) * 16, Key: key.Key}
@@ -110,7 +113,8 @@ func newListAttacker(t *testing.T, socket string, listener *client.Listener) *li
 	t.Helper()
 	c := &listAttacker{raw: attachRaw(t, socket), t: t, ended: map[uint64]bool{}}
 	own := allocate(t, 0, 2<<20)
-	answer, _ := c.ask(&wire.Export{Bytes: own.bytes, Length: own.bytes, GPU: uuid(t, 0), Access: wire.AccessSend | wire.AccessReceive}, own.fd)
+	answer, _ := c.ask(&wire.Export{Bytes: own.bytes, Length: own.bytes, GPU: uuid(t, 0),
+		Access: wire.AccessSend | wire.AccessReceive}, own.fd)
 	c.memory = answer.(*wire.Exported).Memory
 	answer, _ = c.ask(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()})
 	c.connection = answer.(*wire.Connected).Connection
@@ -254,13 +258,15 @@ func TestHostileRelayOfAListEndsTheConnection(t *testing.T) {
 		"an unknown region":      {ranges(8, wire.Range{Length: 32})},
 		"no range":               {ranges(9)},
 		"one range":              {&wire.PeerGrant{Send: 1, Grant: 1, Length: 32, Region: 9}},
-		"a part":                 {ranges(9, wire.Range{Length: 32}), &wire.PeerGrant{Send: 1, Grant: 1, Part: 8, Length: 32, Region: wire.ListRegion}},
-		"another message":        {ranges(9, wire.Range{Length: 32}), &wire.PeerGrant{Send: 2, Grant: 1, Length: 32, Region: wire.ListRegion}},
-		"too many ranges":        {&wire.PeerGrantRanges{Region: 9, Count: wire.MessageRanges + 1}},
-		"a refusal without one":  {&wire.PeerListRefused{Number: 1}},
-		"a refusal beyond":       {&wire.PeerListRefused{Number: 1, Position: 32, Status: uint32(wire.StatusBadKey)}},
-		"a refusal of none":      {&wire.PeerListRefused{Number: 7, Status: uint32(wire.StatusBadKey)}},
-		"a read that is none":    {&wire.PeerListRefused{Number: 1, Status: uint32(wire.StatusBadKey), Reads: 1}},
+		"a part": {ranges(9, wire.Range{Length: 32}), &wire.PeerGrant{Send: 1, Grant: 1, Part: 8,
+			Length: 32, Region: wire.ListRegion}},
+		"another message": {ranges(9, wire.Range{Length: 32}), &wire.PeerGrant{Send: 2, Grant: 1, Length: 32,
+			Region: wire.ListRegion}},
+		"too many ranges":       {&wire.PeerGrantRanges{Region: 9, Count: wire.MessageRanges + 1}},
+		"a refusal without one": {&wire.PeerListRefused{Number: 1}},
+		"a refusal beyond":      {&wire.PeerListRefused{Number: 1, Position: 32, Status: uint32(wire.StatusBadKey)}},
+		"a refusal of none":     {&wire.PeerListRefused{Number: 7, Status: uint32(wire.StatusBadKey)}},
+		"a read that is none":   {&wire.PeerListRefused{Number: 1, Status: uint32(wire.StatusBadKey), Reads: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := meet(t, wire.RouteDirect)

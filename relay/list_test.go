@@ -148,7 +148,8 @@ func (p *pair) listsMoveEveryByte(t *testing.T) {
 			}
 			op, err := post(within(t), list)
 			if moved, err := wait(t, op, err); err != nil || moved != listBytes(list) {
-				t.Fatalf("%d entries of up to %d bytes (reads: %v): %d of %d bytes, %v at entry %d", len(list), shape.longest, reads, moved, listBytes(list), err, op.Failed())
+				t.Fatalf("%d entries of up to %d bytes (reads: %v): %d of %d bytes, %v at entry %d", len(list), shape.longest,
+					reads, moved, listBytes(list), err, op.Failed())
 			}
 			checkSides(t, "a list", here, there)
 		}
@@ -158,11 +159,13 @@ func (p *pair) listsMoveEveryByte(t *testing.T) {
 func (p *pair) listsEndWithTheFirstFailure(t *testing.T) {
 	const n, each, entries = 256 << 10, 64, 1500
 	key := p.offer(t, p.target.Memory, 0, n, remoteBoth).Key()
-	toRead, toWrite := p.offer(t, p.target.Memory, 0, n, wire.RemoteRead).Key(), p.offer(t, p.target.Memory, 0, n, wire.RemoteWrite).Key()
+	toRead, toWrite := p.offer(t, p.target.Memory, 0, n, wire.RemoteRead).Key(), p.offer(t, p.target.Memory, 0, n,
+		wire.RemoteWrite).Key()
 	list := func() []client.ListEntry {
 		all := make([]client.ListEntry, entries)
 		for i := range all { // no neighbours
-			all[i] = client.ListEntry{Memory: p.source.Memory, Offset: uint64(i) * 2 * each, Length: each, Key: key, At: uint64(i) * 2 * each}
+			all[i] = client.ListEntry{Memory: p.source.Memory, Offset: uint64(i) * 2 * each, Length: each, Key: key,
+				At: uint64(i) * 2 * each}
 		}
 		return all
 	}
@@ -171,12 +174,16 @@ func (p *pair) listsEndWithTheFirstFailure(t *testing.T) {
 		spoil  func(reads bool, all []client.ListEntry)
 		failed int
 	}{
-		"range here":     {wire.StatusOutOfRange, func(_ bool, all []client.ListEntry) { all[1200].Offset = pairBytes - each + 1 }, 1200},
+		"range here": {wire.StatusOutOfRange, func(_ bool, all []client.ListEntry) {
+			all[1200].Offset = pairBytes - each + 1
+		}, 1200},
 		"overflow here":  {wire.StatusOutOfRange, func(_ bool, all []client.ListEntry) { all[7].Offset = ^uint64(0) - 3 }, 7},
 		"length":         {wire.StatusOutOfRange, func(_ bool, all []client.ListEntry) { all[3].Length = ^uint64(0) }, 3},
 		"range there":    {wire.StatusOutOfRange, func(_ bool, all []client.ListEntry) { all[1101].At = n - each + 1 }, 1101},
 		"overflow there": {wire.StatusOutOfRange, func(_ bool, all []client.ListEntry) { all[0].At = ^uint64(0) - each }, 0},
-		"key":            {wire.StatusBadKey, func(_ bool, all []client.ListEntry) { all[500].Key = wire.NewRemoteKey(wire.UUID{1}, n, remoteBoth) }, 500},
+		"key": {wire.StatusBadKey, func(_ bool, all []client.ListEntry) {
+			all[500].Key = wire.NewRemoteKey(wire.UUID{1}, n, remoteBoth)
+		}, 500},
 		"access": {wire.StatusNotPermitted, func(reads bool, all []client.ListEntry) {
 			all[9].Key = toRead
 			if reads {
@@ -321,7 +328,8 @@ func (p *pair) listsAtOnce(t *testing.T) {
 	if err := op.Cancel(); err != nil {
 		t.Fatal(err)
 	}
-	if moved, err := op.Wait(within(t)); wire.StatusOf(err) != wire.StatusCanceled && (err != nil || moved != wire.MaxListEntries) {
+	if moved, err := op.Wait(within(t)); wire.StatusOf(err) != wire.StatusCanceled && (err != nil ||
+		moved != wire.MaxListEntries) {
 		t.Errorf("a canceled list moved %d: %v", moved, err)
 	}
 }

@@ -138,7 +138,8 @@ func (r *receiver) left() bool {
 // miss fails a waiting accept, or the next accept: a sender may believe that it is connected.
 func (l *listener) miss(err error) {
 	if l.forward != nil {
-		l.forward.shutdown(wire.Errorf(wire.StatusInternal, "%s could not take the way back: %v", l.session.relay.name(), err))
+		l.forward.shutdown(wire.Errorf(wire.StatusInternal, "%s could not take the way back: %v", l.session.relay.name(),
+			err))
 		return
 	}
 	if len(l.missed) < maxUnaccepted {
@@ -152,7 +153,8 @@ func (l *listener) hand() {
 	for len(l.accepts) > 0 && len(l.missed) > 0 {
 		sequence, err := l.accepts[0], l.missed[0]
 		l.accepts, l.missed = l.accepts[1:], l.missed[1:]
-		l.session.answer(sequence, wire.Errorf(wire.StatusInternal, "a sender connected, and %s could not take it: %v", l.session.relay.name(), err))
+		l.session.answer(sequence, wire.Errorf(wire.StatusInternal, "a sender connected, and %s could not take it: %v",
+			l.session.relay.name(), err))
 	}
 	for len(l.accepts) > 0 && len(l.ready) > 0 {
 		r := l.ready[0]
@@ -163,7 +165,8 @@ func (l *listener) hand() {
 		sequence := l.accepts[0]
 		l.accepts = l.accepts[1:]
 		if r.down != nil {
-			l.session.answer(sequence, wire.Errorf(r.down.Status, "a sender connected, and the connection failed before it was accepted: %s", r.down.Reason))
+			l.session.answer(sequence, wire.Errorf(r.down.Status,
+				"a sender connected, and the connection failed before it was accepted: %s", r.down.Reason))
 			continue
 		}
 		l.session.reply(r.connected(), sequence) // which may end the session, and so the listener
@@ -184,7 +187,8 @@ func routeNumber(name string) uint32 {
 func agree(ours, theirs uint32) (uint32, error) {
 	switch {
 	case theirs > wire.RouteDirect:
-		return 0, wire.Errorf(wire.StatusMalformed, "the sender's relay asks for route %d, which this version does not know", theirs)
+		return 0, wire.Errorf(wire.StatusMalformed,
+			"the sender's relay asks for route %d, which this version does not know", theirs)
 	case ours == wire.RouteAuto && theirs == wire.RouteAuto:
 		return wire.RouteDirect, nil
 	case ours == wire.RouteAuto, ours == theirs:
@@ -192,7 +196,8 @@ func agree(ours, theirs uint32) (uint32, error) {
 	case theirs == wire.RouteAuto:
 		return ours, nil
 	}
-	return 0, wire.Errorf(wire.StatusUnreachable, "one relay is configured for route staged and the other for route direct; set relay.route alike in config.toml")
+	return 0, wire.Errorf(wire.StatusUnreachable,
+		"one relay is configured for route staged and the other for route direct; set relay.route alike in config.toml")
 }
 
 // greetPeer answers another relay that wants to send to a listener here.
@@ -247,12 +252,15 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *pendingHandshakes) error {
 
 // noListener is the answer to a handle that no listener here gave out.
 func (r *Relay) noListener() error {
-	return wire.Errorf(wire.StatusBadHandle, "no listener of %s answers to this handle; it was closed, or the handle is not one that a listener gave out", r.name()).On(r.name())
+	return wire.Errorf(wire.StatusBadHandle,
+		"no listener of %s answers to this handle; it was closed, or the handle is not one that a listener gave out",
+		r.name()).On(r.name())
 }
 
 // invite decides on another relay's hello: the receiver, the connection, and the answer. open sets
 // the connection's way up: its route, transport and slots. invite may block.
-func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, launch.Config, *wire.PeerHello) error) (*listener, *connection, *wire.PeerWelcome, error) {
+func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, launch.Config,
+	*wire.PeerHello) error) (*listener, *connection, *wire.PeerWelcome, error) {
 	version, err := wire.Negotiate("sender's relay", hello.Oldest, hello.Newest)
 	if err != nil {
 		return nil, nil, nil, err
@@ -470,13 +478,15 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (attachment, error) {
 	}
 	c.lane = lane
 	switch own := handle.Host == r.host; {
-	case config.Transport == launch.TransportTCP, config.Transport == launch.TransportVerbs, config.Transport == launch.TransportAuto && !own:
+	case config.Transport == launch.TransportTCP, config.Transport == launch.TransportVerbs,
+		config.Transport == launch.TransportAuto && !own:
 		return r.dialHost(c, m, handle, config)
 	case !own:
 		return nil, wire.Errorf(wire.StatusUnreachable,
-			"the listener is on another host, or was there before this one was booted, and relay.transport in config.toml says %s, which reaches this host alone", config.Transport).On("relay.transport")
+			"the listener is on another host, or was there before this one was booted, and relay.transport in "+
+				"config.toml says %s, which reaches this host alone", config.Transport).On("relay.transport")
 	}
-	way, err := r.dialNeighbour(c, m, handle, config, routeNumber(config.Route))
+	way, err := r.dialLocal(c, m, handle, config, routeNumber(config.Route))
 	if errors.Is(err, errStagedByNICs) {
 		return r.dialHost(c, m, handle, config)
 	}
@@ -490,18 +500,21 @@ var errStagedByNICs = errors.New("the route between the containers is staged: NI
 // localDialTimeout is how long a relay waits for room in the queue of another relay of the host.
 const localDialTimeout = 15 * time.Second
 
-// greetNeighbour connects to the relay of another container, says hello and returns the answer.
+// greetLocal connects to the relay of another container, says hello and returns the answer.
 // While that relay is busy, dial tries again, until localDialTimeout.
-func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Message, []int, error) {
+func greetLocal(socket string, hello *wire.PeerHello) (packet.Conn, wire.Message, []int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), localDialTimeout)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		conn, err := packet.DialContext(ctx, socket)
 		switch {
 		case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
-			return conn, nil, nil, wire.Errorf(wire.StatusUnreachable, "the container that gave out this handle has ended: its relay is gone").On(filepath.Base(socket))
+			return conn, nil, nil, wire.Errorf(wire.StatusUnreachable,
+				"the container that gave out this handle has ended: its relay is gone").On(filepath.Base(socket))
 		case errors.Is(err, packet.ErrQueueFull):
-			return conn, nil, nil, wire.Errorf(wire.StatusBusy, "the relay of the other container accepts no connection: its queue was full for %v; peerlane relay list on the host shows its state", localDialTimeout).On(filepath.Base(socket))
+			return conn, nil, nil, wire.Errorf(wire.StatusBusy,
+				"the relay of the other container accepts no connection: its queue was full for %v; peerlane relay list on "+
+					"the host shows its state", localDialTimeout).On(filepath.Base(socket))
 		case err != nil:
 			return conn, nil, nil, wire.Errorf(wire.StatusUnreachable, "the relay of the other container: %v", err)
 		}
@@ -524,8 +537,9 @@ func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Mes
 	}
 }
 
-// dialNeighbour is dial where the listener is on this host. The route is the requested route.
-func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, route uint32) (attachment, error) {
+// dialLocal is dial for a listener on this host. route is the requested route.
+func (r *Relay) dialLocal(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config,
+	route uint32) (attachment, error) {
 	if err := c.lane.open(); err != nil {
 		return nil, err
 	}
@@ -534,7 +548,7 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 		Token: handle.Token, GPU: m.GPU, Route: route, Shares: 1,
 	}
 	wire.SetText(hello.Name[:], r.name())
-	conn, answer, fds, err := greetNeighbour(filepath.Join(config.Peers, handle.Generation.String()+".sock"), hello)
+	conn, answer, fds, err := greetLocal(filepath.Join(config.Peers, handle.Generation.String()+".sock"), hello)
 	if err != nil {
 		return nil, err
 	}
@@ -545,11 +559,13 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 		return nil, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with a %T", answer)
 	}
 	if route, err := agree(hello.Route, welcome.Route); err != nil || route != welcome.Route || len(fds) > 0 {
-		return nil, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with route %d and %d descriptors", welcome.Route, len(fds))
+		return nil, wire.Errorf(wire.StatusMalformed,
+			"the relay of the other container answered with route %d and %d descriptors", welcome.Route, len(fds))
 	}
 	if welcome.Route == wire.RouteStaged {
 		if config.Transport == launch.TransportLocal {
-			return nil, wire.Errorf(wire.StatusUnreachable, "route staged uses transport verbs or tcp, and relay.transport in config.toml says %s", config.Transport)
+			return nil, wire.Errorf(wire.StatusUnreachable,
+				"route staged uses transport verbs or tcp, and relay.transport in config.toml says %s", config.Transport)
 		}
 		return nil, errStagedByNICs
 	}

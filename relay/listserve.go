@@ -45,7 +45,8 @@ func (r *receiver) addRanges(m *wire.PeerRanges) error {
 		return nil
 	}
 	if m.Count == 0 || m.Count > wire.MessageRanges || len(r.ranges)+int(m.Count) > wire.PartEntries {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent %d ranges after %d; a list message has at most %d", r.peer, m.Count, len(r.ranges), wire.PartEntries)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent %d ranges after %d; a list message has at most %d",
+			r.peer, m.Count, len(r.ranges), wire.PartEntries)
 	}
 	for _, at := range m.Range[:m.Count] {
 		r.ranges = append(r.ranges, keyedRange{m.Key, at.At, at.Length})
@@ -63,10 +64,13 @@ func (r *receiver) takeRanges(count uint32, length uint64) ([]keyedRange, error)
 		sum += at.length
 	}
 	if !fit || sum != length {
-		return nil, wire.Errorf(wire.StatusMalformed, "the relay of %s sent a list message of %d bytes in %d ranges, and %d ranges before it", r.peer, length, count, len(ranges))
+		return nil, wire.Errorf(wire.StatusMalformed,
+			"the relay of %s sent a list message of %d bytes in %d ranges, and %d ranges before it", r.peer, length, count,
+			len(ranges))
 	}
 	if r.parts >= maxServedParts {
-		return nil, wire.Errorf(wire.StatusLimit, "%s has more than %d parts of lists under way, which is the limit", r.peer, maxServedParts)
+		return nil, wire.Errorf(wire.StatusLimit, "%s has more than %d parts of lists under way, which is the limit",
+			r.peer, maxServedParts)
 	}
 	return ranges, nil
 }
@@ -77,7 +81,8 @@ func (r *receiver) putList(m *wire.PeerWriteList) error {
 	case r.down != nil:
 		return nil
 	case m.Send != r.announced+1:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send, r.announced)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send,
+			r.announced)
 	}
 	ranges, err := r.takeRanges(m.Ranges, m.Length)
 	if err != nil {
@@ -115,7 +120,8 @@ func (r *receiver) getList(m *wire.PeerReadList) error {
 		}
 	}
 	if r.parts+waiting >= maxServedParts {
-		return wire.Errorf(wire.StatusLimit, "%s has more than %d parts of lists under way, which is the limit", r.peer, maxServedParts)
+		return wire.Errorf(wire.StatusLimit, "%s has more than %d parts of lists under way, which is the limit", r.peer,
+			maxServedParts)
 	}
 	w.waiting = append(w.waiting, waitingRead{list: m, ranges: ranges})
 	return nil
@@ -134,7 +140,8 @@ func (r *receiver) bringList(m *wire.PeerReadList, ranges []keyedRange, by *send
 
 // serveList makes the operation that reads or writes ranges for the remote side: one check of the
 // key per run of ranges. position is where the first refused byte is.
-func (r *receiver) serveList(kind uint32, ranges []keyedRange, length uint64) (op *operation, position uint64, status wire.Status) {
+func (r *receiver) serveList(kind uint32, ranges []keyedRange,
+	length uint64) (op *operation, position uint64, status wire.Status) {
 	p := &pieces{list: make([]piece, 0, len(ranges))}
 	v := &servedPart{receiver: r, bytes: uint64(len(ranges)) * rangeBytes}
 	var o *exposedRegion
@@ -223,8 +230,10 @@ func (g *listGrant) ready() bool {
 // addGrantRanges keeps ranges for the grant that will come.
 func (s *sender) addGrantRanges(m *wire.PeerGrantRanges) error {
 	have, t := s.listing.ranges, s.targets[m.Region]
-	if s.route != wire.RouteDirect || t == nil || t.retired || m.Count == 0 || m.Count > wire.MessageRanges || len(have)+int(m.Count) > wire.PartEntries {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted %d ranges of region %d after %d ranges", s.peer, m.Count, m.Region, len(have))
+	if s.route != wire.RouteDirect || t == nil || t.retired || m.Count == 0 || m.Count > wire.MessageRanges ||
+		len(have)+int(m.Count) > wire.PartEntries {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted %d ranges of region %d after %d ranges", s.peer,
+			m.Count, m.Region, len(have))
 	}
 	start := uint64(0)
 	if n := len(have); n > 0 {
@@ -232,7 +241,8 @@ func (s *sender) addGrantRanges(m *wire.PeerGrantRanges) error {
 	}
 	for _, at := range m.Range[:m.Count] {
 		if at.Length == 0 || at.At > t.bytes || at.Length > t.bytes-at.At || at.Length > math.MaxInt64-start {
-			return wire.Errorf(wire.StatusMalformed, "the relay of %s granted %d bytes at %d of region %d, which has not as many", s.peer, at.Length, at.At, m.Region)
+			return wire.Errorf(wire.StatusMalformed,
+				"the relay of %s granted %d bytes at %d of region %d, which has not as many", s.peer, at.Length, at.At, m.Region)
 		}
 		have = append(have, grantedRange{t, at.At, at.Length, start})
 		start += at.Length
@@ -251,13 +261,16 @@ func (s *sender) grantedList(m *wire.PeerGrant) error {
 	g.targets(func(t *target) { retired = retired || t.retired })
 	switch {
 	case op == nil || op.pieces == nil:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted ranges for message %d, which is not a list's that is sent", s.peer, m.Send)
+		return wire.Errorf(wire.StatusMalformed,
+			"the relay of %s granted ranges for message %d, which is not a list's that is sent", s.peer, m.Send)
 	case m.Grant != s.granting+1 || m.Part != 0 || op.granted != 0 || m.Offset != 0:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave grant %d of byte %d after grant %d up to byte %d", s.peer, m.Grant, m.Part, s.granting, op.granted)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave grant %d of byte %d after grant %d up to byte %d",
+			s.peer, m.Grant, m.Part, s.granting, op.granted)
 	case s.open >= maxGrants:
 		return wire.Errorf(wire.StatusLimit, "the relay of %s has %d grants open, which is the limit", s.peer, s.open)
 	case n == 0 || retired || m.Length != op.length || g.ranges[n-1].start+g.ranges[n-1].length != op.length:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted %d bytes in %d ranges of a list message of %d bytes", s.peer, m.Length, n, op.length)
+		return wire.Errorf(wire.StatusMalformed,
+			"the relay of %s granted %d bytes in %d ranges of a list message of %d bytes", s.peer, m.Length, n, op.length)
 	}
 	s.granting++
 	s.stalled(noGrant, op.began)

@@ -11,7 +11,8 @@ import (
 // memberLane is a lane of which half is direct, a third staged on a GPU and a sixth in host memory.
 func memberLane() *lane {
 	return &lane{spec: launch.Lane{
-		GPU: launch.GPU{BusID: "0000:01:00.0"}, Servers: []launch.GPU{{BusID: "0000:02:00.0"}}, NICs: []string{"mlx5_0", "mlx5_1"}, Direct: true, Relay: true,
+		GPU: launch.GPU{BusID: "0000:01:00.0"}, Servers: []launch.GPU{{BusID: "0000:02:00.0"}},
+		NICs: []string{"mlx5_0", "mlx5_1"}, Direct: true, Relay: true,
 		Members: []launch.Member{
 			{Server: "0000:01:00.0", NIC: "mlx5_0", Weight: 3},
 			{Server: "0000:02:00.0", NIC: "mlx5_0", Weight: 1}, {Server: "0000:02:00.0", NIC: "mlx5_1", Weight: 1},
@@ -35,10 +36,12 @@ func TestLaneWithMembersSharesSlotsAndNICs(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"mlx5_0": 1, "mlx5_1": 2}, l.stagedNICs()); diff != "" {
 		t.Errorf("the NICs for what goes through slots: %s", diff)
 	}
-	s := &staging{regions: []*region{{gpu: launch.GPU{BusID: "0000:02:00.0"}}, {}, {gpu: launch.GPU{BusID: "0000:07:00.0"}}}}
+	s := &staging{regions: []*region{{gpu: launch.GPU{BusID: "0000:02:00.0"}}, {},
+		{gpu: launch.GPU{BusID: "0000:07:00.0"}}}}
 	l.deal(s)
 	if s.regions[0].weight != 2 || s.regions[1].weight != 1 || s.regions[2].weight != 1 {
-		t.Errorf("regions weigh %d, %d and, on a GPU that stands in, %d", s.regions[0].weight, s.regions[1].weight, s.regions[2].weight)
+		t.Errorf("regions weigh %d, %d and, on a GPU that stands in, %d", s.regions[0].weight, s.regions[1].weight,
+			s.regions[2].weight)
 	}
 }
 

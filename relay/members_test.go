@@ -27,7 +27,8 @@ func writtenBy(t *testing.T, rdma softdevice.Host, skip int) (bytes map[string]u
 	for i, c := range calls {
 		device := c.Arguments["device"]
 		if c.Name == "ibv_reg_dmabuf_mr" {
-			into[device+c.Arguments["rkey"]] = map[string]string{slotsOfLane: "slots", fmt.Sprint(pairBytes): "memory"}[c.Arguments["length"]]
+			into[device+c.Arguments["rkey"]] = map[string]string{slotsOfLane: "slots",
+				fmt.Sprint(pairBytes): "memory"}[c.Arguments["length"]]
 			continue
 		}
 		memory := into[across[device]+c.Arguments["rkey"]]
@@ -50,7 +51,8 @@ func mixedLane(l launch.Lane) launch.Lane {
 		return l
 	}
 	l.Direct = true
-	l.Members = []launch.Member{{Server: l.GPU.BusID, NIC: ofB[0].Name, Weight: 3}, {Server: l.Servers[0].BusID, NIC: ofB[1].Name, Weight: 1}}
+	l.Members = []launch.Member{{Server: l.GPU.BusID, NIC: ofB[0].Name, Weight: 3},
+		{Server: l.Servers[0].BusID, NIC: ofB[1].Name, Weight: 1}}
 	return l
 }
 
@@ -72,12 +74,15 @@ func TestLaneWithDirectAndStagedMembersReceivesByShares(t *testing.T) {
 	after, is := inPlace(t, p.relayB)
 	staged, host := throughSlots(t, p.b, 2)
 	if after-placed != messages*n*3/4 || staged-slots != messages*n/4 || host != 0 || !is.GDR {
-		t.Errorf("of %d MiB %d came in place, %d through slots on the server GPU and %d through the host's; inspect shows %+v",
+		t.Errorf("of %d MiB %d came in place, %d through slots on the server GPU and %d through the host's; inspect "+
+			"shows %+v",
 			messages, (after-placed)>>20, (staged-slots)>>20, host, is)
 	}
 	got, _ := writtenBy(t, p.rdma, before)
-	if got["mlx5_0 memory"] != messages*n*3/4 || got["mlx5_1 slots"] != messages*n/4 || got["mlx5_1 memory"] > 0 || got["mlx5_0 slots"] > 0 {
-		t.Errorf("the NICs have written %v, want three quarters into memory by mlx5_0 and a quarter into slots by mlx5_1", got)
+	if got["mlx5_0 memory"] != messages*n*3/4 || got["mlx5_1 slots"] != messages*n/4 || got["mlx5_1 memory"] > 0 ||
+		got["mlx5_0 slots"] > 0 {
+		t.Errorf("the NICs have written %v, want three quarters into memory by mlx5_0 and a quarter into slots by mlx5_1",
+			got)
 	}
 	// A message of several grants has both parts.
 	placed = after
@@ -94,7 +99,7 @@ func TestLaneWithDirectAndStagedMembersReceivesByShares(t *testing.T) {
 	testutil.Until(t, "queue pairs without rocep2", func() bool {
 		p.arrive(t, n)
 		_, way := p.data(t)
-		return strings.Contains(way, "connected anew ") && !strings.Contains(way, "is being connected anew")
+		return strings.Contains(way, "reconnected ") && !strings.Contains(way, "RDMA reconnects")
 	})
 	placed, _ = inPlace(t, p.relayB)
 	p.arrive(t, slices.Repeat([]uint64{n}, 8)...)

@@ -73,7 +73,8 @@ func (s *session) exportPart(m *wire.ExportPart, fds []int) {
 	case len(fds) != 1:
 		err = wire.Errorf(wire.StatusMalformed, "an allocation with %d descriptors; it takes one", len(fds))
 	case len(s.parts) >= wire.MaxParts:
-		err = wire.Errorf(wire.StatusLimit, "an export of more than %d allocations, which is the limit; export a shorter range, or several", wire.MaxParts)
+		err = wire.Errorf(wire.StatusLimit,
+			"an export of more than %d allocations, which is the limit; export a shorter range, or several", wire.MaxParts)
 	default:
 		err = s.relay.reserve(ofPart)
 	}
@@ -110,21 +111,30 @@ func sideBySide(parts []part, bytes uint64) error {
 	for i, p := range parts {
 		switch {
 		case p.offset < sum:
-			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d begins at byte %d of the range, and overlaps what is before it, which ends at %d", i+1, len(parts), p.offset, sum).On(allocation(i, len(parts)))
+			return wire.Errorf(wire.StatusOutOfRange,
+				"allocation %d of %d begins at byte %d of the range, and overlaps what is before it, which ends at %d", i+1,
+				len(parts), p.offset, sum).On(allocation(i, len(parts)))
 		case p.offset > sum:
-			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d begins at byte %d of the range, which leaves a hole behind byte %d", i+1, len(parts), p.offset, sum).On(allocation(i, len(parts)))
+			return wire.Errorf(wire.StatusOutOfRange,
+				"allocation %d of %d begins at byte %d of the range, which leaves a hole behind byte %d", i+1, len(parts),
+				p.offset, sum).On(allocation(i, len(parts)))
 		case p.Bytes == 0 || p.Bytes > bytes-sum:
-			return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d has %d bytes, in a range of %d of which %d are taken", i+1, len(parts), p.Bytes, bytes, sum).On(allocation(i, len(parts)))
+			return wire.Errorf(wire.StatusOutOfRange,
+				"allocation %d of %d has %d bytes, in a range of %d of which %d are taken", i+1, len(parts), p.Bytes, bytes,
+				sum).On(allocation(i, len(parts)))
 		}
 		sum += p.Bytes
 	}
 	if sum != bytes {
-		return wire.Errorf(wire.StatusOutOfRange, "%d allocations have %d bytes together, in a range of %d", len(parts), sum, bytes)
+		return wire.Errorf(wire.StatusOutOfRange, "%d allocations have %d bytes together, in a range of %d", len(parts),
+			sum, bytes)
 	}
 	return nil
 }
 
-var errHanging = wire.Errorf(wire.StatusLimit, "no descriptor is taken for now: files that came before this one hang when they are closed, as those of a FUSE file system can")
+var errHanging = wire.Errorf(wire.StatusLimit,
+	"no descriptor is taken for now: files that came before this one hang when they are closed, as those of a FUSE "+
+		"file system can")
 
 func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	var err error
@@ -134,7 +144,9 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 		parts, err = s.parts, s.refusedParts
 		s.parts, s.refusedParts = nil, nil
 		if err == nil && (len(fds) != 0 || uint32(len(parts)) != m.Parts) {
-			err = wire.Errorf(wire.StatusMalformed, "an export of %d allocations, of which %d came before it, with %d descriptors of its own", m.Parts, len(parts), len(fds))
+			err = wire.Errorf(wire.StatusMalformed,
+				"an export of %d allocations, of which %d came before it, with %d descriptors of its own", m.Parts, len(parts),
+				len(fds))
 		}
 	case len(fds) == 0 && s.port.Hanging():
 		err = errHanging
@@ -154,7 +166,8 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 		err = sideBySide(parts, m.Bytes)
 	}
 	if err == nil && (m.Length == 0 || m.Offset > m.Bytes || m.Length > m.Bytes-m.Offset) {
-		err = wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length, m.Offset, m.Bytes)
+		err = wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length,
+			m.Offset, m.Bytes)
 	}
 	one := quota{memories: 1}
 	if err == nil {
@@ -166,7 +179,8 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), offset: m.Offset, length: m.Length, access: m.Access,
-		takes: quota{memories: 1, descriptors: len(parts)}, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
+		takes: quota{memories: 1, descriptors: len(parts)}, registrars: map[*receiver]bool{},
+		regions: map[*exposedRegion]bool{},
 	}
 	if len(parts) > 1 {
 		memory.kind = wire.MemoryParts
@@ -216,7 +230,8 @@ func (m *memory) open(gpu wire.UUID) error {
 		}
 		for i, p := range m.parts {
 			if p.Bytes%granule != 0 {
-				return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d has %d bytes; on %s it has to be a multiple of %d", i+1, len(m.parts), p.Bytes, gpu.GPU(), granule).On(allocation(i, len(m.parts)))
+				return wire.Errorf(wire.StatusOutOfRange, "allocation %d of %d has %d bytes; on %s it has to be a multiple of %d",
+					i+1, len(m.parts), p.Bytes, gpu.GPU(), granule).On(allocation(i, len(m.parts)))
 			}
 		}
 	}
@@ -229,7 +244,8 @@ func (m *memory) open(gpu wire.UUID) error {
 		return wire.Errorf(wire.StatusWrongGPU, "%w", err)
 	}
 	if err != nil {
-		return wire.Errorf(wire.StatusBadDescriptor, "%w; export a CUDA VMM allocation (cuMemCreate with a POSIX file descriptor handle) of exactly this size", err)
+		return wire.Errorf(wire.StatusBadDescriptor,
+			"%w; export a CUDA VMM allocation (cuMemCreate with a POSIX file descriptor handle) of exactly this size", err)
 	}
 	if m.mapped.On != lane.device.Ordinal {
 		actual, err := d.DeviceUUID(m.mapped.On)
@@ -239,7 +255,8 @@ func (m *memory) open(gpu wire.UUID) error {
 		if closed := m.mapped.Close(); closed != nil {
 			logrus.WithError(closed).Warn("unmapping refused memory")
 		}
-		return wire.Errorf(wire.StatusWrongGPU, "the memory is on %s, and was exported as memory of %s, whose lane this container has", actual, gpu.GPU()).On(actual)
+		return wire.Errorf(wire.StatusWrongGPU,
+			"the memory is on %s, and was exported as memory of %s, whose lane this container has", actual, gpu.GPU()).On(actual)
 	}
 	m.lane = lane
 	if len(m.parts) == 1 && m.access&wire.AccessReceive != 0 {
@@ -256,7 +273,8 @@ const nvidiaMajor = 195
 
 // notExported returns the error of a descriptor that is no GPU memory.
 func notExported(cause error, remedy string) error {
-	return wire.Errorf(wire.StatusBadDescriptor, "%w", &fault.Error{Code: fault.NotExported, Operation: "import the exported descriptor", Cause: cause, Remedy: remedy})
+	return wire.Errorf(wire.StatusBadDescriptor, "%w", &fault.Error{Code: fault.NotExported,
+		Operation: "import the exported descriptor", Cause: cause, Remedy: remedy})
 }
 
 // checkForeign checks a client's descriptor before any other call: a client can make calls on a
@@ -268,7 +286,8 @@ func checkForeign(fd int, simulated bool) error {
 	}
 	if !simulated {
 		if s.Mode&unix.S_IFMT != unix.S_IFCHR || s.Rdev_major != nvidiaMajor {
-			return notExported(fmt.Errorf("it is not of the NVIDIA driver (file mode %#o, device %d:%d)", s.Mode, s.Rdev_major, s.Rdev_minor),
+			return notExported(fmt.Errorf("it is not of the NVIDIA driver (file mode %#o, device %d:%d)", s.Mode, s.Rdev_major,
+				s.Rdev_minor),
 				"export a CUDA VMM allocation with a POSIX file descriptor handle")
 		}
 		return nil
@@ -285,7 +304,8 @@ func checkForeign(fd int, simulated bool) error {
 // and copies after the client's free are undefined: so the configuration must permit it, and a
 // remote relay never gets the memory.
 func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
-	const instead = "allocate it by cuMemCreate (in PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or use host memory"
+	const instead = "allocate it by cuMemCreate (in PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or " +
+		"use host memory"
 	if !s.relay.config.CUDAIPC {
 		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted, `memory of cudaMalloc is not taken by its IPC handle, because relay.cuda_ipc in config.toml does not say "allow"; %s`, instead).On("relay.cuda_ipc"))
 		return
@@ -308,13 +328,16 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 			return err
 		}
 		if memory.mapped, err = lane.device.OpenIPC(m.Handle); err != nil {
-			return wire.Errorf(wire.StatusBadDescriptor, "the driver does not open this memory of cudaMalloc for the relay (%w); %s", err, instead)
+			return wire.Errorf(wire.StatusBadDescriptor,
+				"the driver does not open this memory of cudaMalloc for the relay (%w); %s", err, instead)
 		}
 		switch mapped := memory.mapped; {
 		case mapped.On != lane.device.Ordinal:
-			err = wire.Errorf(wire.StatusWrongGPU, "the memory is not on %s, whose lane it was exported for", m.GPU.GPU()).On(m.GPU.GPU())
+			err = wire.Errorf(wire.StatusWrongGPU, "the memory is not on %s, whose lane it was exported for",
+				m.GPU.GPU()).On(m.GPU.GPU())
 		case m.Length == 0 || m.Offset > mapped.Bytes || m.Length > mapped.Bytes-m.Offset:
-			err = wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length, m.Offset, mapped.Bytes)
+			err = wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length,
+				m.Offset, mapped.Bytes)
 		default:
 			memory.lane = lane
 			return nil
@@ -358,7 +381,8 @@ func (s *session) another(access uint32, takes quota) error {
 // remove pages of its file, or make accesses hang.
 func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 	if limit := s.relay.limits.ClientHostMemory; m.Bytes > limit || s.host > limit-m.Bytes {
-		s.answer(sequence, limitMet("relay.limits.client_host_memory", "%s of host memory are asked for, and this process has %s, whose limit is %s",
+		s.answer(sequence, limitMet("relay.limits.client_host_memory",
+			"%s of host memory are asked for, and this process has %s, whose limit is %s",
 			humanize.IBytes(m.Bytes), humanize.IBytes(s.host), humanize.IBytes(limit)))
 		return
 	}

@@ -48,15 +48,18 @@ func (w *world) oneSided(t *rapid.T) {
 		t.Skip("no connection")
 	}
 	p := one(t, open, "connection")
-	n := rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Uint64Range(0, modelLargest), rapid.SampledFrom([]uint64{modelSlot - 1, modelSlot, modelSlot + 1})).Draw(t, "bytes")
+	n := rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Uint64Range(0, modelLargest),
+		rapid.SampledFrom([]uint64{modelSlot - 1, modelSlot, modelSlot + 1})).Draw(t, "bytes")
 	const guard = 17
 	if from, to := p.from, p.to; max(from.used, to.used)+n+2*guard > modelBytes || from.timelines+2 > wire.Timelines {
 		t.Skip("its memory is full")
 	}
-	o := &sided{reads: rapid.Bool().Draw(t, "reads"), here: p.from.used, there: p.to.used, n: n, pattern: pattern(len(w.program), n)}
+	o := &sided{reads: rapid.Bool().Draw(t, "reads"), here: p.from.used, there: p.to.used, n: n,
+		pattern: pattern(len(w.program), n)}
 	p.from.used += n + guard
 	p.to.used += n + 2*guard
-	o.name = fmt.Sprintf("one-sided %d of %s (reads: %v), %d bytes at %d from or to %d", len(p.sided), p.name, o.reads, n, o.here, o.there)
+	o.name = fmt.Sprintf("one-sided %d of %s (reads: %v), %d bytes at %d from or to %d", len(p.sided), p.name, o.reads,
+		n, o.here, o.there)
 	source, at := p.from, o.here
 	if o.reads {
 		source, at = p.to, o.there
@@ -124,7 +127,8 @@ func (w *world) oneSided(t *rapid.T) {
 }
 
 // post posts the operation, with entries as a list.
-func (o *sided) post(ctx context.Context, p *link, key wire.RemoteKey, place uint64, options []client.Option) (err error) {
+func (o *sided) post(ctx context.Context, p *link, key wire.RemoteKey, place uint64,
+	options []client.Option) (err error) {
 	post, postList := p.sending.Write, p.sending.WriteList
 	if o.reads {
 		post, postList = p.sending.Read, p.sending.ReadList
@@ -135,7 +139,8 @@ func (o *sided) post(ctx context.Context, p *link, key wire.RemoteKey, place uin
 	}
 	var list []client.ListEntry
 	for _, e := range o.entries {
-		list = append(list, client.ListEntry{Memory: p.from.memory, Offset: o.here + e[0], Length: e[1], Key: key, At: place + e[0]})
+		list = append(list, client.ListEntry{Memory: p.from.memory, Offset: o.here + e[0], Length: e[1], Key: key,
+			At: place + e[0]})
 	}
 	o.op, err = postList(ctx, list, options...)
 	return err

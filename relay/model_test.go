@@ -82,7 +82,8 @@ func TestModelReportsCorruptByte(t *testing.T) {
 
 // modelElsewhere runs so many programs in a process whose simulator is told more.
 func modelElsewhere(programs, simulator string) ([]byte, error) {
-	run := exec.Command(os.Args[0], "-test.run=^TestModelMessagesMatchReceives$", "-test.timeout=10m", "-rapid.shrinktime=1ms")
+	run := exec.Command(os.Args[0], "-test.run=^TestModelMessagesMatchReceives$", "-test.timeout=10m",
+		"-rapid.shrinktime=1ms")
 	run.Env = append(os.Environ(), simulator)
 	if os.Getenv("PEERLANE_MODEL_PROGRAMS") == "" {
 		run.Env = append(run.Env, "PEERLANE_MODEL_PROGRAMS="+programs)
@@ -177,8 +178,9 @@ func (c *container) begin(h *host, route string) {
 		h.t.Fatal(err)
 	}
 	config := launch.Config{
-		Generation: generation, Container: c.name, Lanes: []launch.Lane{c.lane}, Route: route, Transport: launch.TransportAuto,
-		Slots: modelSlots, SlotBytes: modelSlot, Peers: h.dir,
+		Generation: generation, Container: c.name, Lanes: []launch.Lane{c.lane}, Route: route,
+		Transport: launch.TransportAuto,
+		Slots:     modelSlots, SlotBytes: modelSlot, Peers: h.dir,
 	}
 	if h.soft != nil && route != launch.RouteDirect {
 		err = h.useNICs(r, &config)

@@ -40,9 +40,9 @@ type attached struct {
 	memory     *client.Memory
 	listener   *client.Listener
 	used       uint64 // bytes of the memory given to messages
-	timelines  uint32 // given out
-	gone       string // why it is over, or its memory is
-	abrupt     bool   // it did not wait for what was under way: docs/errors.md
+	timelines  uint32 // in use
+	gone       string // why the session or its memory has ended
+	abrupt     bool   // the session did not wait for operations in flight: docs/errors.md
 	unexported bool
 	want       []byte // the expected content of the memory; nil entries are in loose
 }
@@ -53,7 +53,7 @@ type link struct {
 	from, to  *attached
 	sending   *client.Connection
 	receiving *client.Connection
-	ended     string // why errors are no fault from now on
+	ended     string // why errors are expected from now on
 	posts     []*post
 	sided     []*sided
 }
@@ -63,7 +63,7 @@ type post struct {
 	name    string
 	pipe    *link
 	sends   bool
-	bad     wire.Status // it must end so
+	bad     wire.Status // the expected status
 	tag     uint64
 	at, n   uint64
 	pattern []byte
@@ -74,12 +74,12 @@ type post struct {
 	moved   uint64
 	err     error
 	over    bool
-	seen    []byte // of a receive, its range when it had ended
+	seen    []byte // of a receive: the range at the end
 }
 
 type hold struct {
 	timeline *client.Timeline
-	opens    uint64 // the value that the operation begins at
+	opens    uint64 // the value at which the operation begins
 	released bool
 }
 
@@ -137,7 +137,8 @@ func (w *world) attach(t *rapid.T, at int) {
 		w.stage(t, s)
 	} else if kind == "host" {
 		w.onHost(t, s)
-	} else if s.memory, err = s.session.Export(ctx, client.Allocation{FD: place.fd, Bytes: modelBytes, GPU: id}); err != nil {
+	} else if s.memory, err = s.session.Export(ctx, client.Allocation{FD: place.fd, Bytes: modelBytes, GPU: id}); err !=
+		nil {
 		t.Fatalf("export: %v", err)
 	}
 	if s.listener, err = s.session.Listen(ctx, id); err != nil {
@@ -145,8 +146,8 @@ func (w *world) attach(t *rapid.T, at int) {
 	}
 }
 
-// stage gives a session staging memory in place of the container's, and a view of it
-// that stays when the client's own has gone.
+// stage gives a session staging memory in place of the container's memory, and a view of the
+// staging memory that stays when the client's mapping has gone.
 func (w *world) stage(t *rapid.T, s *attached) {
 	ctx, cancel := soon()
 	defer cancel()
@@ -172,8 +173,8 @@ func (w *world) stage(t *rapid.T, s *attached) {
 	s.place, s.memory = &allocation{fd: -1, view: view, used: s, mine: true}, m
 }
 
-// onHost gives a session host memory in place of the container's, and a view of it that
-// stays when the client's own has gone. Its pages do not: its relay frees them.
+// onHost gives a session host memory in place of the container's memory, and a view of the host
+// memory that stays when the client's mapping has gone. The relay frees the pages.
 func (w *world) onHost(t *rapid.T, s *attached) {
 	ctx, cancel := soon()
 	defer cancel()
@@ -181,7 +182,7 @@ func (w *world) onHost(t *rapid.T, s *attached) {
 	if err != nil {
 		t.Fatalf("host memory: %v", err)
 	}
-	// Of memory that is shared this call makes another mapping.
+	// For shared memory the call creates a second mapping.
 	again, err := unix.MremapPtr(unsafe.Pointer(&m.Data[0]), 0, nil, modelBytes, unix.MREMAP_MAYMOVE)
 	if err != nil {
 		t.Fatal(err)
@@ -252,7 +253,8 @@ func (w *world) post(t *rapid.T, sends bool, bad wire.Status) {
 	}
 	p := one(t, open, "connection")
 	tag := rapid.Uint64Range(0, 2).Draw(t, "tag")
-	n := rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Uint64Range(0, modelLargest), rapid.SampledFrom([]uint64{4<<10 - 1, 4 << 10, 4<<10 + 1, modelSlot - 1, modelSlot, modelSlot + 1})).Draw(t, "bytes")
+	n := rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Uint64Range(0, modelLargest),
+		rapid.SampledFrom([]uint64{4<<10 - 1, 4 << 10, 4<<10 + 1, modelSlot - 1, modelSlot, modelSlot + 1})).Draw(t, "bytes")
 	waits := rapid.IntRange(0, 5).Draw(t, "waits") == 0
 	signals := rapid.IntRange(0, 3).Draw(t, "signals") == 0
 	w.place(t, p, sends, tag, n, waits, signals, bad)

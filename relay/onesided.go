@@ -95,9 +95,11 @@ func (r *receiver) readData(m *wire.PeerReadData) error {
 	case r.down != nil:
 		return nil // its reads have ended
 	case op == nil || m.Length != op.length:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s brings %d bytes of read %d, which were not asked for", r.peer, m.Length, m.Read)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s brings %d bytes of read %d, which were not asked for",
+			r.peer, m.Length, m.Read)
 	case m.Send != r.announced+1:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send, r.announced)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send,
+			r.announced)
 	}
 	r.announced++
 	delete(r.reader.reading.asked, m.Read)
@@ -128,7 +130,8 @@ func (r *receiver) crowded(waiting int) error {
 	if r.serving+waiting < maxServing {
 		return nil
 	}
-	return wire.Errorf(wire.StatusLimit, "%s has more than %d reads and writes under way, which is the limit", r.peer, maxServing)
+	return wire.Errorf(wire.StatusLimit, "%s has more than %d reads and writes under way, which is the limit", r.peer,
+		maxServing)
 }
 
 // put handles a write of the remote client: the message matches no posted receive.
@@ -137,7 +140,8 @@ func (r *receiver) put(m *wire.PeerWrite) error {
 	case r.down != nil:
 		return nil
 	case m.Send != r.announced+1:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send, r.announced)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send,
+			r.announced)
 	}
 	if err := r.crowded(0); err != nil {
 		return err

@@ -136,7 +136,8 @@ func FuzzPeerOfAReader(f *testing.F) {
 	f.Add([]byte{1, 1, 64, 0, 64, 0, 5, 6, 0, 0, 0, 0, 7, 0, 1, 9, 9})
 	f.Add([]byte{240, 1, 64, 0, 64, 0, 5, 6, 0, 0, 0, 0, 7, 0, 1, 255, 0, 9, 9})
 	// Writes and sends, one refused; a read refused, one canceled.
-	f.Add([]byte{0, 0, 8, 0, 8, 0, 2, 8, 0, 8, 0, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 4, 0, 4, 0, 4, 1, 0, 8, 3, 10, 0})
+	f.Add([]byte{0, 0, 8, 0, 8, 0, 2, 8, 0, 8, 0, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 4, 0, 4, 0, 4, 1, 0,
+		8, 3, 10, 0})
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 512 {
 			return
@@ -169,7 +170,8 @@ func FuzzPeerOfAReader(f *testing.F) {
 			case 3:
 				l.heard(&do, duplicate)
 			case 4:
-				m := &wire.PeerReadRefused{Read: do.near(max(1, uint64(do.next())%(s.reading.last+1))), Status: uint32(do.near(uint64(wire.StatusBadKey)))}
+				m := &wire.PeerReadRefused{Read: do.near(max(1, uint64(do.next())%(s.reading.last+1))),
+					Status: uint32(do.near(uint64(wire.StatusBadKey)))}
 				hear(m)
 			case 5:
 				if b := s.reading.back; b != nil && b.listener.expects() {
@@ -261,8 +263,10 @@ func FuzzPeerOfAReader(f *testing.F) {
 // left.
 func FuzzPeerOfARegionOwner(f *testing.F) {
 	// A write and a read per route, and a revoke.
-	f.Add([]byte{0, 0, 0, 16, 0, 0, 0, 2, 1, 0, 255, 0, 2, 1, 0, 255, 0, 4, 5, 1, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 64, 4, 3, 4, 200, 6, 0, 6, 1})
-	f.Add([]byte{1, 0, 0, 16, 0, 0, 0, 2, 1, 0, 4, 1, 0, 0, 0, 16, 0, 0, 0, 5, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 64, 4, 3, 4, 200, 6, 0})
+	f.Add([]byte{0, 0, 0, 16, 0, 0, 0, 2, 1, 0, 255, 0, 2, 1, 0, 255, 0, 4, 5, 1, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 3, 4, 0,
+		3, 1, 0, 1, 0, 0, 0, 0, 0, 64, 4, 3, 4, 200, 6, 0, 6, 1})
+	f.Add([]byte{1, 0, 0, 16, 0, 0, 0, 2, 1, 0, 4, 1, 0, 0, 0, 16, 0, 0, 0, 5, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0,
+		0, 64, 4, 3, 4, 200, 6, 0})
 	f.Add([]byte{240, 0, 0, 16, 0, 0, 0, 2, 1, 0, 255, 4, 1, 0, 0, 0, 16, 0, 0, 0, 5, 3, 0, 0, 3, 4, 0, 6, 0, 6, 1})
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 512 {
@@ -282,7 +286,8 @@ func FuzzPeerOfARegionOwner(f *testing.F) {
 		patterned(shown.mapped)
 		fill(written.mapped, fuzzUntouched)
 		offer := func(m *memory, key byte, access uint32) *exposedRegion {
-			o := &exposedRegion{number: w.session.number(), key: wire.UUID{key}, memory: m, offset: first, length: length, access: access, connection: r.number}
+			o := &exposedRegion{number: w.session.number(), key: wire.UUID{key}, memory: m, offset: first, length: length,
+				access: access, connection: r.number}
 			w.session.regions[o.number], w.relay.regions[o.key], m.regions[o] = o, o, true
 			return o
 		}
@@ -363,7 +368,8 @@ func FuzzPeerOfARegionOwner(f *testing.F) {
 				}
 			}
 			for _, g := range r.grants {
-				if op := g.arrival.op; op.memory != written || op.offset < first || op.offset+op.length > first+length || op.length != g.arrival.length {
+				if op := g.arrival.op; op.memory != written || op.offset < first || op.offset+op.length > first+length ||
+					op.length != g.arrival.length {
 					t.Fatalf("bytes %d+%d are granted", op.offset, op.length)
 				}
 			}

@@ -51,7 +51,8 @@ func (p *pair) sided(t *testing.T, key wire.RemoteKey, base, n uint64) {
 		t.Fatalf("a write of %d: %d, %v", n, moved, err)
 	}
 	got := p.target.read(base+at-guard, n+2*guard)
-	if !bytes.Equal(got[guard:guard+n], want) || !bytes.Equal(got[:guard], around[:guard]) || !bytes.Equal(got[guard+n:], around[guard+n:]) {
+	if !bytes.Equal(got[guard:guard+n], want) || !bytes.Equal(got[:guard], around[:guard]) ||
+		!bytes.Equal(got[guard+n:], around[guard+n:]) {
 		t.Fatalf("a write of %d bytes left others", n)
 	}
 	want, around = random(t, n), random(t, n+2*guard)
@@ -62,7 +63,8 @@ func (p *pair) sided(t *testing.T, key wire.RemoteKey, base, n uint64) {
 		t.Fatalf("a read of %d: %d, %v", n, moved, err)
 	}
 	got = p.source.read(back-guard, n+2*guard)
-	if !bytes.Equal(got[guard:guard+n], want) || !bytes.Equal(got[:guard], around[:guard]) || !bytes.Equal(got[guard+n:], around[guard+n:]) {
+	if !bytes.Equal(got[guard:guard+n], want) || !bytes.Equal(got[:guard], around[:guard]) ||
+		!bytes.Equal(got[guard+n:], around[guard+n:]) {
 		t.Fatalf("a read of %d bytes brought others", n)
 	}
 }
@@ -163,7 +165,8 @@ func (p *pair) inFlight(t *testing.T) {
 	post(p.sending.Flush())
 	settle()
 	for i := range uint64(many) {
-		if !bytes.Equal(p.target.read((many-1-i)*each, each), want[i*each:(i+1)*each]) || !bytes.Equal(p.target.read((many+i)*each, each), want[i*each:(i+1)*each]) {
+		if !bytes.Equal(p.target.read((many-1-i)*each, each), want[i*each:(i+1)*each]) ||
+			!bytes.Equal(p.target.read((many+i)*each, each), want[i*each:(i+1)*each]) {
 			t.Fatalf("write or message %d is another", i)
 		}
 	}
@@ -180,7 +183,8 @@ func (p *pair) inFlight(t *testing.T) {
 // Operations that the key, or a missing key, forbids.
 func (p *pair) whatAKeyDoesNotAllow(t *testing.T) {
 	const n = 64 << 10
-	both, toRead, toWrite := p.offer(t, p.target.Memory, n, n, remoteBoth), p.offer(t, p.target.Memory, 0, n, wire.RemoteRead), p.offer(t, p.target.Memory, 0, n, wire.RemoteWrite)
+	both, toRead, toWrite := p.offer(t, p.target.Memory, n, n, remoteBoth), p.offer(t, p.target.Memory, 0, n,
+		wire.RemoteRead), p.offer(t, p.target.Memory, 0, n, wire.RemoteWrite)
 	wrong := wire.NewRemoteKey(wire.UUID{1}, n, remoteBoth)
 	gone := p.offer(t, p.target.Memory, 0, n, remoteBoth)
 	if err := gone.Revoke(within(t)); err != nil {
@@ -249,7 +253,8 @@ func (p *pair) whatAKeyDoesNotAllow(t *testing.T) {
 func TestInvalidRegionsAreRefused(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	h := p.receiving
-	toSend, err := p.b.Export(within(t), client.Allocation{FD: p.target.fd, Bytes: pairBytes, GPU: uuid(t, 3), Access: wire.AccessSend})
+	toSend, err := p.b.Export(within(t), client.Allocation{FD: p.target.fd, Bytes: pairBytes, GPU: uuid(t, 3),
+		Access: wire.AccessSend})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +281,8 @@ func TestInvalidRegionsAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = offer(h, p.target.Memory, 0, 8, wire.RemoteRead)
-	if status := wire.StatusOf(err); status != wire.StatusUnknownConnection && status != wire.StatusPeerClosed { // until the other side knows
+	if status := wire.StatusOf(err); status != wire.StatusUnknownConnection && status != wire.StatusPeerClosed {
+		// until the other side knows
 		t.Errorf("on a connection that is closed: %v", err)
 	}
 }

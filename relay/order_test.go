@@ -40,7 +40,8 @@ func TestReceivesEndInOrderOfTheirMessages(t *testing.T) {
 		post(p.sending.Send(p.source.Memory, 0, 2)) // longer than its receive
 		testutil.Until(t, "the first receive to end", func() bool { return timeline.Reached(value) })
 		if got := p.target.read(long-1, 1); got[0] != want[long-1] {
-			t.Fatalf("round %d: the timeline is at %d of %d before the last byte of the first message arrived", round, timeline.Value(), value)
+			t.Fatalf("round %d: the timeline is at %d of %d before the last byte of the first message arrived", round,
+				timeline.Value(), value)
 		}
 		for i, op := range ops {
 			if _, err := wait(t, op, nil); err != nil != (i == 3 || i == 7) {

@@ -38,7 +38,8 @@ func allocateParts(t *testing.T, i int, granules ...uint64) (*memory, []client.P
 				return err
 			}
 			fd, err := driver.MemExportFD(handle)
-			if err := errors.Join(err, driver.MemMap(m.ptr+cuda.Ptr(at), n*granule, 0, handle), driver.MemRelease(handle)); err != nil {
+			if err := errors.Join(err, driver.MemMap(m.ptr+cuda.Ptr(at), n*granule, 0, handle),
+				driver.MemRelease(handle)); err != nil {
 				return err
 			}
 			t.Cleanup(func() { unix.Close(fd) })
@@ -73,14 +74,16 @@ func TestRangeOfSeveralAllocationsTransfers(t *testing.T) {
 			// A part of the range, which begins within the first allocation and ends
 			// within the last.
 			const skip = 1<<20 + 3
-			if target.Memory, err = b.Export(within(t), client.Allocation{Parts: to, Offset: skip, Length: 12 << 20, GPU: uuid(t, second)}); err != nil {
+			if target.Memory, err = b.Export(within(t), client.Allocation{Parts: to, Offset: skip, Length: 12 << 20,
+				GPU: uuid(t, second)}); err != nil {
 				t.Fatal(err)
 			}
 			if n := ra.Report().Used.Descriptors; n != 6+4 {
 				t.Errorf("%d files are counted", n)
 			}
 			sending, receiving, _ := join(t, a, 0, b, second)
-			for _, m := range []struct{ from, to, n uint64 }{{2<<20 - 4, 0, 8}, {0, 0, 12 << 20}, {1<<20 + 5, 3, 11<<20 + 1}, {6<<20 - 1, 3<<20 - 7, 2}} {
+			for _, m := range []struct{ from, to, n uint64 }{{2<<20 - 4, 0, 8}, {0, 0, 12 << 20}, {1<<20 + 5, 3, 11<<20 + 1},
+				{6<<20 - 1, 3<<20 - 7, 2}} {
 				want := random(t, m.n)
 				source.write(m.from, want)
 				receive, err := receiving.Receive(target.Memory, m.to, m.n)
@@ -100,10 +103,12 @@ func TestRangeOfSeveralAllocationsTransfers(t *testing.T) {
 			op, err := receiving.Receive(target.Memory, 0, 12<<20+1)
 			_, err = wait(t, op, err)
 			demand(t, err, wire.StatusOutOfRange)
-			if err := errors.Join(source.Unexport(within(t)), target.Unexport(within(t)), sending.Close(within(t)), a.Close(), b.Close()); err != nil {
+			if err := errors.Join(source.Unexport(within(t)), target.Unexport(within(t)), sending.Close(within(t)), a.Close(),
+				b.Close()); err != nil {
 				t.Fatal(err)
 			}
-			for end := testutil.Begin(); ra.Report().Used != (launch.Limits{}) || rb.Report().Used != (launch.Limits{}); time.Sleep(10 * time.Millisecond) {
+			for end := testutil.Begin(); ra.Report().Used != (launch.Limits{}) ||
+				rb.Report().Used != (launch.Limits{}); time.Sleep(10 * time.Millisecond) {
 				if end.Over() {
 					t.Fatalf("in use are %+v and %+v", ra.Report().Used, rb.Report().Used)
 				}
@@ -138,23 +143,30 @@ func TestInvalidRangesOfAllocationsAreRefused(t *testing.T) {
 		status wire.Status
 		object string
 	}{
-		{"that overlap", []client.Part{part(good, 0, 0, g), part(good, 1, g-4096, 2*g)}, wire.StatusOutOfRange, "allocation 2 of 2"},
-		{"in another order", []client.Part{part(good, 1, g, 2*g), part(good, 0, 0, g)}, wire.StatusOutOfRange, "allocation 1 of 2"},
-		{"with a hole", []client.Part{part(good, 0, 0, g), part(good, 1, 2*g, 2*g)}, wire.StatusOutOfRange, "allocation 2 of 2"},
+		{"that overlap", []client.Part{part(good, 0, 0, g), part(good, 1, g-4096, 2*g)}, wire.StatusOutOfRange,
+			"allocation 2 of 2"},
+		{"in another order", []client.Part{part(good, 1, g, 2*g), part(good, 0, 0, g)}, wire.StatusOutOfRange,
+			"allocation 1 of 2"},
+		{"with a hole", []client.Part{part(good, 0, 0, g), part(good, 1, 2*g, 2*g)}, wire.StatusOutOfRange,
+			"allocation 2 of 2"},
 		{"of no bytes", []client.Part{part(good, 0, 0, g), part(good, 1, g, 0)}, wire.StatusOutOfRange, "allocation 2 of 2"},
 		{"beyond 2^64", []client.Part{part(good, 0, 0, 1<<63), part(good, 1, 1<<63, 1<<63)}, wire.StatusOutOfRange, ""},
-		{"not of whole granules", []client.Part{part(good, 0, 0, g/2), part(good, 1, g/2, 2*g)}, wire.StatusOutOfRange, "allocation 1 of 2"},
-		{"larger than they are", []client.Part{part(good, 0, 0, g), part(good, 2, g, 2*g)}, wire.StatusBadDescriptor, "cuMemMap"},
+		{"not of whole granules", []client.Part{part(good, 0, 0, g/2), part(good, 1, g/2, 2*g)}, wire.StatusOutOfRange,
+			"allocation 1 of 2"},
+		{"larger than they are", []client.Part{part(good, 0, 0, g), part(good, 2, g, 2*g)}, wire.StatusBadDescriptor,
+			"cuMemMap"},
 		{"of several GPUs", []client.Part{part(good, 0, 0, g), part(theirs, 0, g, g)}, wire.StatusWrongGPU, ""},
 		{"of another GPU", []client.Part{part(theirs, 0, 0, g), part(theirs, 1, g, g)}, wire.StatusWrongGPU, devices[2].UUID},
-		{"that are none", []client.Part{part(good, 0, 0, g), {FD: unsealed, Bytes: g, Offset: g}}, wire.StatusBadDescriptor, ""},
+		{"that are none", []client.Part{part(good, 0, 0, g), {FD: unsealed, Bytes: g, Offset: g}}, wire.StatusBadDescriptor,
+			""},
 		{"too many files", many, wire.StatusLimit, "relay.limits.descriptors"},
 		{"too many", make([]client.Part, wire.MaxParts+1), wire.StatusLimit, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := a.Export(within(t), client.Allocation{Parts: c.parts, GPU: uuid(t, 0)})
 			demandOf(t, err, c.status, c.object)
-			for end := testutil.Begin(); r.Report().Used != (launch.Limits{Clients: 1, Descriptors: 6}); time.Sleep(10 * time.Millisecond) {
+			for end := testutil.Begin(); r.Report().Used != (launch.Limits{Clients: 1,
+				Descriptors: 6}); time.Sleep(10 * time.Millisecond) {
 				if end.Over() {
 					t.Fatalf("in use are %+v", r.Report().Used)
 				}
@@ -169,7 +181,8 @@ func TestInvalidRangesOfAllocationsAreRefused(t *testing.T) {
 		})
 	}
 	// A descriptor that is none: the next range is not given the first's.
-	_, err = a.Export(within(t), client.Allocation{Parts: []client.Part{good[0], {FD: 1 << 20, Bytes: g, Offset: g}}, GPU: uuid(t, 0)})
+	_, err = a.Export(within(t), client.Allocation{Parts: []client.Part{good[0], {FD: 1 << 20, Bytes: g, Offset: g}},
+		GPU: uuid(t, 0)})
 	if err == nil || !errors.Is(err, unix.EBADF) {
 		t.Errorf("a closed descriptor: %v", err)
 	}
@@ -204,12 +217,16 @@ func TestInvalidAllocationsOfHostileClientAreRefused(t *testing.T) {
 		{"fewer than announced", 2, []int{parts[0].FD}, export(3, 2*g), nil, malformed, "3 allocations, of which 2 came"},
 		{"more than announced", 2, []int{parts[0].FD}, export(1, g), nil, malformed, "1 allocations, of which 2 came"},
 		{"none", 0, nil, export(2, 2*g), nil, malformed, "of which 0 came"},
-		{"a descriptor of its own", 2, []int{parts[0].FD}, export(2, 2*g), []int{parts[0].FD}, malformed, "1 descriptors of its own"},
+		{"a descriptor of its own", 2, []int{parts[0].FD}, export(2, 2*g), []int{parts[0].FD}, malformed,
+			"1 descriptors of its own"},
 		{"without descriptors", 2, nil, export(2, 2*g), nil, malformed, "an allocation with 0 descriptors"},
-		{"two descriptors each", 2, []int{parts[0].FD, parts[1].FD}, export(2, 2*g), nil, malformed, "an allocation with 2 descriptors"},
+		{"two descriptors each", 2, []int{parts[0].FD, parts[1].FD}, export(2, 2*g), nil, malformed,
+			"an allocation with 2 descriptors"},
 		{"of another device", 2, []int{int(null.Fd())}, export(2, 2*g), nil, wire.StatusBadDescriptor, "sealed memfd"},
-		{"too many", wire.MaxParts + 100, []int{parts[0].FD}, export(wire.MaxParts+100, (wire.MaxParts+100)*g), nil, wire.StatusLimit, "more than 2048 allocations"},
-		{"a sum that is not theirs", 2, []int{parts[0].FD}, export(2, 3*g), nil, wire.StatusOutOfRange, "2 allocations have 4194304 bytes together, in a range of 6291456"},
+		{"too many", wire.MaxParts + 100, []int{parts[0].FD}, export(wire.MaxParts+100, (wire.MaxParts+100)*g), nil,
+			wire.StatusLimit, "more than 2048 allocations"},
+		{"a sum that is not theirs", 2, []int{parts[0].FD}, export(2, 3*g), nil, wire.StatusOutOfRange,
+			"2 allocations have 4194304 bytes together, in a range of 6291456"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := v.session()
@@ -261,12 +278,17 @@ func TestInvalidAllocationsOfReceivingRelayEndConnection(t *testing.T) {
 		region wire.PeerRegion
 		status wire.Status
 	}{
-		{"a larger sum", 2, wire.PeerRegionPart{Region: 9, Bytes: g}, wire.PeerRegion{Region: 9, Kind: wire.MemoryParts, Bytes: 3 * g}, wire.StatusMalformed},
-		{"a smaller sum", 2, wire.PeerRegionPart{Region: 9, Bytes: g}, wire.PeerRegion{Region: 9, Kind: wire.MemoryParts, Bytes: g}, wire.StatusMalformed},
-		{"a sum beyond 2^64", 2, wire.PeerRegionPart{Region: 9, Bytes: 1 << 63}, wire.PeerRegion{Region: 9, Kind: wire.MemoryParts}, wire.StatusMalformed},
-		{"of another region", 2, wire.PeerRegionPart{Region: 8, Bytes: g}, wire.PeerRegion{Region: 9, Kind: wire.MemoryParts, Bytes: 2 * g}, wire.StatusMalformed},
+		{"a larger sum", 2, wire.PeerRegionPart{Region: 9, Bytes: g}, wire.PeerRegion{Region: 9, Kind: wire.MemoryParts,
+			Bytes: 3 * g}, wire.StatusMalformed},
+		{"a smaller sum", 2, wire.PeerRegionPart{Region: 9, Bytes: g}, wire.PeerRegion{Region: 9, Kind: wire.MemoryParts,
+			Bytes: g}, wire.StatusMalformed},
+		{"a sum beyond 2^64", 2, wire.PeerRegionPart{Region: 9, Bytes: 1 << 63},
+			wire.PeerRegion{Region: 9, Kind: wire.MemoryParts}, wire.StatusMalformed},
+		{"of another region", 2, wire.PeerRegionPart{Region: 8, Bytes: g},
+			wire.PeerRegion{Region: 9, Kind: wire.MemoryParts, Bytes: 2 * g}, wire.StatusMalformed},
 		{"none", 0, wire.PeerRegionPart{}, wire.PeerRegion{Region: 9, Kind: wire.MemoryParts}, wire.StatusMalformed},
-		{"larger than they are", 2, wire.PeerRegionPart{Region: 9, Bytes: 2 * g}, wire.PeerRegion{Region: 9, Kind: wire.MemoryParts, Bytes: 4 * g}, wire.StatusCUDA},
+		{"larger than they are", 2, wire.PeerRegionPart{Region: 9, Bytes: 2 * g},
+			wire.PeerRegion{Region: 9, Kind: wire.MemoryParts, Bytes: 4 * g}, wire.StatusCUDA},
 		{"too many", wire.MaxParts + 1, wire.PeerRegionPart{Region: 9, Bytes: g}, wire.PeerRegion{}, wire.StatusLimit},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -83,7 +83,8 @@ var deaf = sync.OnceValues(func() (*packet.Port, *poll.Loop) {
 func newWorld(t *testing.T) *world {
 	_, loop := deaf()
 	w := &world{t: t, queue: &device.Queue{}, ended: map[uint64]wire.Completion{}, posted: map[uint64]*operation{}}
-	w.relay = &Relay{loop: loop, listeners: map[wire.UUID]*listener{}, regions: map[wire.UUID]*exposedRegion{}, limits: launch.Limits{HostMemory: 1 << 20, Descriptors: 16, Memories: 16, Connections: 4}}
+	w.relay = &Relay{loop: loop, listeners: map[wire.UUID]*listener{}, regions: map[wire.UUID]*exposedRegion{},
+		limits: launch.Limits{HostMemory: 1 << 20, Descriptors: 16, Memories: 16, Connections: 4}}
 	w.relay.config.Generation = strings.Repeat("0", 32)
 	completions, err := ring.NewRelay()
 	if err != nil {
@@ -116,12 +117,14 @@ func newWorld(t *testing.T) *world {
 	for i := range w.quotas {
 		w.quotas[i] = &eagerBuffers{memory: &region{kind: wire.MemoryHost, memory: host(quotaBytes)}, free: []uint64{0}}
 	}
-	w.lane = &lane{relay: w.relay, push: turns{queues: []*device.Queue{w.queue}}, pull: turns{queues: []*device.Queue{w.queue}}, out: staging(), in: staging(), ended: newDirections()}
+	w.lane = &lane{relay: w.relay, push: turns{queues: []*device.Queue{w.queue}},
+		pull: turns{queues: []*device.Queue{w.queue}}, out: staging(), in: staging(), ended: newDirections()}
 	// A session that has ended answers nobody.
 	w.session = &session{
 		relay: w.relay, ring: completions, wakeClient: -1, ended: wire.Errorf(wire.StatusClosed, "the client is not there"),
-		connections: map[uint32]*connection{}, waits: map[*connection]bool{}, turns: map[uint32]bool{}, regions: map[uint32]*exposedRegion{},
-		log: logrus.NewEntry(&logrus.Logger{Out: io.Discard}),
+		connections: map[uint32]*connection{}, waits: map[*connection]bool{}, turns: map[uint32]bool{},
+		regions: map[uint32]*exposedRegion{},
+		log:     logrus.NewEntry(&logrus.Logger{Out: io.Discard}),
 	}
 	w.session.memories = map[uint32]*memory{}
 	w.host = host
@@ -132,7 +135,8 @@ func newWorld(t *testing.T) *world {
 // memory makes a further memory of the client.
 func (w *world) memory(bytes uint64) *memory {
 	m := &memory{
-		session: w.session, number: uint32(len(w.session.memories)) + 1, kind: wire.MemoryHost, lane: w.lane, mapped: w.host(bytes), length: bytes,
+		session: w.session, number: uint32(len(w.session.memories)) + 1, kind: wire.MemoryHost, lane: w.lane,
+		mapped: w.host(bytes), length: bytes,
 		access: wire.AccessSend | wire.AccessReceive, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	m.parts = []device.Part{{FD: -1, Bytes: bytes}}
@@ -170,7 +174,8 @@ func (w *world) route(first int) uint32 {
 const fuzzTransport = "slots"
 
 func (w *world) connection(route uint32) *connection {
-	c := &connection{session: w.session, number: uint32(len(w.session.connections)) + 1, lane: w.lane, route: route, peer: "the fuzzer"}
+	c := &connection{session: w.session, number: uint32(len(w.session.connections)) + 1, lane: w.lane, route: route,
+		peer: "the fuzzer"}
 	c.transport = launch.TransportLocal
 	if route == wire.RouteStaged {
 		c.transport, c.out, c.in = fuzzTransport, w.lane.out, w.lane.in
@@ -206,7 +211,8 @@ func (w *world) region(number uint32, bytes uint64, fd func() int) (*wire.PeerRe
 // post does a session's work for a valid descriptor.
 func (w *world) post(c *connection, kind uint32, tag, offset, length uint64) *operation {
 	cookie := uint64(len(w.posted) + 1)
-	op := &operation{session: w.session, kind: kind, cookie: cookie, tag: tag, offset: offset, length: length, wait: wire.NoTimeline, signal: wire.NoTimeline}
+	op := &operation{session: w.session, kind: kind, cookie: cookie, tag: tag, offset: offset, length: length,
+		wait: wire.NoTimeline, signal: wire.NoTimeline}
 	if status := op.bind(1, c); status != wire.StatusOK {
 		w.t.Fatalf("the fuzzer posts what is not in order: %v", status)
 	}
@@ -227,7 +233,8 @@ func (w *world) read() {
 			w.t.Fatalf("operation %d ended twice, or was never posted", done.Cookie)
 		}
 		if done.Length > op.length && !isList(op.kind) || op.underWay > 0 { // the length of a list is in entries
-			w.t.Fatalf("operation %d of %d bytes ended with %d, and %d that touch its memory", done.Cookie, op.length, done.Length, op.underWay)
+			w.t.Fatalf("operation %d of %d bytes ended with %d, and %d that touch its memory", done.Cookie, op.length,
+				done.Length, op.underWay)
 		}
 		w.ended[done.Cookie] = done
 	}
@@ -246,7 +253,8 @@ func (w *world) over() {
 	w.t.Helper()
 	w.read()
 	if len(w.session.connections) > 0 || w.mine.users > 0 || len(w.ended) != len(w.posted) {
-		w.t.Fatalf("%d connections, %d users of the memory, %d of %d operations have ended", len(w.session.connections), w.mine.users, len(w.ended), len(w.posted))
+		w.t.Fatalf("%d connections, %d users of the memory, %d of %d operations have ended", len(w.session.connections),
+			w.mine.users, len(w.ended), len(w.posted))
 	}
 	for _, s := range []*staging{w.lane.out, w.lane.in} {
 		if len(s.free) != fuzzSlots {
@@ -286,7 +294,8 @@ type fuzzLink struct {
 
 // link is that of a new sender.
 func (w *world) link(route uint32, of *memory) *fuzzLink {
-	l := &fuzzLink{world: w, memory: of, said: map[uint64]*wire.PeerGrant{}, sent: map[uint64]*operation{}, targets: map[uint32]uint64{}, remote: map[uint32]uint64{}, taken: map[uint64]bool{}}
+	l := &fuzzLink{world: w, memory: of, said: map[uint64]*wire.PeerGrant{}, sent: map[uint64]*operation{},
+		targets: map[uint32]uint64{}, remote: map[uint32]uint64{}, taken: map[uint64]bool{}}
 	l.s = newSender(w.connection(route), l)
 	if route == wire.RouteDirect {
 		l.s.windows = allWindows()
@@ -333,8 +342,10 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 		return
 	}
 	g, bytes := l.said[immediate], l.targets[to.Region]
-	if g == nil || l.closed || n == 0 || g.Region != to.Region || to.Offset < g.Offset || n > g.Length || to.Offset-g.Offset > g.Length-n || to.Offset > bytes || n > bytes-to.Offset {
-		l.t.Fatalf("a write of %d bytes to %+v with immediate %d, whose grant is %+v, of a region of %d", n, to, immediate, g, bytes)
+	if g == nil || l.closed || n == 0 || g.Region != to.Region || to.Offset < g.Offset || n > g.Length ||
+		to.Offset-g.Offset > g.Length-n || to.Offset > bytes || n > bytes-to.Offset {
+		l.t.Fatalf("a write of %d bytes to %+v with immediate %d, whose grant is %+v, of a region of %d", n, to, immediate,
+			g, bytes)
 	}
 	op := l.sent[g.Send]
 	if op == nil || op.over || op.underWay == 0 {
@@ -368,7 +379,8 @@ func (l *fuzzLink) writeEager(to transport.Target, from transport.Source, n uint
 			of = op
 		}
 	}
-	if of == nil || l.closed || of.over || n != of.length || n > eagerBytes || to.Region != eagerRegion || to.Offset != l.quota+uint64(window)*eagerBytes {
+	if of == nil || l.closed || of.over || n != of.length || n > eagerBytes || to.Region != eagerRegion ||
+		to.Offset != l.quota+uint64(window)*eagerBytes {
 		l.t.Fatalf("a write of %d bytes to %+v in window %d of a quota at %d, for %+v", n, to, window, l.quota, of)
 	}
 	for i, b := range unsafe.Slice((*byte)(from.Place.Host), n) {
@@ -550,7 +562,8 @@ func FuzzPeerOfASender(f *testing.F) {
 		for len(do) > 0 {
 			switch do.next() % 13 {
 			case 12:
-				m := &wire.PeerQuota{Region: uint32(do.near(eagerRegion)), Windows: uint32(do.near(eagerWindows)), Bytes: do.near(eagerBytes), Offset: uint64(do.next()) * 64}
+				m := &wire.PeerQuota{Region: uint32(do.near(eagerRegion)), Windows: uint32(do.near(eagerWindows)),
+					Bytes: do.near(eagerBytes), Offset: uint64(do.next()) * 64}
 				if s.eager == nil {
 					l.quota = m.Offset
 				}
@@ -693,7 +706,8 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 	f.Add([]byte{250, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 6, 0, 4, 5, 5})
 	// Direct: a short message, its receive; a receive, its short message; one that does not fit;
 	// one into a window that there is not.
-	f.Add([]byte{1, 8, 0, 0, 20, 200, 0, 0, 0, 1, 30, 0, 0, 1, 30, 200, 0, 8, 0, 0, 20, 200, 0, 3, 0, 8, 0, 2, 30, 200, 0, 1, 0, 1, 2, 200, 2, 5, 8, 0, 0, 20, 200, 0, 8, 0})
+	f.Add([]byte{1, 8, 0, 0, 20, 200, 0, 0, 0, 1, 30, 0, 0, 1, 30, 200, 0, 8, 0, 0, 20, 200, 0, 3, 0, 8, 0, 2, 30, 200,
+		0, 1, 0, 1, 2, 200, 2, 5, 8, 0, 0, 20, 200, 0, 8, 0})
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 512 {
 			return
@@ -745,7 +759,8 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 		for len(do) > 0 {
 			switch do.next() % 10 {
 			case 8:
-				m := &wire.PeerEager{Send: do.near(r.announced + 1), Tag: uint64(do.next() % 3), Length: do.length(eagerBytes), Window: uint32(do.next() % (eagerWindows + 1))}
+				m := &wire.PeerEager{Send: do.near(r.announced + 1), Tag: uint64(do.next() % 3), Length: do.length(eagerBytes),
+					Window: uint32(do.next() % (eagerWindows + 1))}
 				if r.eager != nil && m.Window < eagerWindows {
 					if before := r.eager.windows[m.Window]; before.arrived > 0 && before.arrival == nil {
 						m.Length = do.near(before.arrived)
@@ -850,13 +865,15 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 			taken := map[uint64]bool{}
 			for _, g := range r.grants {
 				a := g.arrival
-				if g.length == 0 || a.op == nil || a.op.over && r.down == nil || g.part > a.length || g.length > a.length-g.part || a.length > a.op.length || g.filled > g.length {
+				if g.length == 0 || a.op == nil || a.op.over && r.down == nil || g.part > a.length ||
+					g.length > a.length-g.part || a.length > a.op.length || g.filled > g.length {
 					t.Fatalf("grant %+v of message %+v", g, a)
 				}
 				of[a.op] = a.send
 				if g.slot != nil {
 					if g.length > fuzzSlot || taken[g.slot.offset] {
-						t.Fatalf("%d bytes are granted of slot %d, for another message as well: %t", g.length, g.slot.offset, taken[g.slot.offset])
+						t.Fatalf("%d bytes are granted of slot %d, for another message as well: %t", g.length, g.slot.offset,
+							taken[g.slot.offset])
 					}
 					taken[g.slot.offset] = true
 				}

@@ -109,7 +109,8 @@ func (r *Relay) secrets(s launch.Secrets) error {
 		return fmt.Errorf("the cluster key: %w", err)
 	}
 	if !s.Certificate.IsZero() {
-		config, err := network.LoadTLS(network.Certificates{Certificate: s.Certificate.Bytes(), Key: s.CertificateKey.Bytes(), Authority: s.Authority.Bytes()})
+		config, err := network.LoadTLS(network.Certificates{Certificate: s.Certificate.Bytes(),
+			Key: s.CertificateKey.Bytes(), Authority: s.Authority.Bytes()})
 		if err != nil {
 			return err // without keys nothing goes in the clear that was to be encrypted
 		}
@@ -134,7 +135,8 @@ func (r *Relay) onNetwork() {
 		r.offNetwork = r.noKey
 		return
 	}
-	h := &peerManager{relay: r, where: *r.config.Network, pending: map[*network.Session]*pendingSession{}, names: map[tcp.Key]string{}, accepted: map[tcp.Key]netip.Addr{}, stopped: make(chan struct{}),
+	h := &peerManager{relay: r, where: *r.config.Network, pending: map[*network.Session]*pendingSession{},
+		names: map[tcp.Key]string{}, accepted: map[tcp.Key]netip.Addr{}, stopped: make(chan struct{}),
 		gathering: tcp.Gathering{Most: maxPendingSessions, MostOfOne: 1}} // a set has a meeting
 	h.listener, h.rails = newMultiListener(), newRails(h.where.Addresses, r.wires)
 	if refused := h.listen(); len(h.rails.listening) == 0 {
@@ -381,15 +383,20 @@ func (h *peerManager) meet(s *network.Session) (tcp.Key, error) {
 		}
 	}
 	if all, here := len(h.accepted), h.acceptedOf(from); all >= maxAccepted || here >= maxAcceptedOf {
-		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "other relays have made %d sets of connections, %d of them from %v; at most %d and %d can be", all, here, from, maxAccepted, maxAcceptedOf)
+		return tcp.Key{}, wire.Errorf(wire.StatusLimit,
+			"other relays have made %d sets of connections, %d of them from %v; at most %d and %d can be", all, here, from,
+			maxAccepted, maxAcceptedOf)
 	}
 	if len(h.pending) >= maxPendingSessions || of >= maxPendingSessionsOf {
-		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "%d sets of connections are incomplete, %d of them of this host; at most %d and %d can be", len(h.pending), of, maxPendingSessions, maxPendingSessionsOf)
+		return tcp.Key{}, wire.Errorf(wire.StatusLimit,
+			"%d sets of connections are incomplete, %d of them of this host; at most %d and %d can be", len(h.pending), of,
+			maxPendingSessions, maxPendingSessionsOf)
 	}
 	h.last++
 	// A separate limit: a remote relay's claims cause no connection of this relay.
 	m := &pendingSession{
-		key:    tcp.Key{Relay: fmt.Sprintf("who came %d", h.last), Local: s.Conn.LocalAddr().String(), Remote: s.Conn.RemoteAddr().String()},
+		key: tcp.Key{Relay: fmt.Sprintf("who came %d", h.last), Local: s.Conn.LocalAddr().String(),
+			Remote: s.Conn.RemoteAddr().String()},
 		from:   from,
 		forget: h.local.Expect(s),
 	}
@@ -438,7 +445,8 @@ func (h *peerManager) useless(p *tcp.Peer) (why error) {
 		ask = transport == launch.TransportAuto && waits && here
 		if transport == launch.TransportVerbs && p.Channels() == 0 || ask ||
 			transport == launch.TransportAuto && waits && time.Since(since) >= portRetryTime {
-			why = wire.Errorf(wire.StatusUnreachable, "the connections with the relay at %s are made anew, for RDMA: %s", p.Name(), by.Way())
+			why = wire.Errorf(wire.StatusUnreachable, "the connections with the relay at %s are made anew, for RDMA: %s",
+				p.Name(), by.Way())
 		}
 	})
 	if ask && !h.relay.fabric.PortActive() {
@@ -463,12 +471,16 @@ func (h *peerManager) reach(ctx context.Context, handle wire.HandleLayout, from 
 	target := network.Target{Host: handle.Host, Token: handle.Token}
 	at, err := h.local.Keys().OpenContact(target, handle.Generation, handle.Contact)
 	if errors.Is(err, network.ErrOtherKey) && h.where.Tenant != "" {
-		err = fmt.Errorf("connect to another host's relay: this container's relay has the key of tenant %q, and the relay of the handle has another tenant's key, or another cluster's: tenants' keys differ (network.tenant_annotation); connect containers of one tenant, or compare `peerlane key show` on both hosts: %w", h.where.Tenant, err)
+		err = fmt.Errorf("connect to another host's relay: this container's relay has the key of tenant %q, and the "+
+			"relay of the handle has another tenant's key, or another cluster's: tenants' keys differ "+
+			"(network.tenant_annotation); connect containers of one tenant, or compare `peerlane key show` on both hosts: %w",
+			h.where.Tenant, err)
 	}
 	if err != nil {
 		return nil, wire.Errorf(wire.StatusUnreachable, "%w", err)
 	}
-	key := tcp.Key{Relay: handle.Host.String() + "/" + handle.Generation.String(), Local: fmt.Sprint(h.rails.of(from)), Remote: netip.AddrPortFrom(at.Address, at.Port).String()}
+	key := tcp.Key{Relay: handle.Host.String() + "/" + handle.Generation.String(), Local: fmt.Sprint(h.rails.of(from)),
+		Remote: netip.AddrPortFrom(at.Address, at.Port).String()}
 	for {
 		mine := false
 		peer, err := h.peers.Reach(ctx, key, func(ctx context.Context) (*tcp.Streams, error) {
@@ -498,7 +510,8 @@ func (h *peerManager) unreached(err error) error {
 	if wire.StatusOf(err) != wire.StatusInternal {
 		return err
 	}
-	return wire.Errorf(wire.StatusUnreachable, "the relay of the other host cannot be reached from %v: %w", h.rails.endpoint(nil).Address, err)
+	return wire.Errorf(wire.StatusUnreachable, "the relay of the other host cannot be reached from %v: %w",
+		h.rails.endpoint(nil).Address, err)
 }
 
 // Pauses of dial, which double.
@@ -509,7 +522,8 @@ const (
 
 // dial makes a set of connections. While the remote relay has no room, as when the ranks of a job
 // begin at once, dial tries again.
-func (h *peerManager) dial(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint, from *lane) (*tcp.Streams, error) {
+func (h *peerManager) dial(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint,
+	from *lane) (*tcp.Streams, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -527,10 +541,11 @@ func (h *peerManager) dial(ctx context.Context, key tcp.Key, target network.Targ
 	}
 }
 
-func (h *peerManager) dialSet(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint, from *lane) (*tcp.Streams, error) {
+func (h *peerManager) dialSet(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint,
+	from *lane) (*tcp.Streams, error) {
 	until, _ := ctx.Deadline()
 	h.rails.look()
-	first, went, err := h.knock(ctx, target, h.rails.doors(key.Relay, at))
+	first, went, err := h.knock(ctx, target, h.rails.candidates(key.Relay, at))
 	if err != nil {
 		return nil, err
 	}
@@ -560,7 +575,8 @@ func (h *peerManager) dialSet(ctx context.Context, key tcp.Key, target network.T
 		return nil, err
 	}
 	h.named(key, first)
-	logrus.Infof("connected to %s over tcp, %d streams for data (%v): it is on another host, or relay.transport says so", first.Peer, max(h.where.Streams, len(data.ways)), data)
+	logrus.Infof("connected to %s over tcp, %d streams for data (%v): it is on another host, or relay.transport says so",
+		first.Peer, max(h.where.Streams, len(data.ways)), data)
 	return streams, nil
 }
 
@@ -578,7 +594,8 @@ func expected(c net.Conn, until time.Time) error {
 	case err != nil:
 		return fmt.Errorf("the relay at %v took no connection: %w", c.RemoteAddr(), err)
 	case word[0] != expecting:
-		return wire.Errorf(wire.StatusMalformed, "the relay at %v says %d where %d was to come", c.RemoteAddr(), word[0], expecting)
+		return wire.Errorf(wire.StatusMalformed, "the relay at %v says %d where %d was to come", c.RemoteAddr(), word[0],
+			expecting)
 	}
 	return nil
 }
@@ -632,7 +649,8 @@ func (h *peerManager) closeIdle() {
 func (r *Relay) networkReport() *launch.NetworkReport {
 	h := r.hosts
 	if h == nil {
-		if why := r.noNetwork(); r.config.Network != nil || r.config.Transport == launch.TransportTCP || r.config.Transport == launch.TransportVerbs {
+		if why := r.noNetwork(); r.config.Network != nil || r.config.Transport == launch.TransportTCP ||
+			r.config.Transport == launch.TransportVerbs {
 			return &launch.NetworkReport{Error: why}
 		}
 		return nil
@@ -680,8 +698,8 @@ type networkState struct {
 	libibverbs string
 	// nicAddresses are addresses of this host's NICs, if different from the interfaces' addresses.
 	nicAddresses func() ([]netip.Addr, error)
-	// redial is how long queue pairs may take to be connected anew, 0 for as long as ever.
-	redial time.Duration
+	// reconnectLimit limits a reconnect of queue pairs; 0 for the configured limit.
+	reconnectLimit time.Duration
 	// settle limits the first connection of queue pairs, 0 for verbs.SettleTime.
 	settle time.Duration
 }

@@ -45,7 +45,7 @@ type rails struct {
 	known     map[string][]network.Rail   // of relays (tcp.Key), as they told last
 	places    map[netip.Addr]network.Rail // of relays, for people
 	failed    map[failure]time.Time
-	silent    map[failure]time.Time  // doors at which nothing was heard before another was open
+	silent    map[failure]time.Time  // addresses that timed out while another connected
 	refused   map[netip.Addr]refusal // where listening failed
 }
 
@@ -77,7 +77,8 @@ const maxKnownRails = 4096
 func newRails(addresses []address.Chosen, w wires) *rails {
 	r := &rails{
 		addresses: addresses, links: w.links, carried: map[string]*tcp.Carried{"": {}},
-		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{}, failed: map[failure]time.Time{}, silent: map[failure]time.Time{}, refused: map[netip.Addr]refusal{},
+		down: map[string]bool{}, known: map[string][]network.Rail{}, places: map[netip.Addr]network.Rail{},
+		failed: map[failure]time.Time{}, silent: map[failure]time.Time{}, refused: map[netip.Addr]refusal{},
 	}
 	if r.links == nil {
 		r.links = links
@@ -154,7 +155,8 @@ func (r *rails) look() {
 	defer r.mu.Unlock()
 	for name, is := range down {
 		if is != r.down[name] {
-			logrus.Warnf("interface %s, by which relays of other hosts are reached, %s", name, map[bool]string{true: "is down, or its address is gone", false: "is up again"}[is])
+			logrus.Warnf("interface %s, by which relays of other hosts are reached, %s", name,
+				map[bool]string{true: "is down, or its address is gone", false: "is up again"}[is])
 			clear(r.refused)
 		}
 	}
@@ -168,7 +170,9 @@ func (r *rails) of(l *lane) []int {
 		if a.Rail == address.NoRail {
 			continue
 		}
-		if l != nil && slices.ContainsFunc(l.spec.NICs, func(nic string) bool { return nic == a.Device || nic == a.Interface }) {
+		if l != nil && slices.ContainsFunc(l.spec.NICs, func(nic string) bool {
+			return nic == a.Device || nic == a.Interface
+		}) {
 			own = append(own, a.Rail)
 		}
 		all = append(all, a.Rail)
@@ -208,7 +212,9 @@ func (r *rails) listen(lanes []*lane, g *multiListener, at func(netip.Addr) (net
 	for _, l := range lanes {
 		own := r.of(l)
 		wanted = append(wanted, own...)
-		if !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool { return slices.Contains(own, a.Rail) && !r.down[a.Interface] }) {
+		if !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool {
+			return slices.Contains(own, a.Rail) && !r.down[a.Interface]
+		}) {
 			for _, a := range r.addresses {
 				if !r.down[a.Interface] {
 					wanted = append(wanted, a.Rail)
@@ -269,7 +275,8 @@ func (r *rails) advertise(l *lane) (told []network.Rail) {
 	defer r.mu.Unlock()
 	for _, at := range r.listening {
 		if !r.down[at.Interface] {
-			told = append(told, network.Rail{Number: at.Rail, Endpoint: at.endpoint, Interface: at.Interface, Lane: slices.Contains(own, at.Rail)})
+			told = append(told, network.Rail{Number: at.Rail, Endpoint: at.endpoint, Interface: at.Interface,
+				Lane: slices.Contains(own, at.Rail)})
 		}
 	}
 	return told
@@ -312,7 +319,7 @@ func (r *rails) fail(w path, silent bool) {
 	forgetSome(in)
 }
 
-// failedNow reports whether a way has just failed, or as a door was silent. failedNow needs the lock.
+// failedNow reports whether a way has just failed, or as a candidate was silent. failedNow needs the lock.
 func (r *rails) failedNow(w path) bool {
 	way := failure{w.by.Interface, w.to[0]}
 	return time.Since(r.failed[way]) <= retryInterval || time.Since(r.silent[way]) <= retryInterval
@@ -370,7 +377,9 @@ func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]path) {
 
 // single reports whether the addresses belong to a single interface.
 func (r *rails) single() bool {
-	return !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool { return a.Interface != r.addresses[0].Interface })
+	return !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool {
+		return a.Interface != r.addresses[0].Interface
+	})
 }
 
 // interfaceOn is an interface of this host on the rail of another's: one that is up, and
@@ -394,29 +403,29 @@ func on(by address.Chosen, e address.Endpoint) []netip.AddrPort {
 	return []netip.AddrPort{netip.AddrPortFrom(at, e.Port)}
 }
 
-// doors are the ways to the first connection of a set: where the handle says, as the kernel's
-// routes go; then where the relay has said before that it listens as well, on the same rails, those
-// of its lane first; then where the handle says by each interface. Recently failed addresses come
-// last.
-func (r *rails) doors(relay string, at address.Endpoint) []path {
+// candidates returns the paths for the first connection of a set: first the address of the handle by the
+// routes of the kernel; then the listening addresses that the relay has reported, on the same rails, its
+// lane's rails first; then the address of the handle by each interface. Recently failed paths come last.
+func (r *rails) candidates(relay string, at address.Endpoint) []path {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	doors := []path{{to: at.Dials(r.addresses)}}
+	candidates := []path{{to: at.Dials(r.addresses)}}
 	if r.single() {
-		return doors
+		return candidates
 	}
 	for _, lane := range []bool{true, false} {
 		for _, t := range r.known[relay] {
 			if by, there := r.interfaceOn(t); there && t.Endpoint != at && t.Lane == lane {
-				doors = append(doors, path{by, on(by, t.Endpoint)})
+				candidates = append(candidates, path{by, on(by, t.Endpoint)})
 			}
 		}
 	}
 	var tried []string
 	for _, a := range r.addresses {
-		if a.Interface != "" && !r.down[a.Interface] && !slices.Contains(tried, a.Interface) && a.Address.Is4() == at.Address.Is4() {
+		if a.Interface != "" && !r.down[a.Interface] && !slices.Contains(tried, a.Interface) &&
+			a.Address.Is4() == at.Address.Is4() {
 			tried = append(tried, a.Interface)
-			doors = append(doors, path{a, on(a, at)})
+			candidates = append(candidates, path{a, on(a, at)})
 		}
 	}
 	failed := func(d path) int {
@@ -425,8 +434,8 @@ func (r *rails) doors(relay string, at address.Endpoint) []path {
 		}
 		return 0
 	}
-	slices.SortStableFunc(doors, func(a, b path) int { return failed(a) - failed(b) })
-	return doors
+	slices.SortStableFunc(candidates, func(a, b path) int { return failed(a) - failed(b) })
+	return candidates
 }
 
 // lookAtRails finds out which interfaces a handle can name. lookAtRails may block.
@@ -474,24 +483,25 @@ func (h *peerManager) answer(s *network.Session) error {
 	return err
 }
 
-// knock makes the first connection of a set, by the first of the doors that is answered: the next
+// knock opens the first connection of a set, by the first candidate that answers: the next
 // addresses are tried beside a silent address (network.Race).
-func (h *peerManager) knock(ctx context.Context, target network.Target, doors []path) (*network.Session, path, error) {
+func (h *peerManager) knock(ctx context.Context, target network.Target,
+	candidates []path) (*network.Session, path, error) {
 	finish := network.Race[*network.Session]{
-		Ways: len(doors), Delay: cmp.Or(h.local.Delay, network.AttemptDelay), Answer: network.AnswerDelay,
+		Ways: len(candidates), Delay: cmp.Or(h.local.Delay, network.AttemptDelay), Answer: network.AnswerDelay,
 		Try: func(ctx context.Context, n int) (*network.Session, error) {
-			door := doors[n]
+			candidate := candidates[n]
 			switch {
-			case door.by.Interface != "":
-				s, err := h.local.DialBy(ctx, door.by.Interface, target, door.to)
+			case candidate.by.Interface != "":
+				s, err := h.local.DialBy(ctx, candidate.by.Interface, target, candidate.to)
 				if err != nil {
-					err = fmt.Errorf("%v: %w", door, err)
+					err = fmt.Errorf("%v: %w", candidate, err)
 				}
 				return s, err
-			case len(doors) > 1:
-				return h.local.DialFirst(ctx, target, door.to)
+			case len(candidates) > 1:
+				return h.local.DialFirst(ctx, target, candidate.to)
 			}
-			return h.local.Dial(ctx, target, door.to)
+			return h.local.Dial(ctx, target, candidate.to)
 		},
 		Settles: answered,
 		Drop:    func(s *network.Session) { s.Conn.Close() },
@@ -499,8 +509,8 @@ func (h *peerManager) knock(ctx context.Context, target network.Target, doors []
 	var failures error
 	for n, err := range finish.Errors[:finish.Begun] {
 		silent := err == nil && n < finish.Winner
-		if len(doors[n].to) > 0 && (silent || err != nil && !answered(err)) {
-			h.rails.fail(doors[n], silent)
+		if len(candidates[n].to) > 0 && (silent || err != nil && !answered(err)) {
+			h.rails.fail(candidates[n], silent)
 		}
 		switch {
 		case failures == nil:
@@ -510,7 +520,7 @@ func (h *peerManager) knock(ctx context.Context, target network.Target, doors []
 		}
 	}
 	if finish.Winner >= 0 {
-		return finish.Won, doors[finish.Winner], nil
+		return finish.Won, candidates[finish.Winner], nil
 	}
 	if failures == nil {
 		failures = &fault.Error{Code: fault.Unreachable, Operation: "connecting to another host's relay", Cause: ctx.Err()}
@@ -536,7 +546,8 @@ type striping struct {
 
 // stripe tries the paths of a tier at once, and takes the first tier with a working path; otherwise
 // every stream uses the path of the first connection.
-func (h *peerManager) stripe(ctx context.Context, first *network.Session, went path, tiers [][]path) (*striping, error) {
+func (h *peerManager) stripe(ctx context.Context, first *network.Session, went path,
+	tiers [][]path) (*striping, error) {
 	remote, err := netip.ParseAddrPort(first.Conn.RemoteAddr().String())
 	if err != nil {
 		return nil, err
@@ -649,7 +660,7 @@ func (r *rails) broken(p *tcp.Peer) error {
 		for _, c := range append([]net.Conn{control}, data...) {
 			if a, known := r.interfaceAt(c.LocalAddr()); known && r.down[a.Interface] {
 				return wire.Errorf(wire.StatusPeerRelayDied, "%w", &tcp.PeerError{Peer: p.Name(), Route: r.route(c),
-					Event: "cannot be reached any more: the interface has no link, or its address is gone"})
+					Event: "is unreachable: the interface has no link, or its address is gone"})
 			}
 		}
 		return nil
@@ -669,7 +680,8 @@ func (r *rails) report() (all []launch.NetworkRail) {
 		i := slices.IndexFunc(all, func(n launch.NetworkRail) bool { return n.Interface == a.Interface })
 		if i < 0 {
 			c := r.carried[a.Interface]
-			all = append(all, launch.NetworkRail{Rail: a.Rail, Interface: a.Interface, Device: a.Device, Down: r.down[a.Interface], Sent: c.Sent.Load(), Received: c.Received.Load()})
+			all = append(all, launch.NetworkRail{Rail: a.Rail, Interface: a.Interface, Device: a.Device,
+				Down: r.down[a.Interface], Sent: c.Sent.Load(), Received: c.Received.Load()})
 			i = len(all) - 1
 		}
 		for _, l := range r.listening {
@@ -710,7 +722,8 @@ func (r *rails) pairs(p *tcp.Peer) (all []launch.RailFigures) {
 }
 
 // registration describes the registration of a connection's memory.
-const registrationTCP = "host memory that the relay has pinned for its GPU; the kernel's TCP copies from it and to it: a bounce, without GPUDirect RDMA"
+const registrationTCP = "host memory that the relay has pinned for its GPU; the kernel's TCP copies from it and " +
+	"to it: a bounce, without GPUDirect RDMA"
 
 // overTCP is the way of a connection's messages to another host, from the sender's GPU to
 // the receiver's.
@@ -730,5 +743,6 @@ func (c *connection) overTCP() (steps []string, pairs []launch.RailFigures) {
 	for _, p := range pairs {
 		here, there = append(here, name(p.Interface, p.Rail)), append(there, name(p.PeerPlace, p.PeerRail))
 	}
-	return []string{own, "host memory", strings.Join(here, " and "), "tcp", strings.Join(there, " and "), "host memory", c.peerGPU.GPU(), c.peer}, pairs
+	return []string{own, "host memory", strings.Join(here, " and "), "tcp", strings.Join(there, " and "), "host memory",
+		c.peerGPU.GPU(), c.peer}, pairs
 }

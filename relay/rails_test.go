@@ -69,22 +69,36 @@ func TestPeerRailsPreferRailOfDestinationLane(t *testing.T) {
 		told []string
 		want []string // tiers
 	}{
-		"the destination's rail":       {four, "", []string{"nic1"}, []string{"0 10.0.0.2", "1 10.0.1.2 lane"}, []string{"eth1 10.0.1.2:7", "eth0 10.0.0.2:7"}},
-		"both of its rails":            {four, "", []string{"nic0", "nic1", "nic2"}, []string{"0 10.0.0.2", "1 10.0.1.2 lane", "2 10.0.2.2 lane"}, []string{"eth1 10.0.1.2:7, eth2 10.0.2.2:7", "eth0 10.0.0.2:7"}},
-		"it is not reached":            {four, "", []string{"nic0"}, []string{"0 10.0.0.2", "1 10.0.1.2 lane"}, []string{"eth0 10.0.0.2:7", "eth1 10.0.1.2:7"}},
-		"neither has the other's":      {four, "", []string{"nic0"}, []string{"1 10.0.1.2 lane"}, []string{"eth1 10.0.1.2:7"}},
-		"a lane without NICs here":     {four, "", []string{"mlx5_9"}, []string{"2 10.0.2.2 lane", "3 10.0.3.2 lane"}, []string{"eth2 10.0.2.2:7, eth3 10.0.3.2:7"}},
-		"a lane by interface":          {four, "", []string{"eth3"}, []string{"2 10.0.2.2 lane", "3 10.0.3.2 lane"}, []string{"eth3 10.0.3.2:7", "eth2 10.0.2.2:7"}},
-		"its interface is down":        {four, "eth1", []string{"nic1"}, []string{"0 10.0.0.2", "1 10.0.1.2 lane"}, []string{"eth0 10.0.0.2:7"}},
-		"no rail of both":              {four, "", []string{"nic1"}, []string{"7 10.0.7.2 lane"}, nil},
-		"nothing is told":              {four, "", []string{"nic1"}, nil, nil},
-		"one interface alone":          {four[1:2], "", []string{"nic1"}, []string{"1 10.0.1.2 lane"}, nil},
-		"what is on no rail":           {[]string{"eth0 10.0.0.1 -1 -", "eth1 10.0.1.1 1 -"}, "", nil, []string{"-1 10.0.0.2 lane"}, nil},
-		"the same family":              {[]string{"eth0 10.0.0.1 0 -", "eth0 2001:db8::1 0 -", "eth1 10.0.1.1 1 -"}, "", nil, []string{"0 2001:db8::2 lane"}, []string{"eth0 [2001:db8::2]:7"}},
-		"no address of the family":     {[]string{"eth0 10.0.0.1 0 -", "eth1 10.0.1.1 1 -"}, "", nil, []string{"0 2001:db8::2 lane"}, nil},
-		"a link-local address":         {[]string{"eth0 fe80::1%eth0 0 -", "eth1 10.0.1.1 1 -"}, "", nil, []string{"0 fe80::2 lane"}, []string{"eth0 [fe80::2%eth0]:7"}},
-		"two addresses on one rail":    {four, "", []string{"nic1"}, []string{"1 10.0.1.2 lane", "1 10.9.1.2 lane"}, []string{"eth1 10.0.1.2:7"}},
-		"another's numbers, ours only": {four[1:3], "", []string{"nic1"}, []string{"0 10.0.0.2 lane", "1 10.0.1.2"}, []string{"eth1 10.0.1.2:7"}},
+		"the destination's rail": {four, "", []string{"nic1"}, []string{"0 10.0.0.2", "1 10.0.1.2 lane"},
+			[]string{"eth1 10.0.1.2:7", "eth0 10.0.0.2:7"}},
+		"both of its rails": {four, "", []string{"nic0", "nic1", "nic2"},
+			[]string{"0 10.0.0.2", "1 10.0.1.2 lane", "2 10.0.2.2 lane"}, []string{"eth1 10.0.1.2:7, eth2 10.0.2.2:7",
+				"eth0 10.0.0.2:7"}},
+		"it is not reached": {four, "", []string{"nic0"}, []string{"0 10.0.0.2", "1 10.0.1.2 lane"},
+			[]string{"eth0 10.0.0.2:7", "eth1 10.0.1.2:7"}},
+		"neither has the other's": {four, "", []string{"nic0"}, []string{"1 10.0.1.2 lane"},
+			[]string{"eth1 10.0.1.2:7"}},
+		"a lane without NICs here": {four, "", []string{"mlx5_9"}, []string{"2 10.0.2.2 lane", "3 10.0.3.2 lane"},
+			[]string{"eth2 10.0.2.2:7, eth3 10.0.3.2:7"}},
+		"a lane by interface": {four, "", []string{"eth3"}, []string{"2 10.0.2.2 lane", "3 10.0.3.2 lane"},
+			[]string{"eth3 10.0.3.2:7", "eth2 10.0.2.2:7"}},
+		"its interface is down": {four, "eth1", []string{"nic1"}, []string{"0 10.0.0.2", "1 10.0.1.2 lane"},
+			[]string{"eth0 10.0.0.2:7"}},
+		"no rail of both":     {four, "", []string{"nic1"}, []string{"7 10.0.7.2 lane"}, nil},
+		"nothing is told":     {four, "", []string{"nic1"}, nil, nil},
+		"one interface alone": {four[1:2], "", []string{"nic1"}, []string{"1 10.0.1.2 lane"}, nil},
+		"what is on no rail": {[]string{"eth0 10.0.0.1 -1 -", "eth1 10.0.1.1 1 -"}, "", nil,
+			[]string{"-1 10.0.0.2 lane"}, nil},
+		"the same family": {[]string{"eth0 10.0.0.1 0 -", "eth0 2001:db8::1 0 -", "eth1 10.0.1.1 1 -"}, "",
+			nil, []string{"0 2001:db8::2 lane"}, []string{"eth0 [2001:db8::2]:7"}},
+		"no address of the family": {[]string{"eth0 10.0.0.1 0 -", "eth1 10.0.1.1 1 -"}, "", nil,
+			[]string{"0 2001:db8::2 lane"}, nil},
+		"a link-local address": {[]string{"eth0 fe80::1%eth0 0 -", "eth1 10.0.1.1 1 -"}, "", nil,
+			[]string{"0 fe80::2 lane"}, []string{"eth0 [fe80::2%eth0]:7"}},
+		"two addresses on one rail": {four, "", []string{"nic1"}, []string{"1 10.0.1.2 lane", "1 10.9.1.2 lane"},
+			[]string{"eth1 10.0.1.2:7"}},
+		"another's numbers, ours only": {four[1:3], "", []string{"nic1"}, []string{"0 10.0.0.2 lane", "1 10.0.1.2"},
+			[]string{"eth1 10.0.1.2:7"}},
 	} {
 		r := newRails(chosen(t, c.own...), wires{})
 		r.down[c.down] = true
@@ -125,35 +139,41 @@ func TestFailedAddressIsNotRetriedAtOnce(t *testing.T) {
 // The first connection uses the handle's address, then further known addresses of the relay, then
 // further interfaces.
 func TestFirstConnectionTriesHandleAddressFirst(t *testing.T) {
-	r := newRails(chosen(t, "eth0 10.0.0.1 0 -", "eth0 fe80::1%eth0 0 -", "eth1 10.0.1.1 1 -", "eth2 10.0.2.1 2 -"), wires{})
+	r := newRails(chosen(t, "eth0 10.0.0.1 0 -", "eth0 fe80::1%eth0 0 -", "eth1 10.0.1.1 1 -", "eth2 10.0.2.1 2 -"),
+		wires{})
 	at := address.Endpoint{Address: netip.MustParseAddr("10.0.0.2"), Port: 7}
 	doors := func(r *rails, relay string) (all []string) {
-		for _, d := range r.doors(relay, at) {
+		for _, d := range r.candidates(relay, at) {
 			all = append(all, strings.TrimSpace(fmt.Sprint(d.by.Interface, " ", d.to[0])))
 		}
 		return all
 	}
-	if got := doors(r, "it"); !slices.Equal(got, []string{"10.0.0.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7", "eth2 10.0.0.2:7"}) {
+	if got := doors(r, "it"); !slices.Equal(got, []string{"10.0.0.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7",
+		"eth2 10.0.0.2:7"}) {
 		t.Errorf("of a relay that nobody knows: %q", got)
 	}
 	r.record("it", toldRails(t, "0 10.0.0.2", "1 10.0.1.2", "9 10.0.9.2"))
 	r.down["eth2"] = true
-	if got := doors(r, "it"); !slices.Equal(got, []string{"10.0.0.2:7", "eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7"}) {
+	if got := doors(r, "it"); !slices.Equal(got, []string{"10.0.0.2:7", "eth1 10.0.1.2:7", "eth0 10.0.0.2:7",
+		"eth1 10.0.0.2:7"}) {
 		t.Errorf("of one that has told: %q", got)
 	}
 	r.record("other", toldRails(t, "1 10.0.1.2", "0 10.0.0.9 lane"))
-	if got := doors(r, "other"); !slices.Equal(got, []string{"10.0.0.2:7", "eth0 10.0.0.9:7", "eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7"}) {
+	if got := doors(r, "other"); !slices.Equal(got, []string{"10.0.0.2:7", "eth0 10.0.0.9:7", "eth1 10.0.1.2:7",
+		"eth0 10.0.0.2:7", "eth1 10.0.0.2:7"}) {
 		t.Errorf("of one whose lane has another rail: %q", got)
 	}
 	r.fail(path{to: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:7")}}, false)
-	if got := doors(r, "it"); !slices.Equal(got, []string{"eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7", "10.0.0.2:7"}) {
+	if got := doors(r, "it"); !slices.Equal(got, []string{"eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7",
+		"10.0.0.2:7"}) {
 		t.Errorf("after the first has failed it tries %v", got)
 	}
 	if got := doors(newRails(chosen(t, "eth0 10.0.0.1 0 -"), wires{}), "it"); !slices.Equal(got, []string{"10.0.0.2:7"}) {
 		t.Errorf("by one interface: %q", got)
 	}
 	for i := range 2 * maxKnownRails {
-		r.record(fmt.Sprint(i), []network.Rail{{Endpoint: address.Endpoint{Address: netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})}}})
+		r.record(fmt.Sprint(i), []network.Rail{{Endpoint: address.Endpoint{Address: netip.AddrFrom4([4]byte{11, 0,
+			byte(i >> 8), byte(i)})}}})
 	}
 	if len(r.known) > maxKnownRails || len(r.places) > maxKnownRails {
 		t.Errorf("%d relays and %d addresses are remembered", len(r.known), len(r.places))
@@ -251,7 +271,8 @@ func (w *writes) write(t testing.TB) error {
 	n, done := w.number, make(chan error, 1)
 	w.relays[1].loop.Call(func() { w.grant(n) })
 	w.relay.loop.Call(func() {
-		w.link.Write(transport.Target{Region: 1}, transport.Source{Place: w.from.At(0)}, w.from.Bytes, n, func(err error) { done <- err })
+		w.link.Write(transport.Target{Region: 1}, transport.Source{Place: w.from.At(0)}, w.from.Bytes, n,
+			func(err error) { done <- err })
 	})
 	select {
 	case err := <-done:
@@ -398,10 +419,11 @@ func TestPeerWithBrokenRailUsesOtherRails(t *testing.T) {
 		want   []string
 		known  bool // the relays have met before
 	}{
-		"a cable here":                        {[]string{"11.0.0.0"}, true, nil, []string{"rail0"}, false},
-		"a cable there":                       {[]string{"11.0.0.1"}, true, nil, []string{"rail0"}, false},
-		"a switch between":                    {[]string{"11.0.0.0"}, false, nil, []string{"rail0"}, false},
-		"a lane's only one":                   {[]string{"11.0.0.0", "11.0.0.1"}, true, []string{"nic1"}, []string{"rail0"}, false},
+		"a cable here":     {[]string{"11.0.0.0"}, true, nil, []string{"rail0"}, false},
+		"a cable there":    {[]string{"11.0.0.1"}, true, nil, []string{"rail0"}, false},
+		"a switch between": {[]string{"11.0.0.0"}, false, nil, []string{"rail0"}, false},
+		"a lane's only one": {[]string{"11.0.0.0", "11.0.0.1"}, true, []string{"nic1"}, []string{"rail0"},
+			false},
 		"that of the handle":                  {[]string{"10.0.0.0", "10.0.0.1"}, true, nil, []string{"rail1"}, false},
 		"that of a handle, with nobody's eye": {[]string{"10.0.0.0", "10.0.0.1"}, false, nil, []string{"rail1"}, true},
 	} {
@@ -460,7 +482,8 @@ func TestPeerWithBrokenRailUsesOtherRails(t *testing.T) {
 	n.pull(true, "10.0.0.0", "11.0.0.0")
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
-	if _, err := f.relays[0].hosts.reach(ctx, f.listen(t, 1, nil), nil); wire.StatusOf(err) != wire.StatusUnreachable || !errors.Is(err, syscall.EHOSTUNREACH) {
+	if _, err := f.relays[0].hosts.reach(ctx, f.listen(t, 1, nil), nil); wire.StatusOf(err) != wire.StatusUnreachable ||
+		!errors.Is(err, syscall.EHOSTUNREACH) {
 		t.Errorf("without any cable: %v", err)
 	}
 }
@@ -503,7 +526,8 @@ func TestPulledCableReplacesPeer(t *testing.T) {
 	if err := w.write(t); err != nil || !bytes.Equal(w.from.HostBytes(), w.to.HostBytes()) {
 		t.Fatal(err)
 	}
-	if pairs := f.relays[0].hosts.rails.pairs(w.peer); len(pairs) != 1 || pairs[0].Interface != "rail0" || w.peer == old.peer {
+	if pairs := f.relays[0].hosts.rails.pairs(w.peer); len(pairs) != 1 || pairs[0].Interface != "rail0" ||
+		w.peer == old.peer {
 		t.Errorf("it goes by %+v", pairs)
 	}
 	var of *tcp.PeerError
@@ -576,7 +600,8 @@ func TestClosedHandshakeFreesItsPlace(t *testing.T) {
 	f := newFleetOn(t, &cables{}, 2, 2, 2)
 	handle := f.listen(t, 1, nil)
 	from, there := f.relays[0].hosts, f.relays[1].hosts
-	at, err := from.local.Keys().OpenContact(network.Target{Host: handle.Host, Token: handle.Token}, handle.Generation, handle.Contact)
+	at, err := from.local.Keys().OpenContact(network.Target{Host: handle.Host, Token: handle.Token}, handle.Generation,
+		handle.Contact)
 	if err != nil {
 		t.Fatal(err)
 	}

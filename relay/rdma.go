@@ -22,7 +22,7 @@ func (r *Relay) newFabric() *verbs.Fabric {
 	c := verbs.Config{
 		NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes,
 		Flush: r.unordered, Stages: r.stages, Current: r.current,
-		Ports: r.config.Network.Ports, Addresses: r.nicAddresses, Redial: r.redial,
+		Ports: r.config.Network.Ports, Addresses: r.nicAddresses, Reconnect: r.reconnectLimit,
 		Time: r.settle,
 	}
 	if c.Off = r.offRDMA(); c.Off == "" {
@@ -80,9 +80,9 @@ func (h *peerManager) extend(p *tcp.Peer) tcp.Extension {
 
 // senderBy returns the transport of a connection's data: nil for tcp. It waits until that is
 // settled, and has the lane's slots registered.
-func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*verbs.Set, error) {
+func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*verbs.QPGroup, error) {
 	settled := make(chan error, 1)
-	var by *verbs.Set
+	var by *verbs.QPGroup
 	if !r.loop.Call(func() {
 		if by = verbs.Of(peer); by == nil {
 			settled <- wire.Errorf(wire.StatusUnreachable, "the relay at %s is of a release without RDMA", peer.Name())
@@ -96,7 +96,8 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 	select {
 	case err = <-settled:
 	case <-time.After(cmp.Or(r.settle, verbs.SettleTime) + handshakeTimeout):
-		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA", peer.Name())
+		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA",
+			peer.Name())
 	}
 	if err == nil {
 		if err = r.take(c, by, true); err == nil {
@@ -119,7 +120,7 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 
 // receiverBy returns the transport of the data of a new channel: nil for tcp. Call receiverBy on the
 // loop.
-func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
+func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.QPGroup, error) {
 	by := verbs.Of(peer)
 	if by != nil && by.Coming() {
 		return by, nil
@@ -136,7 +137,7 @@ func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
 
 // take registers the slots of a connection, out or in, with the NICs, and makes the connection use
 // the slots: those on server GPUs, or else those in the host's memory. take may block.
-func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
+func (r *Relay) take(c *connection, by *verbs.QPGroup, sends bool) error {
 	way, onGPU, err := r.takeGPU(c, by, sends)
 	if err != nil {
 		return err
@@ -150,7 +151,8 @@ func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
 			break
 		}
 		if err := by.Register(g.memory, !sends); err != nil {
-			return wire.Errorf(wire.StatusUnreachable, "the slots of GPU %s cannot be registered with the NICs: %w", c.lane.spec.GPU.BusID, err)
+			return wire.Errorf(wire.StatusUnreachable, "the slots of GPU %s cannot be registered with the NICs: %w",
+				c.lane.spec.GPU.BusID, err)
 		}
 	}
 	if !c.lane.spec.Direct { // which has none, and says how memory is known when some is used

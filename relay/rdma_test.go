@@ -25,7 +25,8 @@ import (
 // visible to further devices only after a flush.
 func roce(host int, names ...string) (devices []softdevice.Device) {
 	for i, name := range names {
-		devices = append(devices, softdevice.Device{Name: name, GUID: uint64(host<<8 | i), Address: fmt.Sprintf("10.0.%d.%d", i, host), Holds: true})
+		devices = append(devices, softdevice.Device{Name: name, GUID: uint64(host<<8 | i),
+			Address: fmt.Sprintf("10.0.%d.%d", i, host), Holds: true})
 	}
 	return devices
 }
@@ -51,13 +52,13 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma softd
 // NICs of the same directory.
 type byRDMA struct {
 	remotePair
-	rdma   softdevice.Host
-	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
-	redial time.Duration                 // as host's
-	settle time.Duration                 // as host's
-	more   []launch.Lane                 // of host b's relay, after its first
-	change func(*launch.Config)          // has its way with both relays' configurations; nil for none
-	kept   error                         // of the Run of host a's relay, whose NIC keeps memory; nil elsewhere
+	rdma           softdevice.Host
+	lane           func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
+	reconnectLimit time.Duration                 // as host's
+	settle         time.Duration                 // as host's
+	more           []launch.Lane                 // of host b's relay, after its first
+	change         func(*launch.Config)          // has its way with both relays' configurations; nil for none
+	kept           error                         // of the Run of host a's relay, whose NIC keeps memory; nil elsewhere
 }
 
 // ofA and ofB are the NICs of two hosts.
@@ -66,11 +67,11 @@ var ofA, ofB = roce(1, "mlx5_0", "mlx5_1"), roce(2, "rocep1", "rocep2")
 // hostsByRDMA makes two hosts with one or two NICs per host.
 func hostsByRDMA(t *testing.T, nics, pairs int) *byRDMA {
 	t.Helper()
-	return hostsThatRedial(t, nics, pairs, 0)
+	return hostsWithReconnectLimit(t, nics, pairs, 0)
 }
 
-// hostsThatRedial sets the time limit of reconnects, 0 for the default.
-func hostsThatRedial(t *testing.T, nics, pairs int, limit time.Duration) *byRDMA {
+// hostsWithReconnectLimit sets the time limit of reconnects, 0 for the default.
+func hostsWithReconnectLimit(t *testing.T, nics, pairs int, limit time.Duration) *byRDMA {
 	t.Helper()
 	return hostsBy(t, nics, pairs, limit, roceItIs)
 }
@@ -86,9 +87,10 @@ func iwarp(devices []softdevice.Device) []softdevice.Device {
 	return devices
 }
 
-func hostsBy(t *testing.T, nics, pairs int, redial time.Duration, kind func([]softdevice.Device) []softdevice.Device) *byRDMA {
+func hostsBy(t *testing.T, nics, pairs int, limit time.Duration,
+	kind func([]softdevice.Device) []softdevice.Device) *byRDMA {
 	t.Helper()
-	p := &byRDMA{redial: redial}
+	p := &byRDMA{reconnectLimit: limit}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, nics, pairs)
 	if err := p.rdma.Set(kind(slices.Concat(ofA, ofB))...); err != nil {
 		t.Fatal(err)
@@ -101,7 +103,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	t.Helper()
 	key := cluster()
 	hostA, hostB := newHost(t), newHost(t)
-	hostA.redial, hostB.redial = p.redial, p.redial
+	hostA.reconnectLimit, hostB.reconnectLimit = p.reconnectLimit, p.reconnectLimit
 	hostA.settle, hostB.settle = p.settle, p.settle
 	hostA.ends = p.kept
 	var err error
@@ -183,24 +185,29 @@ func TestRDMADeliversEveryByte(t *testing.T) {
 		iwarp       bool
 	}{{1, 1, false}, {2, 4, false}, {1, 1, true}, {2, 4, true}} {
 		t.Run(fmt.Sprintf("%d NICs, %d pairs, iWARP %v", of.nics, of.pairs, of.iwarp), func(t *testing.T) {
-			kind, by := func(d []softdevice.Device) []softdevice.Device { return d }, "mlx5_0 (GID 3 (10.0.0.1, RoCE v2)) and rocep1 (10.0.0.2)"
+			kind, by := func(d []softdevice.Device) []softdevice.Device { return d },
+				"mlx5_0 (GID 3 (10.0.0.1, RoCE v2)) and rocep1 (10.0.0.2)"
 			if of.iwarp {
 				kind, by = iwarp, "mlx5_0 (10.0.0.1, iWARP by RDMA CM) and rocep1 (10.0.0.2)"
 			}
 			p := hostsBy(t, of.nics, of.pairs, 0, kind)
 			p.arrive(t, 0, 1, 7, 8, 127, 128, 129, 4096, 4097, 256<<10-1, 256<<10, 256<<10+1, 1<<20+3, 11<<20+5)
 			report := p.relayA.Report()
-			if c := report.Connections; len(c) != 1 || c[0].Transport != launch.TransportVerbs || !strings.Contains(c[0].Path, "-> GPU "+devices[1].BusID+" -> verbs by mlx5_0") || !strings.HasPrefix(c[0].Registration, "dmabuf: ") || !c[0].GDR {
+			if c := report.Connections; len(c) != 1 || c[0].Transport != launch.TransportVerbs ||
+				!strings.Contains(c[0].Path, "-> GPU "+devices[1].BusID+" -> verbs by mlx5_0") ||
+				!strings.HasPrefix(c[0].Registration, "dmabuf: ") || !c[0].GDR {
 				t.Errorf("inspect shows %+v", c)
 			}
 			transport, way := p.data(t)
-			if transport != launch.TransportVerbs || !strings.Contains(way, by) || of.nics == 2 != strings.Contains(way, "mlx5_1") {
+			if transport != launch.TransportVerbs || !strings.Contains(way, by) || of.nics == 2 != strings.Contains(way,
+				"mlx5_1") {
 				t.Errorf("data goes over %s, %q", transport, way)
 			}
 			if n := report.Network.Peers[0]; n.Writes != n.Eager {
 				t.Errorf("%d writes went over tcp, and only %d of them were short", n.Writes, n.Eager)
 			}
-			if n := report.Network.Verbs; n == nil || len(n.NICs) != of.nics || !strings.Contains(n.NICs[0], "mlx5_0 port 1, Ethernet") {
+			if n := report.Network.Verbs; n == nil || len(n.NICs) != of.nics ||
+				!strings.Contains(n.NICs[0], "mlx5_0 port 1, Ethernet") {
 				t.Errorf("inspect shows the NICs %+v", n)
 			}
 			flushers := 1
@@ -428,26 +435,43 @@ func TestRDMAUnavailableUsesTCPOrIsRefused(t *testing.T) {
 		a, b    string
 		words   []string
 	}{
-		"a relay that is told tcp":        {nil, nil, forced, launch.TransportTCP, []string{"relay.transport", `"tcp"`}},
-		"a host without NICs":             {ofA, nil, forced, auto, []string{"rocep1", "no such device"}},
-		"a host without NICs that sends":  {ofB, nil, auto, forced, []string{"mlx5_0", "no such device"}},
-		"a port that is down":             {append(slices.Clone(ofA), down), nil, forced, auto, []string{"rocep1", "no port is active"}},
-		"RoCE and iWARP":                  {slices.Concat(ofA, other), nil, forced, auto, []string{"no two NICs are of one kind", "rocep1", "iWARP", "RoCE"}},
-		"iWARP and RoCE":                  {slices.Concat(iwarp(ofA), ofB), nil, forced, auto, []string{"no two NICs are of one kind", "mlx5_0", "iWARP", "RoCE"}},
-		"iWARP without an address":        {slices.Concat(iwarp(ofA), addressless), nil, forced, auto, []string{"rocep1", "none of this host's leads to it"}},
-		"no connection manager":           {both, []string{"rdma_create_event_channel errno=2"}, forced, auto, []string{"rdma_create_event_channel", "rdma_ucm"}},
-		"no port to listen at":            {both, []string{"rdma_listen errno=98 device=mlx5_0"}, forced, auto, []string{"mlx5_0", "takes no connection", "rdma_listen"}},
-		"an address that is not found":    {both, []string{"rdma_resolve_addr errno=101"}, forced, auto, []string{"rocep1", "10.0.0.1", "ENETUNREACH"}},
-		"a way that is not found":         {both, []string{"rdma_resolve_route errno=110"}, forced, auto, []string{"rocep1", "10.0.0.1", "ETIMEDOUT"}},
-		"a pair that iWARP does not make": {both, []string{"ibv_create_qp errno=12 device=mlx5_0"}, forced, auto, []string{"mlx5_0", "rdma_create_qp", "ENOMEM"}},
-		"a NIC that does not accept":      {both, []string{"rdma_accept errno=5"}, forced, auto, []string{"mlx5_0", "rdma_accept", "EIO"}},
-		"iWARP that carries nothing":      {both, []string{"send status=12"}, forced, auto, []string{"a first write", "rocep1", "transport retry counter exceeded"}},
-		"InfiniBand and RoCE":             {append(slices.Clone(ofA), softdevice.Device{Name: "rocep1", InfiniBand: true, LID: 7}), nil, forced, auto, []string{"no two NICs are of one kind"}},
-		"queue pairs that cannot be made": {nil, []string{"ibv_create_qp errno=12 device=rocep1"}, forced, auto, []string{"rocep1", "ENOMEM"}},
-		"a way that is refused":           {nil, []string{"ibv_modify_qp errno=110 device=mlx5_0"}, forced, auto, []string{"mlx5_0", "ETIMEDOUT"}},
-		"a network that carries nothing":  {nil, []string{"send status=12"}, forced, auto, []string{"a first write", "rocep1", "transport retry counter exceeded"}},
-		"a network of one direction":      {nil, []string{"send status=12 device=mlx5_0"}, forced, auto, []string{"a first write", "mlx5_0", "transport retry counter exceeded"}},
-		"slots that cannot be registered": {nil, []string{"ibv_reg_mr errno=12 device=mlx5_0", "ibv_reg_mr_iova2 errno=12 device=mlx5_0"}, forced, auto, []string{"registered", "ulimit -l"}},
+		"a relay that is told tcp":       {nil, nil, forced, launch.TransportTCP, []string{"relay.transport", `"tcp"`}},
+		"a host without NICs":            {ofA, nil, forced, auto, []string{"rocep1", "no such device"}},
+		"a host without NICs that sends": {ofB, nil, auto, forced, []string{"mlx5_0", "no such device"}},
+		"a port that is down": {append(slices.Clone(ofA), down), nil, forced, auto,
+			[]string{"rocep1", "no port is active"}},
+		"RoCE and iWARP": {slices.Concat(ofA, other), nil, forced, auto,
+			[]string{"no NIC has the kind of a NIC of the peer", "rocep1", "iWARP", "RoCE"}},
+		"iWARP and RoCE": {slices.Concat(iwarp(ofA), ofB), nil, forced, auto,
+			[]string{"no NIC has the kind of a NIC of the peer", "mlx5_0", "iWARP", "RoCE"}},
+		"iWARP without an address": {slices.Concat(iwarp(ofA), addressless), nil, forced, auto,
+			[]string{"rocep1", "no address of this host leads to the device"}},
+		"no connection manager": {both, []string{"rdma_create_event_channel errno=2"}, forced, auto,
+			[]string{"rdma_create_event_channel", "rdma_ucm"}},
+		"no port to listen at": {both, []string{"rdma_listen errno=98 device=mlx5_0"}, forced, auto,
+			[]string{"mlx5_0", "listen at mlx5_0", "rdma_listen"}},
+		"an address that is not found": {both, []string{"rdma_resolve_addr errno=101"}, forced, auto,
+			[]string{"rocep1", "10.0.0.1", "ENETUNREACH"}},
+		"a way that is not found": {both, []string{"rdma_resolve_route errno=110"}, forced, auto,
+			[]string{"rocep1", "10.0.0.1", "ETIMEDOUT"}},
+		"a pair that iWARP does not make": {both, []string{"ibv_create_qp errno=12 device=mlx5_0"}, forced, auto,
+			[]string{"mlx5_0", "rdma_create_qp", "ENOMEM"}},
+		"a NIC that does not accept": {both, []string{"rdma_accept errno=5"}, forced, auto,
+			[]string{"mlx5_0", "rdma_accept", "EIO"}},
+		"iWARP that carries nothing": {both, []string{"send status=12"}, forced, auto,
+			[]string{"first write", "rocep1", "transport retry counter exceeded"}},
+		"InfiniBand and RoCE": {append(slices.Clone(ofA), softdevice.Device{Name: "rocep1", InfiniBand: true,
+			LID: 7}), nil, forced, auto, []string{"no NIC has the kind of a NIC of the peer"}},
+		"queue pairs that cannot be made": {nil, []string{"ibv_create_qp errno=12 device=rocep1"}, forced, auto,
+			[]string{"rocep1", "ENOMEM"}},
+		"a way that is refused": {nil, []string{"ibv_modify_qp errno=110 device=mlx5_0"}, forced, auto,
+			[]string{"mlx5_0", "ETIMEDOUT"}},
+		"a network that carries nothing": {nil, []string{"send status=12"}, forced, auto,
+			[]string{"first write", "rocep1", "transport retry counter exceeded"}},
+		"a network of one direction": {nil, []string{"send status=12 device=mlx5_0"}, forced, auto,
+			[]string{"first write", "mlx5_0", "transport retry counter exceeded"}},
+		"slots that cannot be registered": {nil, []string{"ibv_reg_mr errno=12 device=mlx5_0",
+			"ibv_reg_mr_iova2 errno=12 device=mlx5_0"}, forced, auto, []string{"registered", "ulimit -l"}},
 	} {
 		for _, asked := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/asked for %v", name, asked), func(t *testing.T) {
@@ -503,14 +527,14 @@ func TestRDMAUnavailableUsesTCPOrIsRefused(t *testing.T) {
 	}
 }
 
-// shortRedial is far below the guaranteed time, for tests of the timeout.
-const shortRedial = 300 * time.Millisecond
+// shortReconnectLimit is far below the guaranteed time, for tests of the timeout.
+const shortReconnectLimit = 300 * time.Millisecond
 
 // A failure of a NIC's queue pairs, or of a flush of slots on a GPU, loses no message: new queue
 // pairs replace the failed pairs, and the relay registers the slots again.
 func TestFailedQueuePairsAreReplacedWithoutLoss(t *testing.T) {
 	t.Run("RoCE", func(t *testing.T) {
-		p := hostsThatRedial(t, 2, 2, time.Minute)
+		p := hostsWithReconnectLimit(t, 2, 2, time.Minute)
 		queuePairsThatFail(t, p, "rocep1")
 		for _, side := range []struct {
 			*client.Session
@@ -544,7 +568,7 @@ func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 			t.Fatal(err)
 		}
 		for end := testutil.Begin(); ; time.Sleep(5 * time.Millisecond) {
-			if _, way := p.data(t); strings.Contains(way, "is being connected anew") {
+			if _, way := p.data(t); strings.Contains(way, "RDMA reconnects") {
 				break
 			}
 			if end.Over() {
@@ -563,7 +587,7 @@ func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 			t.Error("wrong bytes")
 		}
 	}
-	if _, way := p.data(t); !strings.Contains(way, "connected anew 3 times") {
+	if _, way := p.data(t); !strings.Contains(way, "reconnected 3 times") {
 		t.Errorf("inspect says %q", way)
 	}
 	// And a connection that is made now.
@@ -587,7 +611,7 @@ func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := hostsThatRedial(t, 2, 2, time.Minute)
+			p := hostsWithReconnectLimit(t, 2, 2, time.Minute)
 			p.arrive(t, 1<<20)
 			within := func(what string, is func() bool) {
 				t.Helper()
@@ -624,14 +648,15 @@ func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 			}
 			within("the fault", func() bool {
 				_, way := p.data(t)
-				return strings.Contains(way, "connected anew")
+				return strings.Contains(way, "reconnect")
 			})
 			if err := p.rdma.Script("send delay=2"); err != nil {
 				t.Fatal(err)
 			}
 			moved := func() bool {
 				_, way := p.data(t)
-				return strings.Contains(way, "connected anew ") && !strings.Contains(way, "is being connected anew") && !strings.Contains(way, all[of.down].Address)
+				return strings.Contains(way, "reconnected ") && !strings.Contains(way, "RDMA reconnects") &&
+					!strings.Contains(way, all[of.down].Address)
 			}
 			waits := func() bool {
 				_, way := p.data(t)
@@ -669,7 +694,7 @@ func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 // A permanent failure of a NIC ends the operations of both sides with an error that names the NIC
 // and the cause, and no resource remains; the next connection has new queue pairs.
 func TestFailedNICEndsOperationsWithItsName(t *testing.T) {
-	p := hostsThatRedial(t, 1, 2, shortRedial)
+	p := hostsWithReconnectLimit(t, 1, 2, shortReconnectLimit)
 	p.move(t, 1<<20)
 	if err := p.rdma.Script("send status=12"); err != nil {
 		t.Fatal(err)
@@ -685,7 +710,8 @@ func TestFailedNICEndsOperationsWithItsName(t *testing.T) {
 		demandText(t, err, "mlx5_0", "transport retry counter exceeded")
 	}
 	for _, r := range []*relay.Relay{p.relayA, p.relayB} {
-		for end := testutil.Begin(); r.Report().Used.Connections > 0 || len(r.Report().Network.Peers) > 0; time.Sleep(5 * time.Millisecond) {
+		for end := testutil.Begin(); r.Report().Used.Connections > 0 ||
+			len(r.Report().Network.Peers) > 0; time.Sleep(5 * time.Millisecond) {
 			if end.Over() {
 				t.Fatalf("left: %+v", r.Report().Used)
 			}
@@ -727,7 +753,7 @@ func TestUnregisteredSlotsSendOverTCP(t *testing.T) {
 // A permanently pulled cable ends the operations over the cable, on both hosts; the next connection
 // goes over TCP, which says why, and over RDMA again when the port is back.
 func TestPulledCableEndsOperationsAndNextUsesTCP(t *testing.T) {
-	p := &byRDMA{redial: shortRedial}
+	p := &byRDMA{reconnectLimit: shortReconnectLimit}
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.arrive(t, 1<<20)

@@ -36,7 +36,8 @@ func TestRDMAResourcesMatchLibibverbs(t *testing.T) {
 		t.Helper()
 		said := say()
 		has := launch.NICResources{
-			QueuePairs: outstanding(t, p.rdma, "ibv_destroy_qp", "ibv_create_qp"), CompletionQueues: outstanding(t, p.rdma, "ibv_destroy_cq", "ibv_create_cq"),
+			QueuePairs: outstanding(t, p.rdma, "ibv_destroy_qp", "ibv_create_qp"), CompletionQueues: outstanding(t, p.rdma,
+				"ibv_destroy_cq", "ibv_create_cq"),
 			Regions: outstanding(t, p.rdma, "ibv_dereg_mr", "ibv_reg_mr_iova2", "ibv_reg_mr", "ibv_reg_dmabuf_mr"),
 		}
 		if said != has {
@@ -46,7 +47,7 @@ func TestRDMAResourcesMatchLibibverbs(t *testing.T) {
 	p.arrive(t, n)
 	same("with a connection")
 	m, before := hostMemory(t, p.a, 0, n), say().Regions
-	testutil.Until(t, "the relay's next state", func() bool { // the NICs know it, which they are told beside the loop
+	testutil.Until(t, "the relay's next state", func() bool { // the registration runs outside the loop
 		receive, err := p.receiving.Receive(p.target.Memory, 0, n)
 		if err != nil {
 			t.Fatal(err)
@@ -69,7 +70,7 @@ func TestRDMAResourcesMatchLibibverbs(t *testing.T) {
 	}
 }
 
-// outstanding is the number of successful creating calls minus successful destroying calls.
+// outstanding returns the number of successful creating calls minus successful destroying calls.
 func outstanding(t *testing.T, rdma softdevice.Host, given string, made ...string) (left int) {
 	t.Helper()
 	calls, err := rdma.Calls(append(made, given)...)

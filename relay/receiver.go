@@ -144,10 +144,12 @@ func (r *receiver) message(m wire.Message, _ []int) error {
 // announce takes a message that the sender has.
 func (r *receiver) announce(a *arrival) error {
 	if len(r.arrivals) >= wire.RingEntries {
-		return wire.Errorf(wire.StatusLimit, "%s announced more than %d messages that nobody receives", r.peer, wire.RingEntries)
+		return wire.Errorf(wire.StatusLimit, "%s announced more than %d messages that nobody receives", r.peer,
+			wire.RingEntries)
 	}
 	if a.send != r.announced+1 {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, a.send, r.announced)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, a.send,
+			r.announced)
 	}
 	r.announced++
 	if a.eager != nil {
@@ -364,7 +366,8 @@ func (r *receiver) immediate(number, length uint64) {
 	}
 	g := r.grants[number]
 	if g == nil || r.route != wire.RouteStaged || length == 0 || length > g.length-g.filled {
-		r.shutdown(wire.Errorf(wire.StatusMalformed, "the NIC of %s filled grant %d with %d bytes, which was not granted", r.peer, number, length))
+		r.shutdown(wire.Errorf(wire.StatusMalformed, "the NIC of %s filled grant %d with %d bytes, which was not granted",
+			r.peer, number, length))
 		return
 	}
 	if g.filled += length; g.filled < g.length {

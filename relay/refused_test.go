@@ -20,7 +20,8 @@ func TestPeerClosedAfterHandshakeIsNotWarnedAbout(t *testing.T) {
 	logged := make(levels, 100)
 	testutil.HookLog(t, logrus.DebugLevel, logged)
 	at := f.relays[1].hosts.rails.listening[0].endpoint
-	s, err := f.relays[0].hosts.local.Dial(t.Context(), network.Target{Host: handle.Host, Token: handle.Token}, at.Dials(f.relays[0].hosts.rails.addresses))
+	s, err := f.relays[0].hosts.local.Dial(t.Context(), network.Target{Host: handle.Host, Token: handle.Token},
+		at.Dials(f.relays[0].hosts.rails.addresses))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,8 @@ func TestPeerClosedAfterHandshakeIsNotWarnedAbout(t *testing.T) {
 	case <-testutil.After(time.Minute):
 		t.Error("nothing is logged of it")
 	}
-	f.relays[1].refused(logrus.NewEntry(logrus.StandardLogger()), network.ErrStranger, "a relay of another host was refused")
+	f.relays[1].refused(logrus.NewEntry(logrus.StandardLogger()), network.ErrStranger,
+		"a relay of another host was refused")
 	if level := <-logged; level != logrus.WarnLevel {
 		t.Errorf("a stranger is logged as %v", level)
 	}

@@ -72,13 +72,17 @@ func (s *session) newRegion(m *wire.Expose) (*exposedRegion, error) {
 	case m.Access == 0 || m.Access&^all != 0:
 		return nil, wire.Errorf(wire.StatusMalformed, "memory offered for access %#x", m.Access)
 	case memory.access&need != need:
-		return nil, wire.Errorf(wire.StatusNotPermitted, "memory %d is offered for more than it was exported for: to be read it has to be for sending, to be written for receiving", m.Memory)
+		return nil, wire.Errorf(wire.StatusNotPermitted,
+			"memory %d is offered for more than it was exported for: to be read it has to be for sending, to be written "+
+				"for receiving", m.Memory)
 	case m.Length == 0 || m.Offset > memory.length || m.Length > memory.length-m.Offset:
-		return nil, wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d is offered of memory of %d", m.Length, m.Offset, memory.length)
+		return nil, wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d is offered of memory of %d",
+			m.Length, m.Offset, memory.length)
 	case len(s.regions) >= wire.MaxRegions:
 		return nil, wire.Errorf(wire.StatusLimit, "%d ranges of memory are offered, which is the limit", len(s.regions))
 	case (m.Listener == 0) == (m.Connection == 0):
-		return nil, wire.Errorf(wire.StatusMalformed, "memory is offered to the connections of one listener, or to one connection")
+		return nil, wire.Errorf(wire.StatusMalformed,
+			"memory is offered to the connections of one listener, or to one connection")
 	}
 	var lane *lane
 	if m.Listener != 0 {
@@ -95,12 +99,16 @@ func (s *session) newRegion(m *wire.Expose) (*exposedRegion, error) {
 		case c.down != nil:
 			return nil, c.down
 		case c.sends:
-			return nil, wire.Errorf(wire.StatusMalformed, "memory is offered on connection %d, which was made here; the side that accepted offers, the side that connected reads and writes", m.Connection)
+			return nil, wire.Errorf(wire.StatusMalformed,
+				"memory is offered on connection %d, which was made here; the side that accepted offers, the side that "+
+					"connected reads and writes", m.Connection)
 		}
 		lane = c.lane
 	}
 	if memory.lane != lane {
-		return nil, wire.Errorf(wire.StatusWrongGPU, "memory %d is of GPU %s, and offered to connections of the lane of GPU %s", m.Memory, memory.lane.spec.GPU.BusID, lane.spec.GPU.BusID)
+		return nil, wire.Errorf(wire.StatusWrongGPU,
+			"memory %d is of GPU %s, and offered to connections of the lane of GPU %s", m.Memory, memory.lane.spec.GPU.BusID,
+			lane.spec.GPU.BusID)
 	}
 	return &exposedRegion{
 		number: s.number(), memory: memory, offset: m.Offset, length: m.Length, access: m.Access,
@@ -119,7 +127,8 @@ func (s *session) visible(number uint32) *connection {
 func (s *session) revoke(number, sequence uint32) {
 	o := s.regions[number]
 	if o == nil || o.revoked {
-		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory, "offer %d was withdrawn, or its memory unexported, or it never was", number))
+		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory,
+			"offer %d was withdrawn, or its memory unexported, or it never was", number))
 		return
 	}
 	o.gone = func() { s.answer(sequence, nil) }
@@ -149,7 +158,8 @@ func (o *exposedRegion) settle() {
 // write (wire.OpReceive) it.
 func (c *connection) exposed(kind uint32, key wire.UUID) (*exposedRegion, wire.Status) {
 	o := c.session.relay.regions[key]
-	if o == nil || o.memory.session != c.session || o.connection != c.number && (o.listener == 0 || o.listener != c.listener) {
+	if o == nil || o.memory.session != c.session || o.connection != c.number && (o.listener == 0 ||
+		o.listener != c.listener) {
 		return nil, wire.StatusBadKey
 	}
 	need := uint32(wire.RemoteRead)

@@ -213,7 +213,8 @@ func (r *Relay) Stop(why string) {
 			r.end(launch.EndContainer, r.containerEnded())
 			return
 		}
-		r.end(launch.EndSignal, wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s was stopped: %s", r.name(), why).On(r.name()))
+		r.end(launch.EndSignal, wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s was stopped: %s", r.name(),
+			why).On(r.name()))
 	})
 }
 
@@ -301,7 +302,8 @@ func (r *Relay) examine(err error) {
 // wear remembers that something could not be given back: client memory that is pinned, say. Only
 // the end of this process frees the memory, and the relay ends without attached clients.
 func (r *Relay) wear(err error) {
-	logrus.WithError(err).Error("something cannot be given back; this relay ends when no client is attached, and a new one begins")
+	logrus.WithError(err).Error("something cannot be given back; this relay ends when no client is attached, and a " +
+		"new one begins")
 	if r.worn == nil {
 		r.worn = err
 	}
@@ -312,11 +314,13 @@ func (r *Relay) wear(err error) {
 // rest ends a worn relay without clients.
 func (r *Relay) rest() {
 	if r.worn != nil && len(r.sessions) == 0 {
-		r.end(launch.EndKept, wire.Errorf(wire.StatusCUDA, "the relay of %s ends, because it could not give something back: %w", r.name(), r.worn))
+		r.end(launch.EndKept, wire.Errorf(wire.StatusCUDA,
+			"the relay of %s ends, because it could not give something back: %w", r.name(), r.worn))
 	}
 }
 
-func (r *Relay) accept(listener *net.UnixListener, silent *pendingHandshakes, greet func(packet.Conn, *pendingHandshakes)) {
+func (r *Relay) accept(listener *net.UnixListener, silent *pendingHandshakes,
+	greet func(packet.Conn, *pendingHandshakes)) {
 	for {
 		for silent.from.Crowded() { // the backlog holds new clients
 			time.Sleep(10 * time.Millisecond)
@@ -346,7 +350,8 @@ func (r *Relay) cuda() (*cuda.Driver, error) {
 	if r.driver == nil {
 		d, err := cuda.Open()
 		if err != nil {
-			return nil, wire.Errorf(wire.StatusNoCUDA, "%w", &fault.Error{Code: fault.NoCUDA, Operation: "the relay cannot use the CUDA driver", Cause: err})
+			return nil, wire.Errorf(wire.StatusNoCUDA, "%w", &fault.Error{Code: fault.NoCUDA,
+				Operation: "the relay cannot use the CUDA driver", Cause: err})
 		}
 		r.driver = d
 	}
@@ -370,8 +375,10 @@ func (r *Relay) laneOf(gpu wire.UUID) (*lane, error) {
 		}
 		given = append(given, fmt.Sprintf("%s (%s)", id.GPU(), l.spec.GPU.BusID))
 	}
-	return nil, wire.Errorf(wire.StatusWrongGPU, "%w", &fault.Error{Code: fault.NoLane, Operation: gpu.GPU() + " has no lane in this container",
-		Cause: errors.New("it was given the lane of " + join(given)), Remedy: "start it with --device peerlane.dev/lane=" + gpu.GPU()}).On(gpu.GPU())
+	return nil, wire.Errorf(wire.StatusWrongGPU, "%w", &fault.Error{Code: fault.NoLane,
+		Operation: gpu.GPU() + " has no lane in this container",
+		Cause:     errors.New("it was given the lane of " + join(given)),
+		Remedy:    "start it with --device peerlane.dev/lane=" + gpu.GPU()}).On(gpu.GPU())
 }
 
 func join(list []string) string {

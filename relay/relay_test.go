@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -148,8 +149,8 @@ type host struct {
 	// the machine's, and are of one host.
 	rdma string
 	nics []netip.Addr // and addresses of its NICs
-	// redial is how long their queue pairs may take to be connected anew; 0 for the promise.
-	redial time.Duration
+	// reconnectLimit limits a reconnect of their queue pairs; 0 for the configured limit.
+	reconnectLimit time.Duration
 	// settle limits the first connection of the relays' queue pairs; 0 for what relays allow.
 	settle time.Duration
 	// soft has the software devices of the host's NICs; nil before the first.
@@ -238,7 +239,7 @@ func (h *host) useNICs(r *relay.Relay, c *launch.Config) error {
 		addresses = append(addresses, netip.MustParseAddr(d.Address))
 	}
 	r.Devices(h.soft.Library(), addresses...)
-	r.Redialing(h.redial)
+	r.SetReconnectLimit(h.reconnectLimit)
 	r.Patient(time.Minute)
 	return r.Secrets(softhost.Secrets(h.key))
 }
@@ -287,7 +288,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	}
 	if h.rdma != "" {
 		r.Elsewhere(id, h.rdma, h.nics...)
-		r.Redialing(h.redial)
+		r.SetReconnectLimit(h.reconnectLimit)
 		r.Settling(h.settle)
 	}
 	if h.secrets != nil {
@@ -487,7 +488,8 @@ func connected(t *testing.T, route string) *pair {
 	return p
 }
 
-func join(t testing.TB, a *client.Session, gpuA int, b *client.Session, gpuB int) (sending, receiving *client.Connection, handle wire.Handle) {
+func join(t testing.TB, a *client.Session, gpuA int, b *client.Session,
+	gpuB int) (sending, receiving *client.Connection, handle wire.Handle) {
 	t.Helper()
 	listener, err := b.Listen(within(t), uuid(t, gpuB))
 	if err != nil {
@@ -647,7 +649,8 @@ func TestStagedRouteAloneCrossesServers(t *testing.T) {
 					t.Fatal(err)
 				}
 				if counters.Server[0].In != want || counters.Server[0].Out != want {
-					t.Errorf("the %s's relay counts %d in and %d out, not %d", name, counters.Server[0].In, counters.Server[0].Out, want)
+					t.Errorf("the %s's relay counts %d in and %d out, not %d", name, counters.Server[0].In, counters.Server[0].Out,
+						want)
 				}
 				if counters.Contexts != 1 {
 					t.Errorf("the %s's relay has %d contexts", name, counters.Contexts)
@@ -758,7 +761,8 @@ func TestInvalidOperationsAreRefused(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			p := connected(t, route)
-			onlySend, err := p.a.Export(within(t), client.Allocation{FD: p.source.fd, Bytes: pairBytes, Offset: 4096, Length: 8192, GPU: uuid(t, 0), Access: wire.AccessReceive})
+			onlySend, err := p.a.Export(within(t), client.Allocation{FD: p.source.fd, Bytes: pairBytes, Offset: 4096,
+				Length: 8192, GPU: uuid(t, 0), Access: wire.AccessReceive})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -767,14 +771,24 @@ func TestInvalidOperationsAreRefused(t *testing.T) {
 				post   func() (*client.Operation, error)
 				status wire.Status
 			}{
-				{"beyond the end", func() (*client.Operation, error) { return p.sending.Send(p.source.Memory, pairBytes-7, 8) }, wire.StatusOutOfRange},
-				{"an offset that wraps", func() (*client.Operation, error) { return p.sending.Send(p.source.Memory, ^uint64(0)-3, 8) }, wire.StatusOutOfRange},
-				{"receive beyond the end", func() (*client.Operation, error) { return p.receiving.Receive(p.target.Memory, 1, pairBytes) }, wire.StatusOutOfRange},
-				{"memory for receiving", func() (*client.Operation, error) { return p.sending.Send(onlySend, 0, 8) }, wire.StatusNotPermitted},
+				{"beyond the end", func() (*client.Operation, error) {
+					return p.sending.Send(p.source.Memory, pairBytes-7, 8)
+				}, wire.StatusOutOfRange},
+				{"an offset that wraps", func() (*client.Operation, error) {
+					return p.sending.Send(p.source.Memory, ^uint64(0)-3, 8)
+				}, wire.StatusOutOfRange},
+				{"receive beyond the end", func() (*client.Operation, error) {
+					return p.receiving.Receive(p.target.Memory, 1, pairBytes)
+				}, wire.StatusOutOfRange},
+				{"memory for receiving", func() (*client.Operation, error) {
+					return p.sending.Send(onlySend, 0, 8)
+				}, wire.StatusNotPermitted},
 				{"a buffered receive", func() (*client.Operation, error) {
 					return p.receiving.Receive(p.target.Memory, 0, 8, client.Buffered())
 				}, wire.StatusMalformed},
-				{"a receive on a sending connection", func() (*client.Operation, error) { return p.sending.Receive(p.source.Memory, 0, 8) }, wire.StatusMalformed},
+				{"a receive on a sending connection", func() (*client.Operation, error) {
+					return p.sending.Receive(p.source.Memory, 0, 8)
+				}, wire.StatusMalformed},
 			} {
 				op, err := c.post()
 				_, err = wait(t, op, err)
@@ -845,7 +859,8 @@ func TestInvalidExportsAreRefused(t *testing.T) {
 	demandOf(t, err, wire.StatusWrongGPU, devices[2].UUID)
 	_, err = s.Export(ctx, client.Allocation{FD: own.fd, Bytes: 4 << 20, GPU: uuid(t, 0)})
 	demand(t, err, wire.StatusBadDescriptor)
-	_, err = s.Export(ctx, client.Allocation{FD: own.fd, Bytes: 2 << 20, Offset: 1 << 20, Length: 2 << 20, GPU: uuid(t, 0)})
+	_, err = s.Export(ctx, client.Allocation{FD: own.fd, Bytes: 2 << 20, Offset: 1 << 20, Length: 2 << 20,
+		GPU: uuid(t, 0)})
 	demand(t, err, wire.StatusOutOfRange)
 
 	file, err := os.Open(os.DevNull)
@@ -933,6 +948,32 @@ func TestStrangersOnSocketAreRefusedWithReason(t *testing.T) {
 	demand(t, say(hello(0, 0)), wire.StatusVersion)
 	demand(t, say(hello(9, 1)), wire.StatusVersion)
 	attach(t, socket) // it goes on
+}
+
+func TestReportNamesProgramsOfClients(t *testing.T) {
+	h := newHost(t)
+	socket, r := h.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
+	for _, program := range []uint64{wire.ProgramNIXL, wire.ProgramNCCL, 0, 1 << 40} {
+		c, err := packet.Dial(socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		hello := &wire.Hello{Magic: wire.Magic, Oldest: 1, Newest: wire.NewestVersion, Program: program}
+		_, fds, err := c.Exchange(hello, 20*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		packet.CloseAll(fds)
+	}
+	var got []string
+	for _, c := range r.Report().Clients {
+		got = append(got, c.Program)
+	}
+	slices.Sort(got)
+	if want := []string{"", "", launch.ProgramNCCL, launch.ProgramNIXL}; !slices.Equal(got, want) {
+		t.Errorf("the programs are %q, want %q", got, want)
+	}
 }
 
 func TestSessionGarbageEndsThatSessionOnly(t *testing.T) {

@@ -37,7 +37,8 @@ func (r *Relay) atHost() string { return fmt.Sprintf("%s on host %s", r.name(), 
 // openRemoteFor prepares the lane for a connection with a remote host.
 func (l *lane) openRemoteFor(c *connection, config launch.Config, asked uint32) error {
 	if config.Network == nil {
-		return wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork, Operation: "this relay is on no network", Cause: errors.New(config.NoNetwork)})
+		return wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork,
+			Operation: "this relay is on no network", Cause: errors.New(config.NoNetwork)})
 	}
 	if route := routeNumber(config.Route); route == wire.RouteDirect || asked == wire.RouteDirect {
 		return wire.Errorf(wire.StatusUnreachable, `route direct is between two containers of one host; with another one relay.route has to be "auto" or "staged" in config.toml on both`)
@@ -91,7 +92,8 @@ func (o *opening) received(m wire.Message, _ uint32, _ []int) {
 	}
 	if len(o.kept) >= maxKept {
 		o.channel.Leave()
-		o.ended = wire.Errorf(wire.StatusLimit, "the relay of the other container sent more than %d messages before the connection was open", maxKept)
+		o.ended = wire.Errorf(wire.StatusLimit,
+			"the relay of the other container sent more than %d messages before the connection was open", maxKept)
 		return
 	}
 	o.kept = append(o.kept, m)
@@ -127,7 +129,8 @@ func (o *opening) begin(c *connection) {
 }
 
 // dialHost is dial for a listener of a remote host.
-func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config) (attachment, error) {
+func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayout,
+	config launch.Config) (attachment, error) {
 	var h *peerManager
 	var why string
 	if !r.loop.Call(func() { h, why = r.hosts, r.noNetwork() }) {
@@ -136,7 +139,8 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	switch {
 	case h == nil:
 		return nil, wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork,
-			Operation: "the listener is on another host, or was there before this one was booted, or relay.transport or the route between the containers asks for the network; and this relay is on no network", Cause: errors.New(why)})
+			Operation: "the listener is on another host, or was there before this one was booted, or relay.transport or " +
+				"the route between the containers asks for the network; and this relay is on no network", Cause: errors.New(why)})
 	case handle.Contact == [len(handle.Contact)]byte{}:
 		return nil, wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork,
 			Operation: "the listener is reached over the network, and its relay is on no network",
@@ -145,12 +149,15 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	if err := c.lane.openRemoteFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err
 	}
-	return r.openChannel(c, m, handle, config, func(ctx context.Context) (*tcp.Peer, error) { return h.reach(ctx, handle, c.lane) })
+	return r.openChannel(c, m, handle, config, func(ctx context.Context) (*tcp.Peer, error) {
+		return h.reach(ctx, handle, c.lane)
+	})
 }
 
 // openChannel does the sender's half of the handshake with the relay that reach returns; the lane
 // is ready.
-func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, reach func(context.Context) (*tcp.Peer, error)) (attachment, error) {
+func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config,
+	reach func(context.Context) (*tcp.Peer, error)) (attachment, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
 	defer cancel()
 	hello := &wire.PeerHello{
@@ -165,7 +172,7 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 		if peer, err = reach(ctx); err != nil {
 			return nil, err
 		}
-		var by *verbs.Set
+		var by *verbs.QPGroup
 		if by, err = r.senderBy(peer, c, config); err != nil {
 			return nil, err
 		}
@@ -210,7 +217,7 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 type arriving struct {
 	channel *tcp.Channel
 	hello   *wire.PeerHello
-	by      *verbs.Set // nil where the data comes over tcp
+	by      *verbs.QPGroup // nil where the data comes over tcp
 	left    bool
 }
 
@@ -234,7 +241,8 @@ func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 		r.refuseChannel(ch, wire.Errorf(wire.StatusMalformed, "the first message is not a relay's hello"))
 		return
 	case len(r.unanswered) >= maxUnanswered:
-		r.refuseChannel(ch, wire.Errorf(wire.StatusLimit, "%d senders of other hosts wait for an answer of %s, which is the limit", maxUnanswered, r.name()))
+		r.refuseChannel(ch, wire.Errorf(wire.StatusLimit,
+			"%d senders of other hosts wait for an answer of %s, which is the limit", maxUnanswered, r.name()))
 		return
 	case err != nil:
 		r.refuseChannel(ch, err)
@@ -261,7 +269,8 @@ func (r *Relay) welcomeNext() {
 func (r *Relay) welcome(a *arriving) {
 	r.welcoming++
 	go func() {
-		l, c, welcome, err := r.invite(a.hello, func(l *lane, c *connection, config launch.Config, hello *wire.PeerHello) error {
+		l, c, welcome, err := r.invite(a.hello, func(l *lane, c *connection, config launch.Config,
+			hello *wire.PeerHello) error {
 			if err := l.openRemoteFor(c, config, hello.Route); err != nil || a.by == nil {
 				return err
 			}

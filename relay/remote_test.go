@@ -67,12 +67,15 @@ func TestSendBetweenHostsDeliversEveryByte(t *testing.T) {
 	// Sizes around the eager limit (4 KiB), a piece and a slot (256 KiB), and the total of slots.
 	p.arrive(t, 0, 1, 7, 8, 4096, 4097, 256<<10-1, 256<<10, 256<<10+1, 1<<20+3, 11<<20+5)
 	report := p.relayA.Report()
-	if len(report.Connections) != 1 || report.Connections[0].Transport != launch.TransportTCP || !strings.Contains(report.Connections[0].Path, "-> tcp -> ") {
+	if len(report.Connections) != 1 || report.Connections[0].Transport != launch.TransportTCP ||
+		!strings.Contains(report.Connections[0].Path, "-> tcp -> ") {
 		t.Errorf("inspect shows %+v", report.Connections)
 	}
-	if n := report.Network; n == nil || len(n.Peers) != 1 || !n.Peers[0].Dialed || n.Peers[0].Channels != 1 || !strings.Contains(n.Peers[0].Name, "container b") || !strings.Contains(n.Peers[0].Name, "by lo") {
+	if n := report.Network; n == nil || len(n.Peers) != 1 || !n.Peers[0].Dialed || n.Peers[0].Channels != 1 ||
+		!strings.Contains(n.Peers[0].Name, "container b") || !strings.Contains(n.Peers[0].Name, "by lo") {
 		t.Errorf("inspect shows the network %+v", n)
-	} else if z := n.Peers[0].Zerocopy; !strings.Contains(z, " of 2 data streams; ") || strings.Contains(z, "; 0 sends") || !strings.Contains(z, ", 0 wait for their notification") {
+	} else if z := n.Peers[0].Zerocopy; !strings.Contains(z, " of 2 data streams; ") ||
+		strings.Contains(z, "; 0 sends") || !strings.Contains(z, ", 0 wait for their notification") {
 		t.Errorf("inspect shows of MSG_ZEROCOPY %q", z)
 	}
 	for _, s := range report.Staging {
@@ -170,7 +173,9 @@ func TestIdlePeerIsClosedAndReplaced(t *testing.T) {
 			}
 		}
 	}
-	testutil.Until(t, "the channel is still there", func() bool { return p.relayA.Report().Network.Peers[0].Channels <= 0 })
+	testutil.Until(t, "the channel is still there", func() bool {
+		return p.relayA.Report().Network.Peers[0].Channels <= 0
+	})
 	p.relayA.CloseIdle()
 	if n := p.relayA.Report().Network; len(n.Peers) != 1 {
 		t.Fatalf("they were closed at once: %+v", n)
@@ -190,7 +195,9 @@ func TestIdlePeerIsClosedAndReplaced(t *testing.T) {
 	if err := p.sending.Close(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Until(t, "the channel is still there", func() bool { return p.relayB.Report().Network.Peers[0].Channels <= 0 })
+	testutil.Until(t, "the channel is still there", func() bool {
+		return p.relayB.Report().Network.Peers[0].Channels <= 0
+	})
 	release := make(chan struct{})
 	defer close(release)
 	p.relayA.Do(func() { <-release }) // it closes none itself
@@ -286,12 +293,14 @@ func TestDeathOnOtherHostEndsOperations(t *testing.T) {
 		status   wire.Status
 		object   string // the beginning of it
 	}{
-		"the receiver's relay":                 {halt, true, wire.StatusPeerRelayDied, hostname + ", container b at 127.0.0.1:"},
+		"the receiver's relay": {halt, true, wire.StatusPeerRelayDied,
+			hostname + ", container b at 127.0.0.1:"},
 		"the receiver's relay that is stopped": {stop, true, wire.StatusPeerRelayDied, "container b"},
 		"the receiver":                         {leave, true, wire.StatusPeerClosed, "container b"},
-		"the sender's relay":                   {halt, false, wire.StatusPeerRelayDied, hostname + ", container a at 127.0.0.1:"},
-		"the sender's relay that is stopped":   {stop, false, wire.StatusPeerRelayDied, "container a"},
-		"the sender":                           {leave, false, wire.StatusPeerClosed, "container a"},
+		"the sender's relay": {halt, false, wire.StatusPeerRelayDied,
+			hostname + ", container a at 127.0.0.1:"},
+		"the sender's relay that is stopped": {stop, false, wire.StatusPeerRelayDied, "container a"},
+		"the sender":                         {leave, false, wire.StatusPeerClosed, "container a"},
 	} {
 		for _, bytes := range []uint64{1000, 1 << 20} { // without a grant, and with
 			t.Run(fmt.Sprintf("%s/%d bytes", name, bytes), func(t *testing.T) {
@@ -499,7 +508,8 @@ func certificates(t *testing.T) func(*launch.Secrets) *launch.Secrets {
 		}
 		return made, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	}
-	authority, signer, root := make(&x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil, nil)
+	authority, signer, root := make(&x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil, nil)
 	return func(s *launch.Secrets) *launch.Secrets {
 		_, key, own := make(&x509.Certificate{
 			SerialNumber: big.NewInt(2), KeyUsage: x509.KeyUsageDigitalSignature,

@@ -10,12 +10,18 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
+// programNames are the names of the plugins of wire.Hello in reports.
+var programNames = map[uint64]string{
+	wire.ProgramNCCL: launch.ProgramNCCL, wire.ProgramNIXL: launch.ProgramNIXL,
+}
+
 // Report returns the relay's report; nil where it is ending.
 func (r *Relay) Report() *launch.Report {
 	report := &launch.Report{Clients: []launch.Client{}, Contexts: []string{}, Staging: []launch.Staging{}}
 	done := r.loop.Call(func() {
 		for _, s := range r.sessions {
-			c := launch.Client{PID: s.pid, Memories: len(s.memories), Connections: len(s.connections), HostMemory: s.host, Staging: s.staging}
+			c := launch.Client{PID: s.pid, Program: programNames[s.program], Memories: len(s.memories),
+				Connections: len(s.connections), HostMemory: s.host, Staging: s.staging}
 			for _, m := range s.memories {
 				c.Bytes += m.length
 				if m.kind == wire.MemoryIPC {
@@ -84,8 +90,9 @@ func (r *Relay) Report() *launch.Report {
 		report.Network = r.networkReport()
 		r.live(report)
 		report.Used = launch.Limits{
-			Clients: len(r.sessions), Memories: r.used.memories, Connections: r.used.connections, Descriptors: r.used.descriptors,
-			HostMemory: r.used.host, Staging: r.used.staging,
+			Clients: len(r.sessions), Memories: r.used.memories, Connections: r.used.connections,
+			Descriptors: r.used.descriptors,
+			HostMemory:  r.used.host, Staging: r.used.staging,
 		}
 	})
 	if !done {
@@ -106,7 +113,8 @@ func writesOf(l *lane) launch.Writes {
 	w := l.device.Writes()
 	told := launch.Writes{GPU: l.spec.GPU.BusID, Words: w.MostWords, Stores: w.MostStores, NoStores: w.NoStores}
 	for _, m := range w.Measured {
-		told.Measured = append(told.Measured, launch.WriteTime{Bytes: m.Bytes, Words: microseconds(m.Words), Rows: microseconds(m.Rows), Stores: microseconds(m.Stores)})
+		told.Measured = append(told.Measured, launch.WriteTime{Bytes: m.Bytes, Words: microseconds(m.Words),
+			Rows: microseconds(m.Rows), Stores: microseconds(m.Stores)})
 	}
 	return told
 }

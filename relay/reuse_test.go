@@ -208,7 +208,8 @@ func (r *reuse) work() (err error) {
 	for _, f := range w.freed {
 		err = errors.Join(err, w.release(f))
 	}
-	return errors.Join(err, driver.StreamDestroy(w.streams[0]), driver.StreamDestroy(w.streams[1]), driver.MemHostFree(w.pinned))
+	return errors.Join(err, driver.StreamDestroy(w.streams[0]), driver.StreamDestroy(w.streams[1]),
+		driver.MemHostFree(w.pinned))
 }
 
 func (w *reuser) attach() (err error) {
@@ -287,7 +288,8 @@ func (w *reuser) release(m *region) error {
 		return nil
 	}
 	err := w.check(m)
-	return errors.Join(err, driver.CtxSetCurrent(w.contexts[m.end]), driver.MemUnmap(m.ptr, reuseRegion), driver.MemAddressFree(m.ptr, reuseRegion))
+	return errors.Join(err, driver.CtxSetCurrent(w.contexts[m.end]), driver.MemUnmap(m.ptr, reuseRegion),
+		driver.MemAddressFree(m.ptr, reuseRegion))
 }
 
 // put fills memory with the content of a new number.
@@ -299,7 +301,8 @@ func (w *reuser) put(m *region, n uint64) (err error) {
 		return nil
 	}
 	copy(unsafe.Slice((*byte)(w.pinned), len(b)), b)
-	return errors.Join(driver.CtxSetCurrent(w.contexts[m.end]), driver.MemcpyHtoDAsync(m.ptr, w.pinned, n, w.streams[m.end]), driver.StreamSynchronize(w.streams[m.end]))
+	return errors.Join(driver.CtxSetCurrent(w.contexts[m.end]), driver.MemcpyHtoDAsync(m.ptr, w.pinned, n,
+		w.streams[m.end]), driver.StreamSynchronize(w.streams[m.end]))
 }
 
 // read is the memory's first bytes, until the next use of the worker's memory.
@@ -310,7 +313,8 @@ func (w *reuser) read(m *region, n uint64) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
 	}
-	err := errors.Join(driver.CtxSetCurrent(w.contexts[m.end]), driver.MemcpyDtoHAsync(w.pinned, m.ptr, n, w.streams[m.end]), driver.StreamSynchronize(w.streams[m.end]))
+	err := errors.Join(driver.CtxSetCurrent(w.contexts[m.end]), driver.MemcpyDtoHAsync(w.pinned, m.ptr, n,
+		w.streams[m.end]), driver.StreamSynchronize(w.streams[m.end]))
 	return unsafe.Slice((*byte)(w.pinned), n), err
 }
 
@@ -324,7 +328,8 @@ func (w *reuser) check(m *region) error {
 		return err
 	}
 	if want := pick(m.number, m.n); !bytes.Equal(got, want) {
-		return fmt.Errorf("memory of end %d that was overwritten when its operation had ended has changed from byte %d of %d on", m.end, firstDifference(got, want), m.n)
+		return fmt.Errorf("memory of end %d that was overwritten when its operation had ended has changed from byte %d "+
+			"of %d on", m.end, firstDifference(got, want), m.n)
 	}
 	return nil
 }

@@ -61,7 +61,8 @@ func (s *sender) openReverse() error {
 	w.late = time.AfterFunc(reverseTimeout, func() {
 		r.loop.Do(func() {
 			if s.reading.back == w && r.listeners[l.token] == l {
-				s.shutdown(wire.Errorf(wire.StatusUnreachable, "the relay of %s did not open the way back for a read within %v", s.peer, reverseTimeout))
+				s.shutdown(wire.Errorf(wire.StatusUnreachable, "the relay of %s did not open the way back for a read within %v",
+					s.peer, reverseTimeout))
 			}
 		})
 	})
@@ -104,7 +105,8 @@ func (s *sender) reverseOpened(r *receiver) {
 	r.reader = s
 	s.pair(r.connection)
 	if r.route != s.route || r.remote() != s.remote() {
-		s.shutdown(wire.Errorf(wire.StatusMalformed, "the relay of %s opened the way back for reads by route %d, of a connection by route %d", s.peer, r.route, s.route))
+		s.shutdown(wire.Errorf(wire.StatusMalformed,
+			"the relay of %s opened the way back for reads by route %d, of a connection by route %d", s.peer, r.route, s.route))
 	}
 }
 
@@ -159,7 +161,8 @@ func (r *receiver) openReverseFor(m *wire.PeerBack) error {
 	err := s.relay.reserve(ofConnection)
 	if err == nil && len(s.connections) >= wire.MaxConnections {
 		s.relay.release(ofConnection)
-		err = wire.Errorf(wire.StatusLimit, "%d connections of a client of %s are open, which is the limit", len(s.connections), s.relay.name())
+		err = wire.Errorf(wire.StatusLimit, "%d connections of a client of %s are open, which is the limit",
+			len(s.connections), s.relay.name())
 	}
 	if err != nil {
 		r.refuseReverse(err)
@@ -258,11 +261,12 @@ func (r *Relay) dialReverse(c, forward *connection, m *wire.PeerBack) (attachmen
 	if forward.remotePeer == nil {
 		// Reads were posted with memory that is fit for the connection's route, which another
 		// configuration, or a pair's verdict, may have been the reason for.
-		return r.dialNeighbour(c, connect, handle, config, forward.route)
+		return r.dialLocal(c, connect, handle, config, forward.route)
 	}
 	config.Route = launch.RouteStaged // its connection's
 	if err := c.lane.openRemoteFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err
 	}
-	return r.openChannel(c, connect, handle, config, func(context.Context) (*tcp.Peer, error) { return forward.remotePeer, nil })
+	return r.openChannel(c, connect, handle, config,
+		func(context.Context) (*tcp.Peer, error) { return forward.remotePeer, nil })
 }

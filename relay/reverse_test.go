@@ -133,7 +133,8 @@ func TestReaderAtConnectionLimitRefusesRead(t *testing.T) {
 	}
 	op := w.post(s.connection, wire.OpRead, 0, 0, 8)
 	w.read()
-	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoReverseConnection) || s.down != nil || s.reading.back != nil {
+	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoReverseConnection) || s.down != nil ||
+		s.reading.back != nil {
 		t.Errorf("the read ended with %+v; down: %v; a way back: %v", done, s.down, s.reading.back)
 	}
 	w.relay.release(full)
@@ -154,7 +155,8 @@ func TestSessionRegionsAreLimited(t *testing.T) {
 	for range wire.MaxRegions {
 		w.session.expose(m, 1)
 	}
-	if _, err := w.session.newRegion(m); wire.StatusOf(err) != wire.StatusLimit || len(w.session.regions) != wire.MaxRegions || len(w.relay.regions) != wire.MaxRegions {
+	if _, err := w.session.newRegion(m); wire.StatusOf(err) != wire.StatusLimit ||
+		len(w.session.regions) != wire.MaxRegions || len(w.relay.regions) != wire.MaxRegions {
 		t.Errorf("after %d: %v", len(w.session.regions), err)
 	}
 	w.mine.users++ // so that it stays, as the world's

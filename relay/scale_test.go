@@ -32,7 +32,7 @@ type cables struct {
 	last      uint16
 	listening map[netip.AddrPort]*cableListener
 	pulled    map[netip.Addr]bool
-	sending   func(local netip.Addr, bytes int) // called before; nil does nothing
+	sending   func(local netip.Addr, bytes int) // called before a write; nil for no call
 }
 
 type cableListener struct {
@@ -72,7 +72,7 @@ type cable struct {
 }
 
 // A pipe with a closed remote end accepts no deadline, unlike a TCP connection: there the next call
-// tells.
+// returns the error.
 func (c cable) SetDeadline(t time.Time) error      { return taken(c.Conn.SetDeadline(t)) }
 func (c cable) SetReadDeadline(t time.Time) error  { return taken(c.Conn.SetReadDeadline(t)) }
 func (c cable) SetWriteDeadline(t time.Time) error { return taken(c.Conn.SetWriteDeadline(t)) }
@@ -103,14 +103,15 @@ func (n *cables) of(host []address.Chosen) wires {
 		accept: func(at netip.Addr, _ address.Ports) (net.Listener, error) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
-			l := &cableListener{cables: n, at: netip.AddrPortFrom(at, 20000), conns: make(chan net.Conn), closed: make(chan struct{})}
+			l := &cableListener{cables: n, at: netip.AddrPortFrom(at, 20000), conns: make(chan net.Conn),
+				closed: make(chan struct{})}
 			n.listening[l.at] = l
 			return l, nil
 		},
 		connect: func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error) {
 			own := host[0]
 			for _, a := range host {
-				if a.Interface == by || by == "" && a.Address.As4()[0] == to.Addr().As4()[0] { // of one network
+				if a.Interface == by || by == "" && a.Address.As4()[0] == to.Addr().As4()[0] { // on one network
 					own = a
 				}
 			}
@@ -143,12 +144,12 @@ func (n *cables) cable(end net.Conn, local, remote netip.AddrPort) net.Conn {
 	return cable{end, local, remote, &n.sending}
 }
 
-// fleet is relays of as many hosts, without clients: the relays take messages on channels.
+// fleet has the relays of several hosts, without clients: the relays accept messages on channels.
 type fleet struct {
 	relays  []*Relay
 	handles []wire.HandleLayout
 	ran     sync.WaitGroup
-	heard   chan struct{} // a value for each message that has come
+	heard   chan struct{} // a value for each received message
 	memory  []*device.Memory
 }
 
@@ -157,8 +158,8 @@ func newFleet(tb testing.TB, hosts, streams int) *fleet {
 	return newFleetOn(tb, &cables{}, hosts, streams, 1)
 }
 
-// newFleetOn is newFleet on so many rails: interface "railN" of host I has the address
-// 1N.x.x.I, and is of the RDMA device "nicN".
+// newFleetOn is newFleet with a number of rails: interface "railN" of host I has the address
+// 1N.x.x.I, and belongs to the RDMA device "nicN".
 func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
 	tb.Helper()
 	logrus.SetLevel(logrus.ErrorLevel)
@@ -174,7 +175,7 @@ func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
 			r.Stop("the test is over")
 		}
 		f.ran.Wait()
-		for _, m := range f.memory { // which nothing reads or writes any more
+		for _, m := range f.memory { // no relay reads or writes the memory any more
 			if err := m.Close(); err != nil {
 				tb.Error(err)
 			}
@@ -193,7 +194,8 @@ func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
 		}
 		sockets := make([]*net.UnixListener, 2)
 		for j := range sockets {
-			if sockets[j], err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, fmt.Sprint(i, "-", j)), Net: "unixpacket"}); err != nil {
+			if sockets[j], err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, fmt.Sprint(i, "-", j)),
+				Net: "unixpacket"}); err != nil {
 				tb.Fatal(err)
 			}
 		}
@@ -204,7 +206,7 @@ func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
 		copy(r.host[:], fmt.Sprintf("host%012d", i))
 		r.wires = n.of(addresses)
 		r.timing = func(c *tcp.Config) {
-			c.Dead = time.Minute // two processors stand for all hosts
+			c.Dead = time.Minute // two processors run every host
 			c.Accept = func(ch *tcp.Channel, _ wire.Message, _ uint32) {
 				ch.Handle(func(wire.Message, uint32, []int) { f.heard <- struct{}{} }, func(error) {})
 			}
@@ -214,7 +216,8 @@ func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
 		}
 		generation := wire.UUID{byte(i), byte(i >> 8), byte(i >> 16), 1}
 		if err := r.Configure(launch.Config{
-			Generation: generation.String(), Container: fmt.Sprint(i), Route: launch.RouteAuto, Transport: launch.TransportTCP, Slots: 2, SlotBytes: 64 << 10,
+			Generation: generation.String(), Container: fmt.Sprint(i), Route: launch.RouteAuto, Transport: launch.TransportTCP,
+			Slots: 2, SlotBytes: 64 << 10,
 			Lanes: []launch.Lane{{GPU: launch.GPU{BusID: "0000:17:00.0"}}},
 			Network: &launch.Network{
 				Addresses: addresses, Ports: address.Ports{First: 20000, Last: 20999},
@@ -241,7 +244,7 @@ func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
 	return f
 }
 
-// connect opens channels from every relay to the following relays, so many at a time.
+// connect opens a number of channels from every relay to the following relays.
 func (f *fleet) connect(tb testing.TB, each, atOnce int) [][]*tcp.Channel {
 	tb.Helper()
 	channels := make([][]*tcp.Channel, len(f.relays))
@@ -274,7 +277,7 @@ func (f *fleet) connect(tb testing.TB, each, atOnce int) [][]*tcp.Channel {
 	return channels
 }
 
-// round sends so many messages per channel and waits for their arrival.
+// round sends a number of messages per channel and waits for their arrival.
 func (f *fleet) round(channels [][]*tcp.Channel, messages int) {
 	all := 0
 	for i, r := range f.relays {
@@ -330,7 +333,7 @@ func TestRelaysWithoutRoomRetryPeers(t *testing.T) {
 			ended <- err
 		}()
 	}
-	for range 4 { // two each, or three of one
+	for range 4 { // two of each, or three of one
 		select {
 		case <-dialed:
 		case err := <-ended:
@@ -360,9 +363,11 @@ func TestPeersOfOtherRelaysAreBounded(t *testing.T) {
 	session := func(at netip.Addr, host byte) *network.Session {
 		ours, theirs := net.Pipe()
 		t.Cleanup(func() { ours.Close(); theirs.Close() })
-		who := &network.Local{Host: wire.UUID{host}, Name: "test", Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Keys: h.local.Keys}
+		who := &network.Local{Host: wire.UUID{host}, Name: "test", Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
+			Keys: h.local.Keys}
 		go func() { _, _ = who.Initiate(theirs, network.Target{Host: f.relays[0].host, Token: f.handles[0].Token}) }()
-		s, err := h.local.Respond(cable{ours, netip.AddrPortFrom(from, 2), netip.AddrPortFrom(at, 1), new(func(netip.Addr, int))}, func(network.Greeting) error { return nil })
+		s, err := h.local.Respond(cable{ours, netip.AddrPortFrom(from, 2), netip.AddrPortFrom(at, 1),
+			new(func(netip.Addr, int))}, func(network.Greeting) error { return nil })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -443,7 +448,8 @@ func TestSendersOfOtherHostsQueueForAccept(t *testing.T) {
 	answers := make(chan error, 10)
 	say := func() {
 		r.loop.Call(func() {
-			_, err = peer.Open(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Token: wire.UUID{1}}, 0, func(m wire.Message, _ uint32, _ []int) {
+			_, err = peer.Open(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
+				Token: wire.UUID{1}}, 0, func(m wire.Message, _ uint32, _ []int) {
 				if failure, ok := m.(*wire.Failure); ok {
 					answers <- failure.Err()
 				} else {
@@ -478,7 +484,7 @@ func TestSendersOfOtherHostsQueueForAccept(t *testing.T) {
 	}
 	l.loop.Call(func() { l.welcoming -= maxWelcoming - 1; l.welcomeNext() })
 	for range senders {
-		answer(wire.StatusBadHandle) // each is answered: there is no such listener
+		answer(wire.StatusBadHandle) // each sender gets an answer: the listener does not exist
 	}
 	l.loop.Call(func() {
 		l.welcoming += maxWelcoming

@@ -34,7 +34,9 @@ func (r *Relay) endIfWrong() {
 		for _, server := range l.stagedOn() {
 			p := launch.FindPair(r.config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server})
 			if p != nil && p.Verdict == launch.VerdictWrong {
-				r.end(launch.EndPair, wire.Errorf(wire.StatusCUDA, "%w", &fault.Error{Code: fault.UnfitPair, Operation: fmt.Sprintf("the relay of %s ends, because it has staged on %v, which have failed their self-test since", r.name(), p.PairName), Cause: errors.New(p.Reason)}))
+				r.end(launch.EndPair, wire.Errorf(wire.StatusCUDA, "%w", &fault.Error{Code: fault.UnfitPair,
+					Operation: fmt.Sprintf("the relay of %s ends, because it has staged on %v, which have failed their "+
+						"self-test since", r.name(), p.PairName), Cause: errors.New(p.Reason)}))
 				return
 			}
 		}
@@ -122,7 +124,8 @@ func (l *lane) route(config launch.Config, hello *wire.PeerHello) (uint32, error
 			return 0, wire.Errorf(wire.StatusUnreachable,
 				`route direct between %s and %s is not to be had: their self-test says %s: %s; with relay.route = "auto" it is staged`, other, own, p.Verdict, p.Reason).On(other)
 		}
-		logrus.Warnf("a sender on %s is staged, and not direct to %s: their self-test says %s: %s", other, own, p.Verdict, p.Reason)
+		logrus.Warnf("a sender on %s is staged, and not direct to %s: their self-test says %s: %s", other, own, p.Verdict,
+			p.Reason)
 		return wire.RouteStaged, nil
 	}
 	return route, nil
@@ -138,7 +141,8 @@ type calibration struct {
 // calibrated returns the self-test's choice for a server GPU, or the configured values.
 func (l *lane) calibrated(server launch.GPU, config launch.Config) calibration {
 	var t calibration
-	if p := launch.FindPair(config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server}); p != nil && config.Calibrated {
+	if p := launch.FindPair(config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server}); p != nil &&
+		config.Calibrated {
 		t = calibration{p.Chunk, p.Depth, p.Streams}
 	}
 	if config.Chunk > 0 {

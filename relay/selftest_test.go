@@ -22,7 +22,8 @@ func found(server int, verdict, reason string) launch.Pair {
 // triplesOf are good results of GPU 0, servers and a NIC.
 func triplesOf(nic string, servers ...int) (list []launch.Triple) {
 	for _, s := range servers {
-		list = append(list, launch.Triple{TripleName: launch.TripleName{PairName: launch.PairName{GPU: gpu(0), Server: gpu(s)}, NIC: nic}, Verdict: launch.VerdictGood})
+		list = append(list, launch.Triple{TripleName: launch.TripleName{PairName: launch.PairName{GPU: gpu(0),
+			Server: gpu(s)}, NIC: nic}, Verdict: launch.VerdictGood})
 	}
 	return list
 }
@@ -41,13 +42,15 @@ func TestUnfitPairsAreReplacedAndReported(t *testing.T) {
 		on         int    // the GPU with the staging, -1 for the host's memory
 		says       string // in the log, and in the report of GPU 1
 	}{
-		{"wrong bytes, and a spare", launch.SelfTestOnce, []launch.Pair{wrong, fit}, 2, "the pair failed its self-test: 1 of 8388608 bytes arrived wrong"},
+		{"wrong bytes, and a spare", launch.SelfTestOnce, []launch.Pair{wrong, fit}, 2,
+			"the pair failed its self-test: 1 of 8388608 bytes arrived wrong"},
 		{"slow, and a spare", launch.SelfTestOnce, []launch.Pair{slow}, 2, "the pair is slower than the bounce: 3.0 GB/s"},
 		{"no pair is fit", launch.SelfTestOnce, []launch.Pair{slow, alsoWrong}, -1, "has no staging"},
 		{"not tested", launch.SelfTestOnce, []launch.Pair{unknown}, 1, ""},
 		{"nothing is known", launch.SelfTestOnce, nil, 1, ""},
 		{"not tested, where it has to be", launch.SelfTestRequired, []launch.Pair{unknown, fit}, 2, `relay.self_test is "required": out of memory`},
-		{"nothing is known, where it has to be", launch.SelfTestRequired, []launch.Pair{fit}, 2, "the pair is not tested yet"},
+		{"nothing is known, where it has to be", launch.SelfTestRequired, []launch.Pair{fit}, 2,
+			"the pair is not tested yet"},
 		{"nobody cares", launch.SelfTestOff, []launch.Pair{wrong}, 1, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -62,7 +65,8 @@ func TestUnfitPairsAreReplacedAndReported(t *testing.T) {
 			f := newSelf(t, h, lane)
 			f.move(t)
 			if c.on == -1 {
-				for _, says := range []string{"no server GPU is fit to stage for", "slower than the bounce: 3.0 GB/s", "a copy does not end"} {
+				for _, says := range []string{"no server GPU is fit to stage for", "slower than the bounce: 3.0 GB/s",
+					"a copy does not end"} {
 					if why := f.bouncesBecause(t); !strings.Contains(why, says) {
 						t.Errorf("it bounces because of %q", why)
 					}
@@ -183,7 +187,8 @@ func TestLateBadVerdictEndsRelay(t *testing.T) {
 // the client's GPU in the test; or refused, where that is forced.
 func TestDirectRouteOfUnfitPairIsStagedOrRefused(t *testing.T) {
 	needGPUs(t, 4)
-	swapped := launch.Pair{PairName: launch.PairName{GPU: gpu(3), Server: gpu(0)}, Verdict: launch.VerdictWrong, Reason: "1 byte"}
+	swapped := launch.Pair{PairName: launch.PairName{GPU: gpu(3), Server: gpu(0)}, Verdict: launch.VerdictWrong,
+		Reason: "1 byte"}
 	for _, c := range []struct {
 		name, route string
 		pair        launch.Pair
@@ -290,7 +295,8 @@ func TestCalibrationChoosesSlotsWithinConfiguration(t *testing.T) {
 			f := newSelf(t, h, far(0, 1, "nic0"))
 			f.moveBytes(t, c.size+2*mib) // more than a slot
 			f.move(t)
-			if s := f.staging(t, 1); s.Slots != c.slots || s.SlotBytes != c.size || s.Streams != c.streams || s.Bytes != 2*uint64(c.slots)*c.size || s.Note != "" {
+			if s := f.staging(t, 1); s.Slots != c.slots || s.SlotBytes != c.size || s.Streams != c.streams ||
+				s.Bytes != 2*uint64(c.slots)*c.size || s.Note != "" {
 				t.Errorf("staging is %+v", s)
 			}
 		})

@@ -52,7 +52,8 @@ type target struct {
 }
 
 func newSender(c *connection, link transport.Link) *sender {
-	s := &sender{connection: c, link: link, eagerLink: link, active: map[uint64]*operation{}, targets: map[uint32]*target{}}
+	s := &sender{connection: c, link: link, eagerLink: link, active: map[uint64]*operation{},
+		targets: map[uint32]*target{}}
 	c.sends, c.side = true, s
 	return s
 }
@@ -111,7 +112,8 @@ func (s *sender) message(m wire.Message, fds []int) error {
 			// On route staged the receiver can know of a write's end before our NIC tells
 			// us.
 			if t.granted > 0 && s.route == wire.RouteDirect {
-				return wire.Errorf(wire.StatusMalformed, "the relay of %s took region %d back under a write that it had granted", s.peer, m.Region)
+				return wire.Errorf(wire.StatusMalformed, "the relay of %s took region %d back under a write that it had granted",
+					s.peer, m.Region)
 			}
 			t.retired = true
 			s.settleTarget(t)
@@ -156,9 +158,11 @@ func (s *sender) settleTarget(t *target) {
 func (s *sender) addPart(m *wire.PeerRegionPart, fds []int) error {
 	switch {
 	case len(fds) != 1 || s.route != wire.RouteDirect || len(s.parts) > 0 && s.partsOf != m.Region:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent an allocation of region %d with %d descriptors", s.peer, m.Region, len(fds))
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent an allocation of region %d with %d descriptors",
+			s.peer, m.Region, len(fds))
 	case len(s.parts) >= wire.MaxParts:
-		return wire.Errorf(wire.StatusLimit, "the relay of %s sent a region of more than %d allocations, which is the limit", s.peer, wire.MaxParts)
+		return wire.Errorf(wire.StatusLimit,
+			"the relay of %s sent a region of more than %d allocations, which is the limit", s.peer, wire.MaxParts)
 	}
 	if err := checkForeign(fds[0], s.lane.device.Driver.Simulated()); err != nil {
 		return err
@@ -190,7 +194,8 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 		wanted = 0
 	}
 	if len(fds) != wanted || (m.Kind == wire.MemoryRemote) != remote || s.targets[m.Region] != nil {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d of kind %d twice, or with %d descriptors", s.peer, m.Region, m.Kind, len(fds))
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d of kind %d twice, or with %d descriptors",
+			s.peer, m.Region, m.Kind, len(fds))
 	}
 	if len(s.targets) >= wire.MaxMemories {
 		return wire.Errorf(wire.StatusLimit, "the relay of %s sent %d regions, which is the limit", s.peer, len(s.targets))
@@ -209,7 +214,8 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 			left -= p.Bytes
 		}
 		if !fit || left != 0 {
-			return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d of %d bytes, and its allocations have not as many", s.peer, m.Region, m.Bytes)
+			return wire.Errorf(wire.StatusMalformed,
+				"the relay of %s sent region %d of %d bytes, and its allocations have not as many", s.peer, m.Region, m.Bytes)
 		}
 	case wire.MemoryHost:
 		if err := device.CheckHost(fds[0], m.Bytes); err != nil {
@@ -223,7 +229,8 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 			t.foreign = m.Bytes
 		}
 	default:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d of kind %d, which this version does not know", s.peer, m.Region, m.Kind)
+		return wire.Errorf(wire.StatusMalformed,
+			"the relay of %s sent region %d of kind %d, which this version does not know", s.peer, m.Region, m.Kind)
 	}
 	var parts []device.Part
 	closeParts := func() { s.closeParts(parts) }
@@ -247,7 +254,8 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 		if err != nil {
 			// No matter for failed: the descriptor is foreign, and its errors do not concern this
 			// relay's context.
-			go s.session.relay.examine(wire.Errorf(wire.StatusBadDescriptor, "the memory of %s cannot be mapped: %v", s.peer, err))
+			go s.session.relay.examine(wire.Errorf(wire.StatusBadDescriptor, "the memory of %s cannot be mapped: %v", s.peer,
+				err))
 			s.shutdown(wire.Errorf(ofCopies(err), "the memory of %s cannot be mapped: %v", s.peer, err))
 		}
 		t.ready = err == nil
@@ -280,13 +288,16 @@ func (s *sender) granted(m *wire.PeerGrant) error {
 	case m.Grant != s.granting+1 || m.Part != op.granted:
 		// Each grant and each byte once, and in order: two posts under the same number would be
 		// indistinguishable at their ends.
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave grant %d of byte %d after grant %d up to byte %d", s.peer, m.Grant, m.Part, s.granting, op.granted)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave grant %d of byte %d after grant %d up to byte %d",
+			s.peer, m.Grant, m.Part, s.granting, op.granted)
 	case s.open >= maxGrants:
 		return wire.Errorf(wire.StatusLimit, "the relay of %s has %d grants open, which is the limit", s.peer, s.open)
 	case m.Length == 0 || m.Part > op.length || m.Length > op.length-m.Part:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted bytes %d+%d of a message of %d", s.peer, m.Part, m.Length, op.length)
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted bytes %d+%d of a message of %d", s.peer, m.Part,
+			m.Length, op.length)
 	case t == nil || t.retired || m.Offset > t.bytes || m.Length > t.bytes-m.Offset:
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted %d bytes at %d of region %d, which has not as many", s.peer, m.Length, m.Offset, m.Region)
+		return wire.Errorf(wire.StatusMalformed,
+			"the relay of %s granted %d bytes at %d of region %d, which has not as many", s.peer, m.Length, m.Offset, m.Region)
 	}
 	if s.granting++; op.granted == 0 {
 		s.stalled(noGrant, op.began)
@@ -474,7 +485,8 @@ func (s *sender) conclude(op *operation) {
 		return
 	}
 	if op.moved != op.length {
-		s.shutdown(wire.Errorf(wire.StatusMalformed, "the relay of %s says it has all %d bytes of a message of which %d were sent", s.peer, op.length, op.moved))
+		s.shutdown(wire.Errorf(wire.StatusMalformed,
+			"the relay of %s says it has all %d bytes of a message of which %d were sent", s.peer, op.length, op.moved))
 		op.fail(s.down)
 		return
 	}

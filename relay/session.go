@@ -34,6 +34,8 @@ type session struct {
 	port  *packet.Port
 	pid   int
 	pidfd int
+	// program is that of the client's Hello, for reports.
+	program uint64
 
 	ring       *ring.Relay
 	wakeRelay  int // eventfd that the client rings
@@ -94,7 +96,8 @@ func (r *Relay) greetClient(conn packet.Conn, silent *pendingHandshakes) {
 		unix.Close(pidfd)
 		return // a check whether the socket answers
 	case err == nil && (!ok || hello.Magic != wire.Magic):
-		err = wire.Errorf(wire.StatusMalformed, "the first message is not Peerlane's hello; is this program a Peerlane client?")
+		err = wire.Errorf(wire.StatusMalformed,
+			"the first message is not Peerlane's hello; is this program a Peerlane client?")
 	}
 	var version uint32
 	if err == nil {
@@ -106,7 +109,7 @@ func (r *Relay) greetClient(conn packet.Conn, silent *pendingHandshakes) {
 		return
 	}
 	s := &session{
-		relay: r, pid: pid, pidfd: pidfd, wakeRelay: -1, wakeClient: -1, clientEnd: -1,
+		relay: r, pid: pid, pidfd: pidfd, program: hello.Program, wakeRelay: -1, wakeClient: -1, clientEnd: -1,
 		log:         logrus.WithField("client", pid),
 		memories:    map[uint32]*memory{},
 		connections: map[uint32]*connection{},
@@ -196,7 +199,8 @@ func (s *session) begin(fd int, version uint32) {
 	case r.dying != nil:
 		err = r.dying
 	case len(r.sessions) >= r.limits.Clients:
-		err = limitMet("relay.limits.clients", "%d processes of %s are attached, which is the limit", len(r.sessions), r.name())
+		err = limitMet("relay.limits.clients", "%d processes of %s are attached, which is the limit", len(r.sessions),
+			r.name())
 	default:
 		err = r.reserve(ofSession)
 		s.counted = err == nil
@@ -232,12 +236,14 @@ const deathGrace = 200 * time.Millisecond
 func (s *session) hungUp(err error) {
 	r := s.relay
 	if !errors.Is(err, io.EOF) {
-		s.end(wire.Errorf(wire.StatusPeerClosed, "the session of client process %d of %s broke off: %v", s.pid, r.name(), err).On(r.name()))
+		s.end(wire.Errorf(wire.StatusPeerClosed, "the session of client process %d of %s broke off: %v", s.pid, r.name(),
+			err).On(r.name()))
 		return
 	}
 	time.AfterFunc(deathGrace, func() {
 		r.loop.Do(func() {
-			s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s lives and closed its socket to the relay", s.pid, r.name()).On(r.name()))
+			s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s lives and closed its socket to the relay", s.pid,
+				r.name()).On(r.name()))
 		})
 	})
 }
@@ -289,7 +295,8 @@ func (s *session) settle() {
 	if s.parting && len(s.memories) == 0 && s.bringing == 0 {
 		s.port.Close() // operations in flight do not access the client's memory
 	}
-	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking+s.opening+s.bringing > 0 || s.relay.sessions[s.id] != s {
+	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking+s.opening+s.bringing > 0 ||
+		s.relay.sessions[s.id] != s {
 		return
 	}
 	delete(s.relay.sessions, s.id)
@@ -385,7 +392,8 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		// The socket's end may not come: a forked child of the client also has it. The client waits
 		// for the relay's goodbye, which means that no access to its memory remains.
 		s.parting = true
-		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid, s.relay.name()).On(s.relay.name()))
+		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid,
+			s.relay.name()).On(s.relay.name()))
 	case *wire.ListMemory:
 		s.listMemory(sequence)
 	default:
@@ -427,7 +435,8 @@ func (s *session) reply(m wire.Message, sequence uint32, fds ...int) {
 	}
 	s.port.Send(m, sequence, fds...)
 	if s.port.Waiting() > maxUnread && s.ended == nil {
-		s.end(wire.Errorf(wire.StatusLimit, "client process %d of %s left %d answers unread", s.pid, s.relay.name(), maxUnread))
+		s.end(wire.Errorf(wire.StatusLimit, "client process %d of %s left %d answers unread", s.pid, s.relay.name(),
+			maxUnread))
 	}
 }
 

@@ -82,11 +82,11 @@ func (s *staging) acquire(by *connection, f func(*slot) bool) {
 }
 
 func (s *staging) release(free *slot) {
-	s.giveBack(free)
+	s.handBack(free)
 	s.hand()
 }
 
-func (s *staging) giveBack(free *slot) {
+func (s *staging) handBack(free *slot) {
 	p := &free.holder.slots
 	free.holder = nil
 	if i := slices.Index(s.regions, free.region); s.dealer == nil || i < 0 || !s.dealer.Failed(i) {
@@ -169,7 +169,7 @@ func (s *staging) hand() {
 			c.stalled(noSlot, first.since)
 		}
 		if !first.take(slot) {
-			s.giveBack(slot)
+			s.handBack(slot)
 		}
 	}
 }

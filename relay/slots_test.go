@@ -28,7 +28,7 @@ func (u *user) release(slots int) {
 	}
 }
 
-// newUsers are connections of a lane with so many slots.
+// newUsers returns connections of a lane with slots slots.
 func newUsers(t *testing.T, slots, users int) (*staging, []*user) {
 	s := &staging{regions: []*region{{slots: slots, slotBytes: 1}}}
 	s.fill()
@@ -75,7 +75,8 @@ func TestSlotsAreSharedBetweenConnections(t *testing.T) {
 			many.release(1)
 		}
 		if many.got != 200 || len(s.free) != 8 || s.sharing != 0 || len(s.turn) != 0 {
-			t.Errorf("of 200 messages %d had a slot; %d slots are free, %d connections share, %d wait", many.got, len(s.free), s.sharing, len(s.turn))
+			t.Errorf("of 200 messages %d had a slot; %d slots are free, %d connections share, %d wait", many.got, len(s.free),
+				s.sharing, len(s.turn))
 		}
 	})
 	t.Run("who releases none leaves the others theirs", func(t *testing.T) {

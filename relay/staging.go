@@ -17,41 +17,43 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Client copy: a client has memory on a server GPU of its lane, copies to and from it
-// on a stream of its own, and hands it over by a timeline. On route staged no relay
-// copies such memory: NICs read and write it as they do slots.
+// Client copy: a client has memory on a server GPU of its lane, copies to and from the memory on
+// its own stream, and hands the memory over by a timeline. On route staged no relay copies such
+// memory: NICs read and write it as they do slots.
 
-// serverUsage has the memory of a lane's server GPU for clients that copy; of the loop.
+// serverUsage counts the memory of a lane's server GPU for copying clients. The event loop owns
+// serverUsage.
 type serverUsage struct {
 	gpu     launch.GPU
 	id      wire.UUID
-	bytes   uint64 // that they have at this moment
-	in, out uint64 // that came and went, but by the clients' own copies
+	bytes   uint64 // in use by clients
+	in, out uint64 // received and sent, without the clients' own copies
 }
 
-// clientStaging is memory on a server GPU that a client copies to and from.
+// clientStaging is memory on a server GPU for copies of a client.
 type clientStaging struct {
 	on      *serverUsage
-	release func() // ends its part of the host's account
+	release func() // releases the claim on the host's account
 }
 
-// memoryRegion keeps memories that NICs know apart from slots.
+// memoryRegion distinguishes memories from slots in the numbers of regions.
 const memoryRegion = 1 << 30
 
-// region is the number by which NICs know the memory.
+// region returns the number of the memory for NICs.
 func (m *memory) region() uint32 { return m.number | memoryRegion }
 
 // stagingGranule is the unit of staging memory: drivers make no smaller allocations.
 const stagingGranule = 2 << 20
 
-// stagingMemory makes memory on a server GPU for the client.
+// stagingMemory allocates memory on a server GPU for the client.
 func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 	if m.Bytes == 0 {
 		s.answer(sequence, wire.Errorf(wire.StatusOutOfRange, "staging memory of no bytes"))
 		return
 	}
 	if limit := s.relay.limits.ClientStaging; m.Bytes > limit || s.staging > limit-m.Bytes {
-		s.answer(sequence, limitMet("relay.limits.client_staging", "%s of staging memory are asked for, and this process has %s, whose limit is %s",
+		s.answer(sequence, limitMet("relay.limits.client_staging",
+			"%s of staging memory are asked for, and this process has %s, whose limit is %s",
 			humanize.IBytes(m.Bytes), humanize.IBytes(s.staging), humanize.IBytes(limit)))
 		return
 	}
@@ -60,17 +62,19 @@ func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 		s.answer(sequence, err)
 		return
 	}
-	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{}}
+	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, registrars: map[*receiver]bool{},
+		regions: map[*exposedRegion]bool{}}
 	s.provide(memory, sequence, func() error { return memory.stage(m.GPU) }, func() wire.Message {
 		on := memory.staged.on
 		on.bytes += memory.mapped.Bytes
 		s.relay.endIfWrong() // of later changes
-		return &wire.StagingMade{Memory: memory.number, Bytes: memory.mapped.Bytes, Server: on.id, Index: uint32(on.gpu.Index)}
+		return &wire.StagingMade{Memory: memory.number, Bytes: memory.mapped.Bytes, Server: on.id,
+			Index: uint32(on.gpu.Index)}
 	})
 }
 
-// stage makes the memory on the server GPU of a lane that has the least for clients,
-// or on the next one where that has no room.
+// stage allocates the memory on the server GPU of a lane with the least memory for clients, or on
+// the next GPU if that GPU has no room.
 func (m *memory) stage(gpu wire.UUID) error {
 	r := m.session.relay
 	l, err := r.laneOf(gpu)
@@ -87,9 +91,13 @@ func (m *memory) stage(gpu wire.UUID) error {
 	}
 	switch {
 	case !l.spec.Relay || len(servers) == 0:
-		return wire.Errorf(wire.StatusNoStaging, "the lane of GPU %s has no server GPU to stage on (role %s): what is sent is read where it lies, and needs no copy", l.spec.GPU.BusID, l.spec.Role).On(l.spec.GPU.BusID)
+		return wire.Errorf(wire.StatusNoStaging,
+			"the lane of GPU %s has no server GPU to stage on (role %s): what is sent is read where it lies, and "+
+				"needs no copy", l.spec.GPU.BusID, l.spec.Role).On(l.spec.GPU.BusID)
 	case !copies:
-		return wire.Errorf(wire.StatusNotPermitted, "%s was given the lane of GPU %d and not its server GPUs, which a client has to see that copies itself; start it with --device peerlane.dev/gpu=%[2]d, or let the relay copy",
+		return wire.Errorf(wire.StatusNotPermitted,
+			"%s was given the lane of GPU %d and not its server GPUs, which a client has to see that copies itself; start "+
+				"it with --device peerlane.dev/gpu=%[2]d, or let the relay copy",
 			r.name(), l.spec.GPU.Index).On(fmt.Sprintf("peerlane.dev/gpu=%d", l.spec.GPU.Index))
 	}
 	if err := l.open(); err != nil {
@@ -115,11 +123,12 @@ func (m *memory) stage(gpu wire.UUID) error {
 		refused = append(refused, fmt.Sprintf("GPU %d (%s): %s", on.gpu.Index, on.gpu.BusID, why))
 	}
 	return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
-		Operation: fmt.Sprintf("no server GPU of the lane of GPU %s can have %s of staging memory", l.spec.GPU.BusID, humanize.IBytes(m.takes.staging)),
-		Cause:     errors.New(strings.Join(refused, "; "))}).On(l.spec.GPU.BusID)
+		Operation: fmt.Sprintf("no server GPU of the lane of GPU %s can have %s of staging memory", l.spec.GPU.BusID,
+			humanize.IBytes(m.takes.staging)),
+		Cause: errors.New(strings.Join(refused, "; "))}).On(l.spec.GPU.BusID)
 }
 
-// forClients are the lane's server GPUs as clients' memory on them is counted.
+// forClients returns the usage counters of the lane's server GPUs.
 func (l *lane) forClients() []*serverUsage {
 	if l.serverUsage == nil {
 		for _, g := range l.spec.Servers {
@@ -134,15 +143,15 @@ func (m *memory) makeOn(l *lane, on *serverUsage, admission bool) (err error) {
 	if err != nil {
 		return err
 	}
-	giveBack := func() {}
+	release := func() {}
 	if admission {
-		if giveBack, err = l.claim(on.gpu, ordinal, 1, m.takes.staging); err != nil {
+		if release, err = l.claim(on.gpu, ordinal, 1, m.takes.staging); err != nil {
 			return err
 		}
 	}
 	defer func() {
 		if err != nil {
-			giveBack()
+			release()
 		}
 	}()
 	mapped, err := l.create(ordinal, m.takes.staging)
@@ -159,6 +168,6 @@ func (m *memory) makeOn(l *lane, on *serverUsage, admission bool) (err error) {
 	}
 	m.lane, m.mapped, m.length = l, mapped, mapped.Bytes
 	m.parts = []device.Part{{FD: fd, Bytes: mapped.Bytes}}
-	m.staged = &clientStaging{on, giveBack}
+	m.staged = &clientStaging{on, release}
 	return nil
 }

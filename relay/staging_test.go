@@ -124,7 +124,8 @@ func TestClientCopiesPipelineWithTransfers(t *testing.T) {
 						return err
 					}
 					err = f()
-					return errors.Join(err, driver.StreamSynchronize(stream[side]), streams[side].Unregister(), driver.StreamDestroy(stream[side]))
+					return errors.Join(err, driver.StreamSynchronize(stream[side]), streams[side].Unregister(),
+						driver.StreamDestroy(stream[side]))
 				})
 			}
 			var wait sync.WaitGroup
@@ -268,7 +269,9 @@ func TestStagingMemoryIsRefused(t *testing.T) {
 	if err := errors.Join(second.Unexport(within(t)), a.Close()); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Until(t, "the use of the relay's resources", func() bool { return r.Report().Used == (launch.Limits{Clients: 1, Descriptors: 6}) })
+	testutil.Until(t, "the use of the relay's resources", func() bool {
+		return r.Report().Used == (launch.Limits{Clients: 1, Descriptors: 6})
+	})
 	if got := freeOn(t, 1); got != free+18*mib {
 		t.Errorf("%d bytes are free on the server GPU in the end, and %d should be", got, free+18*mib)
 	}
@@ -417,7 +420,8 @@ func TestStagingMemoryAvoidsPairsThatFailedSelfTest(t *testing.T) {
 		c.SelfTest, c.Pairs = launch.SelfTestOnce, []launch.Pair{found(1, launch.VerdictWrong, "a byte arrived wrong")}
 	}
 	lane := copying(far(0, 1, "nic0"))
-	_, err := attach(t, h.relay("a", launch.RouteDirect, lane)).Staging(within(t), driver, client.Staging{Bytes: mib, GPU: uuid(t, 0)})
+	_, err := attach(t, h.relay("a", launch.RouteDirect, lane)).Staging(within(t), driver,
+		client.Staging{Bytes: mib, GPU: uuid(t, 0)})
 	demandCode(t, err, wire.StatusNoStaging, codes.NoStaging, devices[0].BusID)
 	demandText(t, err, devices[1].BusID, "failed its self-test")
 	lane.Servers = append(lane.Servers, gpu(2))
@@ -484,7 +488,7 @@ func TestStagingMemoryAfterDeathIsReleased(t *testing.T) {
 	for _, death := range []string{"the NIC's port", "the receiver's session", "the sender's session", "the connection"} {
 		t.Run(death, func(t *testing.T) {
 			h := newHost(t)
-			h.redial = time.Second
+			h.reconnectLimit = time.Second
 			stopNIC := h.nic("nic0")
 			h.nic("nic1")
 			socketA, relayA := h.start("a", launch.RouteStaged, -1, copying(far(0, 1, "nic0")))
@@ -494,7 +498,8 @@ func TestStagingMemoryAfterDeathIsReleased(t *testing.T) {
 			sending, receiving, _ := join(t, a, 0, b, 3)
 			var operations []*client.Operation
 			for range 8 {
-				operations = append(operations, must(receiving.Receive(target.Memory, 0, 64*mib)), must(sending.Send(source.Memory, 0, 64*mib)))
+				operations = append(operations, must(receiving.Receive(target.Memory, 0, 64*mib)),
+					must(sending.Send(source.Memory, 0, 64*mib)))
 			}
 			if _, err := wait(t, operations[0], nil); err != nil {
 				t.Fatal(err)
@@ -550,7 +555,8 @@ func TestStagingMemoryWithoutDeviceNodeIsRefused(t *testing.T) {
 			}
 		}
 		cmd := stagingElsewhere(socket)
-		cmd.Env = append(cmd.Env, "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dev, "CUDA_VISIBLE_DEVICES="+devices[0].UUID)
+		cmd.Env = append(cmd.Env, "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dev,
+			"CUDA_VISIBLE_DEVICES="+devices[0].UUID)
 		out, err := cmd.CombinedOutput()
 		said := string(out)
 		if nodes == 2 {
@@ -562,7 +568,8 @@ func TestStagingMemoryWithoutDeviceNodeIsRefused(t *testing.T) {
 		if err == nil {
 			t.Errorf("without the node it works: %s", said)
 		}
-		for _, want := range []string{"staging memory on server GPU 1 (" + devices[1].UUID + ")", "CUDA_ERROR_INVALID_DEVICE", "--device peerlane.dev/gpu=N"} {
+		for _, want := range []string{"staging memory on server GPU 1 (" + devices[1].UUID + ")",
+			"CUDA_ERROR_INVALID_DEVICE", "--device peerlane.dev/gpu=N"} {
 			if !strings.Contains(said, want) {
 				t.Errorf("it does not say %q: %s", want, said)
 			}
@@ -597,7 +604,9 @@ func TestStagingMemoryOfKilledProcessIsFreed(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait() // it was killed
-		testutil.Until(t, "the use of the relay's resources", func() bool { return r.Report().Used == (launch.Limits{Clients: 1, Descriptors: 6}) })
+		testutil.Until(t, "the use of the relay's resources", func() bool {
+			return r.Report().Used == (launch.Limits{Clients: 1, Descriptors: 6})
+		})
 		if now := freeOn(t, 1); free == 0 {
 			free = now
 		} else if now != free {
@@ -609,7 +618,8 @@ func TestStagingMemoryOfKilledProcessIsFreed(t *testing.T) {
 // stagingElsewhere is playStaging as a process of its own.
 func stagingElsewhere(socket string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=staging", "PEERLANE_TEST_SOCKET="+socket, "PEERLANE_TEST_GPU="+devices[0].UUID)
+	cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=staging", "PEERLANE_TEST_SOCKET="+socket,
+		"PEERLANE_TEST_GPU="+devices[0].UUID)
 	return cmd
 }
 
@@ -657,7 +667,8 @@ func playStaging() (err error) {
 	words := unsafe.Slice((*byte)(host), 2*mib)
 	copy(words, "there and back")
 	err = errors.Join(d.MemcpyHtoDAsync(source, host, mib, stream), d.MemcpyAsync(m.Ptr, source, mib, stream),
-		d.MemcpyAsync(source+mib, m.Ptr, mib, stream), d.MemcpyDtoHAsync(unsafe.Add(host, mib), source+mib, mib, stream), d.StreamSynchronize(stream))
+		d.MemcpyAsync(source+mib, m.Ptr, mib, stream), d.MemcpyDtoHAsync(unsafe.Add(host, mib), source+mib, mib, stream),
+		d.StreamSynchronize(stream))
 	if err == nil && !bytes.Equal(words[:mib], words[mib:]) {
 		err = errors.New("the bytes differ")
 	}

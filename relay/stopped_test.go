@@ -17,13 +17,13 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// The messages of the test of patience, all of one pattern.
+// Each message of the test of stopped processes has the same pattern.
 const patientBytes = 100 << 10
 
 func patientMessage() []byte { return bytes.Repeat([]byte("patience"), patientBytes/8) }
 
-// playReceiver is a client in a process of its own, which tells its handle and then
-// receives one message after the other, and says so with a byte each.
+// playReceiver is a client in its own process, which sends its handle, receives messages one after
+// another, and reports each with a byte.
 func playReceiver() error {
 	ctx := context.Background()
 	out := os.NewFile(3, "answers")
@@ -90,8 +90,8 @@ func TestStoppedProcessIsNotTakenForDead(t *testing.T) {
 	}
 }
 
-// stagedPatience is below the 54 s after which a relay takes a relay on a network for dead that says
-// nothing: on route staged, relays of one host use verbs and TCP. Locally the kernel reports deaths.
+// stagedPatience is below the 54 s after which a relay treats a silent relay on a network as dead:
+// on route staged, relays of one host use verbs and TCP. Locally the kernel reports deaths.
 const stagedPatience = 40 * time.Second
 
 func stopProcesses(t *testing.T, route string, sleep time.Duration) {
@@ -110,7 +110,8 @@ func stopProcesses(t *testing.T, route string, sleep time.Duration) {
 		t.Fatal(err)
 	}
 	defer answers.Close()
-	sleeper, stdin, err := startRole("receiver", []*os.File{theirs}, os.Stderr, "PEERLANE_TEST_SOCKET="+s.a, "PEERLANE_TEST_GPU="+devices[0].UUID)
+	sleeper, stdin, err := startRole("receiver", []*os.File{theirs}, os.Stderr, "PEERLANE_TEST_SOCKET="+s.a,
+		"PEERLANE_TEST_GPU="+devices[0].UUID)
 	theirs.Close()
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +186,7 @@ func stopProcesses(t *testing.T, route string, sleep time.Duration) {
 		t.Fatal(err)
 	}
 	died := time.Now()
-	_, err = wait(t, last, nil) // for 30 s: ten times slower machines have as much
+	_, err = wait(t, last, nil) // for 30 s, or ten times that on slow machines
 	demandOf(t, err, wire.StatusPeerClientDied, "container a")
 	t.Logf("the death was noticed after %v", time.Since(died))
 }

@@ -114,7 +114,8 @@ func filterCalls() (listener int, err error) {
 	const all = unix.SECCOMP_FILTER_FLAG_TSYNC | unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH
 	fd, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
 		// The runtime's signals do not make a call that is asked about begin anew.
-		all|unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, uintptr(unsafe.Pointer(&fprog)))
+		all|unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV,
+		uintptr(unsafe.Pointer(&fprog)))
 	runtime.KeepAlive(program)
 	if errno != 0 {
 		return -1, os.NewSyscallError("seccomp", errno)
@@ -308,18 +309,23 @@ func (w *watcher) hasStruck() bool {
 }
 
 var plainCalls = map[int32]string{
-	unix.SYS_EVENTFD2: "eventfd2", unix.SYS_PIPE2: "pipe2", unix.SYS_EPOLL_CREATE1: "epoll_create1", unix.SYS_EPOLL_CTL: "epoll_ctl",
-	unix.SYS_SENDMSG: "sendmsg", unix.SYS_RECVMSG: "recvmsg", unix.SYS_SOCKETPAIR: "socketpair", unix.SYS_SOCKET: "socket",
-	unix.SYS_CONNECT: "connect", unix.SYS_ACCEPT4: "accept4", unix.SYS_SETSOCKOPT: "setsockopt", unix.SYS_SHUTDOWN: "shutdown",
+	unix.SYS_EVENTFD2: "eventfd2", unix.SYS_PIPE2: "pipe2", unix.SYS_EPOLL_CREATE1: "epoll_create1",
+	unix.SYS_EPOLL_CTL: "epoll_ctl",
+	unix.SYS_SENDMSG:   "sendmsg", unix.SYS_RECVMSG: "recvmsg", unix.SYS_SOCKETPAIR: "socketpair",
+	unix.SYS_SOCKET:  "socket",
+	unix.SYS_CONNECT: "connect", unix.SYS_ACCEPT4: "accept4", unix.SYS_SETSOCKOPT: "setsockopt",
+	unix.SYS_SHUTDOWN:   "shutdown",
 	unix.SYS_PIDFD_OPEN: "pidfd_open", unix.SYS_PRCTL: "prctl", unix.SYS_CLONE: "clone", unix.SYS_CLONE3: "clone",
 	unix.SYS_GETSOCKOPT: "SO_PEERPIDFD", unix.SYS_WRITE: "write",
 }
 
 var callsOfFiles = map[int32]string{
-	unix.SYS_FTRUNCATE: "ftruncate", unix.SYS_FALLOCATE: "fallocate", unix.SYS_STATX: "statx", unix.SYS_FSTAT: "fstat", unix.SYS_FSTATFS: "fstatfs",
+	unix.SYS_FTRUNCATE: "ftruncate", unix.SYS_FALLOCATE: "fallocate", unix.SYS_STATX: "statx", unix.SYS_FSTAT: "fstat",
+	unix.SYS_FSTATFS: "fstatfs",
 }
 
-var commands = map[uint64]string{unix.F_DUPFD_CLOEXEC: "F_DUPFD_CLOEXEC", unix.F_ADD_SEALS: "F_ADD_SEALS", unix.F_GET_SEALS: "F_GET_SEALS"}
+var commands = map[uint64]string{unix.F_DUPFD_CLOEXEC: "F_DUPFD_CLOEXEC", unix.F_ADD_SEALS: "F_ADD_SEALS",
+	unix.F_GET_SEALS: "F_GET_SEALS"}
 
 // name returns the name of a call, with the memory; empty for calls of the runtime and of libraries:
 // the simulator has CUDA's faults.

@@ -8,17 +8,17 @@ import (
 	"github.com/peerlane/peerlane/relay/transport/verbs"
 )
 
-// Data goes by NICs through a GPU's memory once the supervisor's test of these GPUs and NICs has
-// found it right (launch.Triple); before, and else, it bounces through the host's memory. Like
-// the verdicts on pairs, those on triples come from the supervisor.
+// Data uses NICs with a GPU's memory after the supervisor's test of these GPUs and NICs has found
+// the data right (launch.Triple); otherwise data bounces through host memory. The supervisor sends
+// the verdicts on triples, as on pairs.
 
 // verifiedMode reports whether a configuration asks for verdicts on triples.
 func verifiedMode(c launch.Config) bool {
 	return c.SelfTest != "" && c.SelfTest != launch.SelfTestOff
 }
 
-// unverified returns the reason why NICs may not access memory of a GPU for a lane; empty where
-// the test of each has passed.
+// unverified returns the reason why NICs may not access memory of a GPU for a lane; empty if the
+// test of each has passed.
 func (l *lane) unverified(config launch.Config, on launch.GPU, nics []string) string {
 	if !verifiedMode(config) {
 		return ""
@@ -38,16 +38,16 @@ func (l *lane) unverified(config launch.Config, on launch.GPU, nics []string) st
 }
 
 // verdict is the result of unverified for the lane's own GPU, for one configuration and the NICs that
-// a Set had.
+// a group had.
 type verdict struct {
 	configs    int
 	nics       verbs.NICsVersion // nil before the first result
 	unverified string
 }
 
-// unverified returns the reason why NICs of a Set may not access the lane's own GPU's memory. Call
+// unverified returns the reason why NICs of a group may not access the lane's own GPU's memory. Call
 // unverified on the loop, which asks for each operation.
-func (c *connection) unverified(by *verbs.Set) string {
+func (c *connection) unverified(by *verbs.QPGroup) string {
 	r, nics := c.session.relay, by.NICsVersion()
 	if v := &c.verdict; v.nics != nics || v.configs != r.configs {
 		*v = verdict{r.configs, nics, c.lane.unverified(r.config, c.lane.spec.GPU, c.lane.carriers(by.NICNames(), c.sends))}
@@ -55,8 +55,8 @@ func (c *connection) unverified(by *verbs.Set) string {
 	return c.verdict.unverified
 }
 
-// carriers returns the NICs of a Set that data of the lane may go by. Another relay picks the NIC
-// by which data comes; data leaves by the lane's NICs where the Set has one of them.
+// carriers returns the NICs of a group that data of the lane may go by. Another relay picks the NIC
+// by which data comes; data leaves by the lane's NICs where the group has one of them.
 func (l *lane) carriers(all []string, sends bool) []string {
 	own := slices.DeleteFunc(slices.Clone(all), func(nic string) bool { return !slices.Contains(l.spec.NICs, nic) })
 	if sends && len(own) > 0 {

@@ -9,11 +9,12 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// verified are the results of both hosts' lanes with NICs.
+// verified returns the results of both hosts' lanes with NICs.
 func verified(verdict, reason string, nics ...string) (list []launch.Triple) {
 	for _, nic := range nics {
 		for _, p := range []launch.PairName{{GPU: gpu(0), Server: gpu(1)}, {GPU: gpu(3), Server: gpu(2)}} {
-			list = append(list, launch.Triple{TripleName: launch.TripleName{PairName: p, NIC: nic}, Verdict: verdict, Reason: reason})
+			list = append(list, launch.Triple{TripleName: launch.TripleName{PairName: p, NIC: nic}, Verdict: verdict,
+				Reason: reason})
 		}
 	}
 	return list
@@ -33,15 +34,18 @@ func TestUnverifiedTripleBounces(t *testing.T) {
 		{"verified, half in host memory", launch.SelfTestRequired, good, "", true},
 		{"not tested", launch.SelfTestOnce, nil, "are not verified yet", false},
 		{"another NIC", launch.SelfTestOnce, verified(launch.VerdictGood, "", "mlx5_7"), "are not verified yet", false},
-		{"wrong", launch.SelfTestOnce, verified(launch.VerdictWrong, "1 of 64 bytes are wrong in round 3", "mlx5_0", "rocep1"), "failed their test: 1 of 64 bytes are wrong in round 3", false},
-		{"could not be tested", launch.SelfTestOnce, verified(launch.VerdictUntested, "port 1 of mlx5_0 is DOWN", "mlx5_0", "rocep1"), "could not be verified: port 1 of mlx5_0 is DOWN", false},
+		{"wrong", launch.SelfTestOnce, verified(launch.VerdictWrong, "1 of 64 bytes are wrong in round 3", "mlx5_0",
+			"rocep1"), "failed their test: 1 of 64 bytes are wrong in round 3", false},
+		{"could not be tested", launch.SelfTestOnce, verified(launch.VerdictUntested, "port 1 of mlx5_0 is DOWN", "mlx5_0",
+			"rocep1"), "could not be verified: port 1 of mlx5_0 is DOWN", false},
 		{"no self-test", launch.SelfTestOff, nil, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := &byRDMA{change: func(of *launch.Config) {
 				of.SelfTest, of.Triples = c.mode, c.triples
 				for gpus, server := range map[int]int{0: 1, 3: 2} {
-					of.Pairs = append(of.Pairs, launch.Pair{PairName: launch.PairName{GPU: gpu(gpus), Server: gpu(server)}, Verdict: launch.VerdictGood})
+					of.Pairs = append(of.Pairs, launch.Pair{PairName: launch.PairName{GPU: gpu(gpus), Server: gpu(server)},
+						Verdict: launch.VerdictGood})
 				}
 				if c.member {
 					of.Bounce = 64 << 20
@@ -122,7 +126,8 @@ func TestUnverifiedTripleOfNearGPUBounces(t *testing.T) {
 					defer func() { a = *of }()
 				}
 				for gpu, nic := range map[launch.GPU]string{gpu(0): "mlx5_0", gpu(3): "rocep1"} {
-					r := launch.Triple{TripleName: launch.TripleName{PairName: launch.PairName{GPU: gpu, Server: gpu}, NIC: nic}, Verdict: verdict}
+					r := launch.Triple{TripleName: launch.TripleName{PairName: launch.PairName{GPU: gpu, Server: gpu}, NIC: nic},
+						Verdict: verdict}
 					if verdict == launch.VerdictWrong {
 						r.Reason = "1 of 64 bytes are wrong in round 3"
 					}
@@ -136,7 +141,8 @@ func TestUnverifiedTripleOfNearGPUBounces(t *testing.T) {
 			const n = 1<<20 + 5
 			p.source.lend(p.a, 0, n)
 			p.target.lend(p.b, 0, n)
-			says := map[string]string{"": "are not verified yet", launch.VerdictWrong: "failed their test: 1 of 64 bytes are wrong in round 3"}[verdict]
+			says := map[string]string{"": "are not verified yet",
+				launch.VerdictWrong: "failed their test: 1 of 64 bytes are wrong in round 3"}[verdict]
 			move := func() (inplace bool) {
 				p.moveBetween(t, p.source, p.target, 0, 0, n)
 				bytes, is := inPlace(t, p.relayA)
@@ -145,12 +151,12 @@ func TestUnverifiedTripleOfNearGPUBounces(t *testing.T) {
 				}
 				return bytes > 0
 			}
-			if verdict == launch.VerdictGood { // the NICs know it a moment later
+			if verdict == launch.VerdictGood { // the NICs register the memory a moment later
 				testutil.Until(t, "memory is accessed in place", move)
 			} else if first, second := move(), move(); first || second {
 				t.Error("memory is accessed in place")
 			}
-			if verdict == "" { // it holds for connections that there are, too
+			if verdict == "" { // the verdict applies to existing connections, too
 				name := launch.TripleName{PairName: launch.PairName{GPU: gpu(0), Server: gpu(0)}, NIC: "mlx5_0"}
 				a.Triples = []launch.Triple{{TripleName: name, Verdict: launch.VerdictGood}}
 				if err := p.relayA.Configure(a); err != nil {

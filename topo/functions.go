@@ -40,8 +40,8 @@ func Owners(nics []NIC) []int {
 	return of
 }
 
-// Functions are the virtual functions and subfunctions of a NIC's port that Folded
-// leaves out.
+// Functions maps a NIC to the virtual functions and subfunctions of its port that Folded leaves
+// out.
 type Functions map[string][]string // by the NIC's name on its host, "HOST/NAME" for several hosts
 
 // Folded returns the host without the virtual functions and subfunctions that share a port with
@@ -67,7 +67,7 @@ func (h *Host) Folded(keep map[string]bool) (*Host, Functions) {
 	return &folded, functions
 }
 
-// Of are the functions of a NIC that Folded left out.
+// Of returns the functions of a NIC that Folded left out.
 func (f Functions) Of(n NIC) []string { return f[nicKey(n)] }
 
 func nicKey(n NIC) string {

@@ -258,14 +258,14 @@ type NIC struct {
 	Bond bool `json:"bond,omitempty"`
 	// GDR reports whether the NIC can read and write a GPU's memory; nil where unknown.
 	GDR *bool `json:"gdr,omitempty"`
-	// Order is as a GPU's.
+	// Order is the position in a file of NCCL, as for a GPU.
 	Order int `json:"-"`
 	// Reason is a sentence: the cause for which no lane can use the NIC. Empty for a usable
 	// NIC.
 	Reason string `json:"reason,omitempty"`
 }
 
-// Function is where a PCI function is.
+// Function is the place of a PCI function.
 type Function struct {
 	NUMA int `json:"numa"` // -1 where unknown
 	Place
@@ -322,7 +322,7 @@ type Port struct {
 // Active reports whether the port can carry data. A port of unknown state counts as active.
 func (p Port) Active() bool { return p.State == "" || p.State == "ACTIVE" }
 
-// Active reports whether at least a single port of the NIC can carry data.
+// Active reports whether at least one port of the NIC can carry data.
 func (n NIC) Active() bool {
 	return len(n.Ports) == 0 || slices.ContainsFunc(n.Ports, Port.Active)
 }
@@ -460,7 +460,7 @@ func CheckIndex(index int) error {
 	return nil
 }
 
-// Judge sets the reasons why devices cannot be used.
+// Judge sets Reason of each GPU and NIC.
 func (h *Host) Judge() {
 	for i := range h.GPUs {
 		h.GPUs[i].Reason = h.GPUs[i].Refusal()

@@ -46,7 +46,7 @@ type MeasuredLoop struct {
 	In  float64 `json:"in"`            // written by the NIC
 }
 
-// Rate returns the rate of both directions: the lesser one.
+// Rate returns the lower of the two rates.
 func (l MeasuredLoop) Rate() float64 { return min(l.Out, l.In) }
 
 // Add adds the rates of other that m lacks.

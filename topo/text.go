@@ -11,9 +11,9 @@ import (
 // CheckText refuses a host with a control character in a text from the devices: a terminal
 // would execute a control sequence.
 func (h *Host) CheckText() error {
-	told := *h
-	told.Source, told.Notes = Source{}, nil // Peerlane's own texts, and the user's
-	return checkText(reflect.ValueOf(told), "")
+	devices := *h
+	devices.Source, devices.Notes = Source{}, nil // Peerlane's own texts, and the user's
+	return checkText(reflect.ValueOf(devices), "")
 }
 
 // TextError reports a text with a control character.

@@ -91,12 +91,9 @@ func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 				p.keys = append(p.keys, edit.Key{Path: at("enable_cdi"), Value: true})
 			}
 		}
-		dirs, err := listed(cri, at("cdi_spec_dirs"), DefaultSpecDirs, slices.Concat(DefaultSpecDirs, w.SpecDirs))
-		if err != nil {
+		if err := p.addListed(cri, at("cdi_spec_dirs"), DefaultSpecDirs,
+			slices.Concat(DefaultSpecDirs, w.SpecDirs)); err != nil {
 			return p, err
-		}
-		if dirs != nil {
-			p.keys = append(p.keys, *dirs)
 		}
 	}
 	if p.cdi == CDIUnknown || w.Runtime {

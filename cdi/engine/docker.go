@@ -46,12 +46,9 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 			p.cdi = CDIOff
 			p.keys = append(p.keys, edit.Key{Path: []string{"features", "cdi"}, Value: true})
 		}
-		dirs, err := listed(d, []string{"cdi-spec-dirs"}, DefaultSpecDirs, slices.Concat(DefaultSpecDirs, w.SpecDirs))
-		if err != nil {
+		if err := p.addListed(d, []string{"cdi-spec-dirs"}, DefaultSpecDirs,
+			slices.Concat(DefaultSpecDirs, w.SpecDirs)); err != nil {
 			return p, err
-		}
-		if dirs != nil {
-			p.keys = append(p.keys, *dirs)
 		}
 		if len(p.keys) > 0 {
 			p.restart = "systemctl restart docker (which ends its containers, unless live-restore is on)"

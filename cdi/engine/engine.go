@@ -299,6 +299,27 @@ func dropIns(pattern string) []string {
 	})
 }
 
+// readWithDropIns reads TOML files, then the files of pattern in the directory of drop-ins. If h names a
+// file, readWithDropIns reads only that file.
+func readWithDropIns(h Host, files []string, dir, pattern string) (d documents, err error) {
+	if h.ConfigFile != "" {
+		d.main = h.ConfigFile
+		return d, d.read(edit.TOML, d.main)
+	}
+	below := filepath.Join(h.Root, dir)
+	d.main = filepath.Join(below, dropIn)
+	var all []string
+	for _, file := range files {
+		all = append(all, filepath.Join(h.Root, file))
+	}
+	for _, path := range append(all, dropIns(filepath.Join(below, pattern))...) {
+		if err := d.read(edit.TOML, path); err != nil {
+			return d, err
+		}
+	}
+	return d, nil
+}
+
 // withDirs appends to list the missing directories of dirs; changed reports an addition. /run/cdi
 // and /var/run/cdi may be one directory.
 func (d documents) withDirs(list, dirs []string) (all []string, changed bool) {
@@ -340,4 +361,13 @@ func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
 		return nil, nil
 	}
 	return &edit.Key{Path: path, Value: all}, nil
+}
+
+// addListed adds the key of listed to a decision, if the list lacks a wanted directory.
+func (p *decision) addListed(d documents, path, standing, wanted []string) error {
+	key, err := listed(d, path, standing, wanted)
+	if err == nil && key != nil {
+		p.keys = append(p.keys, *key)
+	}
+	return err
 }

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"path/filepath"
 	"slices"
 
 	"github.com/peerlane/peerlane/cdi/engine/edit"
@@ -10,23 +9,9 @@ import (
 // DropIn is the name of Peerlane's own file where engines read directories.
 const dropIn = "99-peerlane.conf"
 
-func findPodman(h Host) (d documents, err error) {
-	if h.ConfigFile != "" {
-		d.main = h.ConfigFile
-		return d, d.read(edit.TOML, d.main)
-	}
-	below := filepath.Join(h.Root, "etc/containers/containers.conf.d")
-	d.main = filepath.Join(below, dropIn)
-	files := []string{
-		filepath.Join(h.Root, "usr/share/containers/containers.conf"),
-		filepath.Join(h.Root, "etc/containers/containers.conf"),
-	}
-	for _, path := range append(files, dropIns(filepath.Join(below, "*.conf"))...) {
-		if err := d.read(edit.TOML, path); err != nil {
-			return d, err
-		}
-	}
-	return d, nil
+func findPodman(h Host) (documents, error) {
+	files := []string{"usr/share/containers/containers.conf", "etc/containers/containers.conf"}
+	return readWithDropIns(h, files, "etc/containers/containers.conf.d", "*.conf")
 }
 
 // planPodman: from 4.1 on CDI is on. Only directories can be configured.
@@ -34,36 +19,20 @@ func planPodman(v version, d documents, w Wanted) (p decision, err error) {
 	p.cdi = CDIUnknown
 	if v.atLeast(4, 1) {
 		p.cdi = CDIOn
-		dirs, err := listed(
-			d,
-			[]string{"engine", "cdi_spec_dirs"},
-			DefaultSpecDirs,
-			slices.Concat(DefaultSpecDirs, w.SpecDirs),
-		)
-		if err != nil {
+		if err := p.addListed(d, []string{"engine", "cdi_spec_dirs"}, DefaultSpecDirs,
+			slices.Concat(DefaultSpecDirs, w.SpecDirs)); err != nil {
 			return p, err
 		}
-		if dirs != nil {
-			p.keys = append(p.keys, *dirs)
-			if !v.atLeast(5, 5) {
-				p.notes = append(
-					p.notes,
-					"Podman up to 5.4 ignores cdi_spec_dirs: install the specifications in /etc/cdi",
-				)
-			}
+		if len(p.keys) > 0 && !v.atLeast(5, 5) {
+			p.notes = append(
+				p.notes,
+				"Podman up to 5.4 ignores cdi_spec_dirs: install the specifications in /etc/cdi",
+			)
 		}
 	}
-	hooks, err := listed(
-		d,
-		[]string{"engine", "hooks_dir"},
-		[]string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"},
-		w.HooksDirs,
-	)
-	if err != nil {
+	if err := p.addListed(d, []string{"engine", "hooks_dir"},
+		[]string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"}, w.HooksDirs); err != nil {
 		return p, err
-	}
-	if hooks != nil {
-		p.keys = append(p.keys, *hooks)
 	}
 	if p.cdi == CDIUnknown || w.Runtime {
 		p.keys = append(

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 	"sync"
@@ -29,8 +28,8 @@ the command serves no client.`,
 
 func rdmaTest(in io.Reader, out io.Writer) error {
 	var job launch.RDMAJob
-	if err := json.NewDecoder(io.LimitReader(in, maxJob)).Decode(&job); err != nil {
-		return fmt.Errorf("reading the job from standard input: %w", err)
+	if err := readJob(in, &job); err != nil {
+		return err
 	}
 	if err := job.Verbs.Check(); err != nil {
 		return err

@@ -30,13 +30,21 @@ the command serves no client.`,
 // maxJob limits the size of a job in bytes.
 const maxJob = 4 << 20
 
+// readJob reads the JSON of a test's job.
+func readJob(in io.Reader, job any) error {
+	if err := json.NewDecoder(io.LimitReader(in, maxJob)).Decode(job); err != nil {
+		return fmt.Errorf("reading the job from standard input: %w", err)
+	}
+	return nil
+}
+
 func selfTest(in io.Reader, out io.Writer) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return os.NewSyscallError("PR_SET_DUMPABLE", err)
 	}
 	var job launch.PairJob
-	if err := json.NewDecoder(io.LimitReader(in, maxJob)).Decode(&job); err != nil {
-		return fmt.Errorf("reading the job from standard input: %w", err)
+	if err := readJob(in, &job); err != nil {
+		return err
 	}
 	d, err := cuda.Open()
 	if err != nil {

@@ -312,11 +312,11 @@ func (a *app) printEstimate(p *planner.Plan, e *planner.Estimate) {
 	a.out.Printf("Estimate for the host read from %s, GB/s in each direction\n\n", origin(p.Source))
 	for _, part := range []struct {
 		title string
-		ways  func(planner.Rates) planner.Ways
+		ways  func(planner.Rates) planner.RouteRates
 		limit bool
 	}{
-		{"All GPUs at once", func(r planner.Rates) planner.Ways { return r.Ways }, true},
-		{"One GPU alone", func(r planner.Rates) planner.Ways { return r.Alone }, false},
+		{"All GPUs at once", func(r planner.Rates) planner.RouteRates { return r.RouteRates }, true},
+		{"One GPU alone", func(r planner.Rates) planner.RouteRates { return r.Alone }, false},
 	} {
 		headings := []any{"GPU", "ADDRESS", "LANE", "NCCL TODAY"}
 		if e.PXN {

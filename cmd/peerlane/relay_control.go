@@ -37,15 +37,8 @@ relay's report on clients, memory and CUDA contexts, and the end of its log.
 ` + relayNames,
 		Example: `  peerlane relay inspect trainer
   peerlane relay inspect 4f2a -o json`,
-		Args: someNames,
 	}
-	form := addForm(cmd)
-	cmd.ValidArgsFunction = a.completeRelays
-	cmd.RunE = func(_ *cobra.Command, names []string) error {
-		infos, err := a.findRelays(names)
-		if err != nil {
-			return asRoot(err)
-		}
+	return a.onNamedRelays(cmd, func(infos []generation.Info, form string) error {
 		list := []control.Inspection{}
 		for _, info := range infos {
 			i, err := control.Inspect(a.layout, info.ID)
@@ -54,7 +47,7 @@ relay's report on clients, memory and CUDA contexts, and the end of its log.
 			}
 			list = append(list, i)
 		}
-		if form.value == formJSON {
+		if form == formJSON {
 			return a.printJSON(list)
 		}
 		for n, i := range list {
@@ -64,6 +57,42 @@ relay's report on clients, memory and CUDA contexts, and the end of its log.
 			a.printInspection(i)
 		}
 		return nil
+	})
+}
+
+// onNamedRelays completes a command whose arguments name relays.
+func (a *app) onNamedRelays(cmd *cobra.Command, run func(infos []generation.Info, form string) error) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = someNames, a.completeRelays
+	form := addForm(cmd)
+	cmd.RunE = func(_ *cobra.Command, names []string) error {
+		infos, err := a.findRelays(names)
+		if err != nil {
+			return asRoot(err)
+		}
+		return run(infos, form.value)
+	}
+	return cmd
+}
+
+// onNamedOrAllRelays is onNamedRelays for a command with the flag --all. forAll runs first if the flag is set.
+func (a *app) onNamedOrAllRelays(
+	cmd *cobra.Command,
+	usage string,
+	forAll func(paths.Layout) error,
+	run func(infos []generation.Info, err error, all bool, form string) error,
+) *cobra.Command {
+	all := false
+	cmd.Flags().BoolVar(&all, "all", false, usage)
+	form := addForm(cmd)
+	cmd.Args, cmd.ValidArgsFunction = namesOr(&all), a.completeRelays
+	cmd.RunE = func(_ *cobra.Command, names []string) error {
+		if all {
+			if err := forAll(a.layout); err != nil {
+				return asRoot(err)
+			}
+		}
+		infos, err := a.relaysOrAll(names, all)
+		return run(infos, err, all, form.value)
 	}
 	return cmd
 }
@@ -221,7 +250,11 @@ func clientWords(c launch.Client) string {
 	if c.IPCMemories > 0 {
 		host += fmt.Sprintf(" (%d by CUDA IPC)", c.IPCMemories)
 	}
-	return fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories,
+	program := ""
+	if c.Program != "" {
+		program = " of " + c.Program
+	}
+	return fmt.Sprintf("process %d%s: %d memories with %s%s, %d connections", c.PID, program, c.Memories,
 		humanize.IBytes(c.Bytes), host, c.Connections)
 }
 
@@ -342,22 +375,15 @@ the relay's socket refuses clients with the reason, until peerlane relay resume.
 ` + relayNames,
 		Example: `  peerlane relay stop trainer
   peerlane relay stop 4f2a -o json`,
-		Args: someNames,
 	}
-	form := addForm(cmd)
-	cmd.ValidArgsFunction = a.completeRelays
-	cmd.RunE = func(_ *cobra.Command, names []string) error {
-		infos, err := a.findRelays(names)
-		if err != nil {
-			return asRoot(err)
-		}
+	return a.onNamedRelays(cmd, func(infos []generation.Info, form string) error {
 		relays := awaited{}
-		if err = a.all(infos, control.Stop); err == nil {
-			relays, err = a.await(infos, generation.StateStopped, 30*time.Second, form.value)
+		err := a.all(infos, control.Stop)
+		if err == nil {
+			relays, err = a.await(infos, generation.StateStopped, 30*time.Second, form)
 		}
-		return a.tellAwaited(relays, err, form.value)
-	}
-	return cmd
+		return a.tellAwaited(relays, err, form)
+	})
 }
 
 // awaited is the JSON document of a command that waits for relays.
@@ -403,31 +429,22 @@ compute or draw, and their GPU memory.
 		Example: `  peerlane relay drain --all && nvidia-smi --gpu-reset -i 3
   peerlane relay drain trainer --timeout 10s`,
 	}
-	all, timeout := false, time.Minute
-	cmd.Flags().BoolVar(&all, "all", false, "every relay of this host, and those of containers that start later")
+	timeout := time.Minute
 	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "maximum time to wait")
-	form := addForm(cmd)
-	cmd.Args = namesOr(&all)
-	cmd.ValidArgsFunction = a.completeRelays
-	cmd.RunE = func(_ *cobra.Command, names []string) error {
-		if all {
-			if err := generation.DrainAll(a.layout); err != nil {
-				return asRoot(err)
-			}
-		}
-		infos, err := a.relaysOrAll(names, all)
+	const usage = "every relay of this host, and those of containers that start later"
+	drain := func(infos []generation.Info, err error, _ bool, form string) error {
 		relays := awaited{[]awaitedRelay{}}
 		if err == nil {
 			err = a.all(infos, control.Drain)
 		}
 		if err == nil {
-			relays, err = a.await(infos, generation.StateDrained, timeout, form.value)
+			relays, err = a.await(infos, generation.StateDrained, timeout, form)
 		}
 		holders, looked := a.holders(nvml.New())
 		if looked != nil {
 			return asRoot(errors.Join(err, looked))
 		}
-		if form.value == formJSON {
+		if form == formJSON {
 			return errors.Join(asRoot(err), a.printJSON(struct {
 				awaited
 				Holders []control.Holder `json:"holders"`
@@ -436,7 +453,7 @@ compute or draw, and their GPU memory.
 		a.printHolders(holders, err == nil)
 		return asRoot(err)
 	}
-	return cmd
+	return a.onNamedOrAllRelays(cmd, usage, generation.DrainAll, drain)
 }
 
 // holders returns the processes that use GPUs: from NVML, which knows those of its driver, or else
@@ -495,18 +512,8 @@ starts only by name.
 		Example: `  peerlane relay resume trainer
   peerlane relay resume --all`,
 	}
-	all := false
-	cmd.Flags().BoolVar(&all, "all", false, "every drained relay of this host, and those of containers that start later")
-	form := addForm(cmd)
-	cmd.Args = namesOr(&all)
-	cmd.ValidArgsFunction = a.completeRelays
-	cmd.RunE = func(_ *cobra.Command, names []string) error {
-		if all {
-			if err := generation.ResumeAll(a.layout); err != nil {
-				return asRoot(err)
-			}
-		}
-		infos, err := a.relaysOrAll(names, all)
+	const usage = "every drained relay of this host, and those of containers that start later"
+	resume := func(infos []generation.Info, err error, all bool, form string) error {
 		if err != nil {
 			return asRoot(err)
 		}
@@ -519,11 +526,11 @@ starts only by name.
 		}
 		relays := awaited{}
 		if err = a.all(chosen, control.Resume); err == nil {
-			relays, err = a.await(chosen, generation.StateReady, 30*time.Second, form.value)
+			relays, err = a.await(chosen, generation.StateReady, 30*time.Second, form)
 		}
-		return a.tellAwaited(relays, err, form.value)
+		return a.tellAwaited(relays, err, form)
 	}
-	return cmd
+	return a.onNamedOrAllRelays(cmd, usage, generation.ResumeAll, resume)
 }
 
 // all calls do for each relay and joins the errors. It ignores a container that ended meanwhile.

@@ -99,7 +99,8 @@ func (a *app) topText(rates []control.Rates, connections bool) string {
 		}
 		for _, c := range r.Connections {
 			number := fmt.Sprintf("%d, %s with %s", c.Number, dash(c.Route), c.Peer)
-			each.AppendRow(append(table.Row{name, c.PID, number}, figures(c, r.Seconds)...))
+			process := strings.TrimSpace(fmt.Sprintf("%d %s", c.PID, c.Program))
+			each.AppendRow(append(table.Row{name, process, number}, figures(c, r.Seconds)...))
 		}
 		more += r.MoreConnections
 	}

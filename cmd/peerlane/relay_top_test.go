@@ -21,7 +21,8 @@ func TestTopTableShowsStalls(t *testing.T) {
 	byClient.Stalls = []launch.Stall{{Cause: launch.StallNoSlot, Waiting: 3, Longest: 12 * time.Second},
 		{Cause: launch.StallRingFull, Count: 1, Time: time.Second, Waiting: 1, Longest: time.Millisecond}}
 	connection := rate
-	connection.PID, connection.Number, connection.Peer, connection.Route = 4711, 3, "container \x1b[2Jb",
+	connection.PID, connection.Program, connection.Number = 4711, launch.ProgramNIXL, 3
+	connection.Peer, connection.Route = "container \x1b[2Jb",
 		launch.RouteStaged
 	a := &app{out: terminal.New(&bytes.Buffer{})}
 	text := a.topText([]control.Rates{
@@ -32,7 +33,7 @@ func TestTopTableShowsStalls(t *testing.T) {
 	for _, want := range []string{
 		`trainer +0000:17:00.0 +sends +30.00 +1,500 +16 +0 +81.2µs +1.25ms +no_grant 1.5`,
 		`trainer +0000:17:00.0 +sends, 75 % in place +30.00 .*no_slot \(3 now, for 12s\), ring_full 0.5 \(1 now, for 1ms\)`,
-		`trainer +4711 +3, staged with container .\[2Jb +0000:17:00.0 +sends`,
+		`trainer +4711 NIXL +3, staged with container .\[2Jb +0000:17:00.0 +sends`,
 		`idle .*nothing has been sent or received`, `5 more connections`, `dead: its relay is down`,
 	} {
 		if !regexp.MustCompile(want).MatchString(text) {

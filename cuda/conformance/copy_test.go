@@ -109,8 +109,8 @@ func TestRowsFromTheHostOfEverySize(t *testing.T) {
 	}
 }
 
-// Both processes register the memory of a memfd, as relay and NIC do with host slots, and relay and
-// client with the client's host memory.
+// registrar registers the memory of a memfd that the parent registers too, as relay and NIC do with
+// host slots, and relay and client with the client's host memory.
 func registrar(p *peer) error {
 	if err := p.open(0); err != nil {
 		return err
@@ -350,7 +350,7 @@ func TestRelayStagesOnADeviceWithoutAContext(t *testing.T) {
 	check(t, driver.CtxSetCurrent(ctx))
 }
 
-// simulatedContexts is how many contexts a simulated device ever had.
+// simulatedContexts returns the number of contexts that a simulated device ever had.
 func simulatedContexts(t *testing.T, index int) uint64 {
 	t.Helper()
 	if !driver.Simulated() {
@@ -361,7 +361,8 @@ func simulatedContexts(t *testing.T, index int) uint64 {
 	return log[index].Contexts
 }
 
-// Compares the relay's copies with the same copy between two contexts of one process.
+// BenchmarkCopy64MiB compares the relay's copies with the same copy between two contexts of one
+// process.
 func BenchmarkCopy64MiB(b *testing.B) {
 	needDevices(b, 2)
 	theirCtx := use(b, 1)

@@ -28,7 +28,7 @@ type mapping struct {
 	handle cuda.MemHandle
 }
 
-// allocate makes device memory that the devices named may use.
+// allocate makes device memory that the devices in access may use.
 func allocate(d *cuda.Driver, dev cuda.Device, size uint64, o cuda.MemOptions, access ...cuda.Device) (*mapping,
 	error) {
 	h, err := d.MemCreate(dev, size, o)
@@ -76,7 +76,7 @@ func deviceMemory(t testing.TB, dev cuda.Device, size uint64, access ...cuda.Dev
 	return m
 }
 
-// pinned is host memory that copies are asynchronous with.
+// pinned returns host memory for asynchronous copies.
 func pinned(t testing.TB, size uint64) []byte {
 	t.Helper()
 	p, err := driver.MemHostAlloc(size)
@@ -85,8 +85,8 @@ func pinned(t testing.TB, size uint64) []byte {
 	return unsafe.Slice((*byte)(p), size)
 }
 
-// page is host memory that is shared between processes and registered with
-// CUDA: words that streams and CPUs write and wait for.
+// page is host memory that processes share and that is registered with CUDA: words that streams and
+// CPUs write and wait for.
 type page struct {
 	d     *cuda.Driver
 	bytes []byte
@@ -188,7 +188,7 @@ func verify(d *cuda.Driver, p cuda.Ptr, size, seed uint64) error {
 	return wrong(b, seed)
 }
 
-// eventually waits until a query says yes.
+// eventually waits until a query returns true.
 func eventually(t testing.TB, what string, query func() (bool, error)) {
 	t.Helper()
 	for deadline := testutil.Begin(); ; time.Sleep(50 * time.Microsecond) {
@@ -203,7 +203,7 @@ func eventually(t testing.TB, what string, query func() (bool, error)) {
 	}
 }
 
-// pending checks that a query says no.
+// pending requires that a query returns false.
 func pending(t testing.TB, what string, query func() (bool, error)) {
 	t.Helper()
 	done, err := query()

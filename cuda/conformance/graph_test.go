@@ -158,7 +158,7 @@ func TestCaptureRefusesBlockingCalls(t *testing.T) {
 		refused(t, what, err, results...)
 		status(t, s, cuda.CaptureNone)
 	}
-	finish := func(s cuda.Stream) { // whether the capture is invalid is the driver's affair
+	finish := func(s cuda.Stream) { // the driver decides whether the capture is invalid
 		t.Helper()
 		if g, err := driver.StreamEndCapture(s); err == nil {
 			check(t, driver.GraphDestroy(g))

@@ -10,8 +10,7 @@ import (
 	"github.com/peerlane/peerlane/cuda/kernels"
 )
 
-// long is a bound of kernels that a flag ends; a test that fails does not wait
-// for ever.
+// long limits kernels that a flag ends, so that a failed test ends too.
 const long = 30 * time.Second
 
 func init() { children["kernel on a wrong address"] = wrongAddress }
@@ -167,7 +166,7 @@ func read(t testing.TB, k *kernels.Kernels, s cuda.Stream, r kernels.Reading, pa
 	eventually(t, "the reader", func() (bool, error) { return page.Progress().Running, nil })
 }
 
-// compared waits until the reader has compared so many.
+// compared waits until the reader has compared n rounds.
 func compared(t testing.TB, page *kernels.Page, n uint64) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("round %d of the reader", n), func() (bool, error) {
@@ -190,7 +189,7 @@ func TestReaderSeesDataWhileRunning(t *testing.T) {
 		}
 		kernels.Pattern{Seed: 7 + round}.Fill(b)
 		check(t, driver.MemcpyHtoDAsync(m.p, address(b), n, copies))
-		if round%2 == 0 { // told by the CPU, and by the stream
+		if round%2 == 0 { // the flag is set by the CPU and by the stream, in turn
 			check(t, driver.StreamSynchronize(copies))
 			page.SetFlag(100 + round)
 		} else {

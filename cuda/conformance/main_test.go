@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/cuda/sim"
 )
 
-// The driver under test, opened once.
+// driver is the driver under test, opened once.
 var driver *cuda.Driver
 
 // contexts holds one context for each device, created on first use.
@@ -100,7 +100,7 @@ func describe() error {
 	return nil
 }
 
-// needDevices skips a test where there are fewer.
+// needDevices skips a test on a host with fewer devices.
 func needDevices(t testing.TB, n int) {
 	t.Helper()
 	have, err := driver.DeviceCount()

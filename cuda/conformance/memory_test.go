@@ -20,7 +20,7 @@ func init() {
 	children["import hidden"] = importHidden
 }
 
-const size = 4 * mib // of most memory here: two granules
+const size = 4 * mib // size of most memory in these tests: two granules
 
 // importer verifies pattern 1 in received memory, writes pattern 2 to the second half, and verifies
 // both after the exporter has released the memory.
@@ -211,8 +211,8 @@ func TestPointersKnowTheirDevice(t *testing.T) {
 			t.Errorf("memory of device %d has device %d by pointer", dev, got)
 		}
 	}
-	// Where the GPU pages host memory by itself (HMM), any address of the host's
-	// is known, and of no device.
+	// Where the GPU pages host memory by itself (HMM), CUDA knows each address of the host, and the
+	// address has no device.
 	var local [8]byte
 	dev, err := driver.PointerDevice(cuda.Ptr(uintptr(unsafe.Pointer(&local))))
 	if err != nil || dev >= 0 {
@@ -286,8 +286,8 @@ func TestRangeOverSeveralAllocations(t *testing.T) {
 	check(t, driver.MemAddressFree(whole, 2*size))
 }
 
-// withoutAccess copies to memory that its device has no access to. A GPU fault ends a context, so
-// the copy runs in a separate process.
+// withoutAccess copies to memory that the copying device cannot access. A GPU fault ends a context,
+// so the copy runs in a separate process.
 func withoutAccess(p *peer) error {
 	if err := p.open(0); err != nil {
 		return err
@@ -464,7 +464,8 @@ func TestHostMemoryIsRegisteredOnce(t *testing.T) {
 	check(t, unix.Munmap(b))
 }
 
-// The CPU's stores into memory of another process arrive, and mappings leave nothing behind.
+// Stores of the CPU into the memory of another process arrive, and a removed mapping leaves no
+// object.
 func TestApertureMapsExportedMemory(t *testing.T) {
 	use(t, 0)
 	busID, err := driver.DevicePCIBusID(0)
@@ -499,7 +500,7 @@ func TestApertureMapsExportedMemory(t *testing.T) {
 	mapped, err := aperture.Map(fd, 0, 4096)
 	check(t, err)
 	mapped.Bytes[0] = ^mapped.Bytes[0]
-	_ = mapped.Bytes[0] // a read empties the buffers in which the store may wait
+	_ = mapped.Bytes[0] // the read drains the buffers that may hold the store
 	if verify(driver, m.p, size, 1) == nil {
 		t.Error("a copy does not see a store")
 	}

@@ -64,8 +64,8 @@ func TestStreamsWaitForEachOther(t *testing.T) {
 	flags, _ := newPage(t)
 	a, b := stream(t), stream(t)
 	const rounds = 100
-	// Each stream waits for the other stream's last value, copies, and writes the next value. The
-	// work of a is complete before b gets any.
+	// Each stream waits for the last value of the other stream, copies, and writes the next value.
+	// The work of a is complete before b starts.
 	for i := uint64(1); i <= rounds; i++ {
 		check(t, driver.StreamWaitValue64(a, flags.address(0), i))
 		check(t, driver.MemcpyAsync(m.p, m.p+mib, 64<<10, a))

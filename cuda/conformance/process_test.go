@@ -40,14 +40,14 @@ func (m *message) fail(err error) {
 	errors.As(err, &m.Result)
 }
 
-// peer is a process's end of the connection.
+// peer is an end of the connection between two processes.
 type peer struct {
 	conn *net.UnixConn
 	d    *cuda.Driver // in a child
 	cmd  *exec.Cmd    // in the parent
 }
 
-// child starts a process that runs the function of that name.
+// child starts a process that runs the function named name.
 func child(t testing.TB, name string, attr *syscall.SysProcAttr, env ...string) *peer {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -111,7 +111,7 @@ func (p *peer) send(m message, fds ...int) error {
 	return err
 }
 
-// receive waits for a message. An error within the message is not an error of receive.
+// receive waits for a message. An error in the message is not an error of receive.
 func (p *peer) receive() (m message, fds []int, err error) {
 	b, oob := make([]byte, 64<<10), make([]byte, 256)
 	if err := p.conn.SetReadDeadline(testutil.Deadline()); err != nil {

@@ -33,8 +33,8 @@ var ptx string
 // word is the unit of addresses and sizes here: 8 bytes.
 const word = 8
 
-// Kernels are the kernels loaded in one context, which must be current for every method. They take
-// device memory.
+// Kernels are the kernels loaded in one context, which must be current for every method. The
+// kernels operate on device memory.
 type Kernels struct {
 	driver                              *cuda.Driver
 	module                              cuda.Module
@@ -103,11 +103,11 @@ func (k *Kernels) NewPage() (*Page, error) {
 // Free frees the page, which no running kernel may use.
 func (p *Page) Free() error { return p.driver.MemHostFree(unsafe.Pointer(&p.words[0])) }
 
-// SetFlag sets the page's flag, which running kernels see.
+// SetFlag sets the page's flag. Running kernels see the new value.
 func (p *Page) SetFlag(v uint64) { atomic.StoreUint64(&p.words[0], v) }
 
-// Flag is the address by which devices reach the flag, 8 bytes: also for
-// values that a stream writes.
+// Flag returns the device address of the flag, 8 bytes. Streams can write values to the address
+// too.
 func (p *Page) Flag() cuda.Ptr { return p.device }
 
 func (p *Page) found(i int) uint64 { return atomic.LoadUint64(&p.words[findings+i]) }
@@ -133,7 +133,7 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%d words differ, the first at offset %d", d.Words, d.First)
 }
 
-// Difference is the result of a [Kernels.Compare] that is done.
+// Difference returns the result of a completed [Kernels.Compare].
 func (p *Page) Difference() Difference {
 	var d Difference
 	for block := range maxBlocks {
@@ -220,7 +220,7 @@ type Progress struct {
 	Round uint64
 }
 
-// Progress is how far the reader is that was started with the page.
+// Progress returns the progress of the reader that was started with the page.
 func (p *Page) Progress() Progress {
 	begun, ended := p.found(0), p.found(1)
 	g := Progress{Running: begun > 0, Ended: ended != 0, GaveUp: ended == 2}
@@ -233,8 +233,8 @@ func (p *Page) Progress() Progress {
 	return g
 }
 
-// Spin keeps every SM busy, without memory, for a time that begins when the
-// kernel does, or until the page's flag is not 0.
+// Spin keeps every SM busy without memory traffic, for the duration d from the start of the kernel,
+// or until the page's flag is not 0.
 func (k *Kernels) Spin(s cuda.Stream, d time.Duration, page *Page) error {
 	return k.driver.Launch(k.spin, k.everywhere(), blockSize, s, uint64(page.Flag()), uint64(d.Nanoseconds()),
 		page.begin(), k.launch())
@@ -254,7 +254,7 @@ func (k *Kernels) Stream(s cuda.Stream, p cuda.Ptr, size uint64, d time.Duration
 		uint64(page.Flag()), uint64(d.Nanoseconds()), page.begin(), k.launch())
 }
 
-// Blocks is how many blocks [Kernels.Spin] and [Kernels.Stream] have.
+// Blocks returns the number of blocks of [Kernels.Spin] and [Kernels.Stream].
 func (k *Kernels) Blocks() int { return int(k.everywhere()) }
 
 const (
@@ -262,12 +262,12 @@ const (
 	readerSize = 1024 // threads of the reader's single block
 )
 
-// blocks is how many blocks share n words.
+// blocks returns the number of blocks that share n words.
 func (k *Kernels) blocks(n uint64) uint32 {
 	return uint32(min(maxBlocks, max(1, (n+blockSize-1)/blockSize)))
 }
 
-// everywhere is as many blocks as the device's SMs hold at once.
+// everywhere returns the number of blocks that the device's SMs hold at once.
 func (k *Kernels) everywhere() uint32 {
 	return uint32(min(maxBlocks, k.multiprocessors*max(1, k.threads/blockSize)))
 }

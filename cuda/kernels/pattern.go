@@ -5,11 +5,11 @@ import "encoding/binary"
 // Pattern is an infinite sequence of distinct 64-bit words, so a misplaced word is a difference. In
 // memory the words are little-endian.
 type Pattern struct {
-	Seed  uint64 // another seed is another pattern
-	First uint64 // number of the word that a range begins with
+	Seed  uint64 // different seeds give different patterns
+	First uint64 // number of the first word of a range
 }
 
-// Word is the word with the number i of a range.
+// Word returns word number i of a range.
 func (p Pattern) Word(i uint64) uint64 {
 	x := (p.First+i)*0x9e3779b97f4a7c15 + p.Seed*0xbf58476d1ce4e5b9
 	x = (x ^ x>>29) * 0x94d049bb133111eb

@@ -108,7 +108,7 @@ func Environment(dir string) ([]string, error) {
 }
 
 // Build compiles the library to path with the C compiler: CC, else cc, else gcc. The replacement is
-// atomic, so several processes may build at a time. more are further arguments of the compiler.
+// atomic, so several processes may build at a time. more has further arguments of the compiler.
 func Build(path string, more ...string) (err error) {
 	compiler, err := compiler()
 	if err != nil {
@@ -163,7 +163,7 @@ func current(path string) bool {
 	return err == nil && bytes.Contains(content, []byte("peerlane-sim-source:"+fingerprint()))
 }
 
-// repository is the root of the repository that the working directory is in.
+// repository returns the root of the repository that contains the working directory.
 func repository() (string, bool) {
 	dir, err := os.Getwd()
 	for err == nil {

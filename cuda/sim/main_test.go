@@ -68,7 +68,7 @@ func command(t testing.TB, dir, name string, env ...string) *exec.Cmd {
 	check(t, err)
 	exe, err := os.Executable()
 	check(t, err)
-	cmd := exec.CommandContext(t.Context(), exe) // which ends with the test
+	cmd := exec.CommandContext(t.Context(), exe) // the context ends the child with the test
 	// By default the race detector delays the exit of a process by a second.
 	cmd.Env = append(append(os.Environ(), childVariable+"="+name, "GORACE=atexit_sleep_ms=0"), base...)
 	cmd.Env = append(cmd.Env, env...)
@@ -129,7 +129,7 @@ func (p process) memory(dev cuda.Device, size uint64, write bool) (cuda.Ptr, err
 
 func pointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
-// copyString puts text into device memory; readString gets as much back.
+// copyString writes text to device memory; readString reads n bytes of text.
 func (p process) copyString(to cuda.Ptr, text string) error {
 	b := []byte(text)
 	return errors.Join(p.MemcpyHtoDAsync(to, pointer(b), uint64(len(b)), p.s), p.StreamSynchronize(p.s))

@@ -255,7 +255,7 @@ func copies() error {
 		p.MemcpyAsync(p.a+mib, p.a, 30, p.s),     // within 0
 		p.MemcpyHtoDAsync(p.b, host, 4, p.s),     // host to 1
 		p.MemcpyDtoHAsync(host, p.a, 50000, p.s), // 0 to host
-		p.MemcpyAsync(p.b+4*mib-8, p.a, 8, p.s),  // up to the very end
+		p.MemcpyAsync(p.b+4*mib-8, p.a, 8, p.s),  // up to the end of the memory
 		p.StreamSynchronize(p.s), p.CtxDestroy(p.ctx))
 }
 
@@ -386,8 +386,8 @@ func TestFaultsChangeResults(t *testing.T) {
 	}
 }
 
-// The library of forward/ gives another library's calls the same faults. Here the other library is
-// the simulator, which has no faults of its own then.
+// The library of forward/ injects faults into the calls of another library. Here the other library
+// is the simulator, which then has no faults.
 func TestForwardedCallsMeetFaults(t *testing.T) {
 	dir := host(t, 1)
 	build := exec.CommandContext(t.Context(), "make", "-C", "../..", "bin/libpeerlane-cuda-faults.so")
@@ -488,7 +488,7 @@ func init() {
 	}
 }
 
-// misuse makes the calls that a program must not make, and calls that follow a death.
+// misuse makes calls that a program must not make, and calls that follow a sticky error.
 func misuse() error {
 	p, err := begin(0, 0)
 	if err != nil {
@@ -526,7 +526,7 @@ func misuse() error {
 	expect("its release", p.MemRelease(h), 0)
 	expect("its second release", p.MemRelease(h), cuda.ErrInvalidValue)
 
-	// A page that was unmapped under a stream's feet stays pinned.
+	// A page that is unmapped during the work of a stream stays pinned.
 	page, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
 	expect("a page", err, 0)
 	at := unsafe.Pointer(&page[0])

@@ -34,10 +34,11 @@ type Rate struct {
 	GPU   string `json:"gpu"` // PCI address
 	Sends bool   `json:"sends"`
 	// Of a connection.
-	PID    int    `json:"pid,omitempty"`
-	Number uint32 `json:"number,omitempty"`
-	Peer   string `json:"peer,omitempty"`
-	Route  string `json:"route,omitempty"`
+	PID     int    `json:"pid,omitempty"`
+	Program string `json:"program,omitempty"` // one of launch.Program*
+	Number  uint32 `json:"number,omitempty"`
+	Peer    string `json:"peer,omitempty"`
+	Route   string `json:"route,omitempty"`
 
 	Bytes      uint64         `json:"bytes"`
 	Operations uint64         `json:"operations"` // that ended
@@ -167,7 +168,8 @@ func (r *Rates) between(now, before Answer) {
 		r.Connections = append(
 			r.Connections,
 			rate(
-				Rate{GPU: c.GPU, Sends: c.Sends, PID: c.PID, Number: c.Number, Peer: c.Peer, Route: c.Route, Slots: c.Slots},
+				Rate{GPU: c.GPU, Sends: c.Sends, PID: c.PID, Program: c.Program, Number: c.Number, Peer: c.Peer,
+					Route: c.Route, Slots: c.Slots},
 				c.Since(old.Figures),
 			),
 		)

@@ -71,13 +71,16 @@ func flock(fd, how int) error {
 
 // LockHost takes the lock under which generations are found and made. Closing the file releases
 // the lock.
-func LockHost(l paths.Layout) (*os.File, error) {
-	// The directory itself, so that nothing is left for the lock's sake.
-	f, err := os.Open(l.Generations())
+func LockHost(l paths.Layout) (*os.File, error) { return LockDirectory(l.Generations(), LockTimeout) }
+
+// LockDirectory takes an exclusive lock on a directory. Closing the file releases the lock. The lock
+// leaves no file behind.
+func LockDirectory(dir string, wait time.Duration) (*os.File, error) {
+	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := Lock(f, unix.LOCK_EX, LockTimeout); err != nil {
+	if err := Lock(f, unix.LOCK_EX, wait); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -88,12 +91,8 @@ func LockHost(l paths.Layout) (*os.File, error) {
 // gone, or went during the wait. Closing the file releases the lock.
 func LockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, error) {
 	dir := l.GenerationDir(id)
-	f, err := os.Open(dir)
+	f, err := LockDirectory(dir, wait)
 	if err != nil {
-		return nil, err
-	}
-	if err := Lock(f, unix.LOCK_EX, wait); err != nil {
-		f.Close()
 		return nil, err
 	}
 	// A process that opened a removed directory before can still lock it.

@@ -99,6 +99,66 @@ func TestAddSparesPrefersOwnNICs(t *testing.T) {
 	}
 }
 
+func TestAddSparesStopsAtLimit(t *testing.T) {
+	plan := &planner.Plan{}
+	for i := range 9 {
+		plan.GPUs = append(plan.GPUs, topo.GPU{Index: i, BusID: fmt.Sprintf("0000:%02x:00.0", i)})
+	}
+	lane := func(i int, nics []string, servers ...int) {
+		l := planner.Lane{GPU: plan.GPUs[i].BusID, Relay: true, NICs: nics}
+		for _, s := range servers {
+			l.Servers = append(l.Servers, plan.GPUs[s].BusID)
+		}
+		plan.Lanes = append(plan.Lanes, l)
+	}
+	lane(0, []string{"mlx5_0"}, 1)
+	lane(2, []string{"mlx5_0"}, 3)
+	lane(4, []string{"mlx5_1"}, 3, 5, 6) // 3 is a spare by the lane before
+	lane(7, nil, 4)                      // without a NIC
+	lane(8, []string{"mlx5_1"}, 7, 8)
+	lanes := []launch.Lane{{GPU: launch.GPU{BusID: plan.GPUs[0].BusID}}, {GPU: launch.GPU{BusID: "0000:99:00.0"}}}
+	AddSpares(plan, lanes, [][]string{{"mlx5_0"}, {"8", "5", "6"}})
+	var got []int
+	for _, s := range lanes[0].Spares {
+		got = append(got, s.GPU.Index)
+	}
+	if want := []int{3, 5, 6, 7}; !cmp.Equal(got, want) || lanes[1].Spares != nil {
+		t.Errorf("spares %v, want %v; of a GPU outside the plan %v", got, want, lanes[1].Spares)
+	}
+}
+
+func TestExcludesPairInBothOrders(t *testing.T) {
+	plan := &planner.Plan{GPUs: []topo.GPU{{Index: 0, BusID: "0000:01:00.0"}, {Index: 1, BusID: "0000:02:00.0"}}}
+	const gpu, other = "0000:01:00.0", "0000:02:00.0"
+	for _, c := range []struct {
+		name  string
+		pairs [][]string
+		want  bool
+	}{
+		{"the pair", [][]string{{"0", "1"}}, true},
+		{"the pair in the other order", [][]string{{"1", "0"}}, true},
+		{"the GPU and a NIC", [][]string{{"0", "mlx5_0"}}, false},
+		{"a NIC and the GPU", [][]string{{"mlx5_0", "0"}}, false},
+		{"the other GPU and a NIC", [][]string{{"1", "mlx5_0"}}, false},
+		{"a NIC and the other GPU", [][]string{{"mlx5_0", "1"}}, false},
+		{"one name", [][]string{{"0"}}, false},
+		{"three names", [][]string{{"0", "1", "2"}}, false},
+		{"none", nil, false},
+	} {
+		if got := excludes(plan, c.pairs, gpu, other); got != c.want {
+			t.Errorf("%s: %t", c.name, got)
+		}
+	}
+}
+
+func TestSeeingMarksEachLane(t *testing.T) {
+	lanes := []launch.Lane{{}, {}}
+	Seeing(lanes)
+	if !lanes[0].Copy || !lanes[1].Copy {
+		t.Errorf("%+v", lanes)
+	}
+}
+
 // A specification that no longer fits the plan is refused with the difference.
 func TestFindStaleLaneFails(t *testing.T) {
 	for _, c := range []struct{ name, object, unknown, moved, replaced string }{

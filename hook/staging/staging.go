@@ -56,16 +56,7 @@ func readShare(l paths.Layout, id string) (share, error) {
 // lockStaging takes the lock under which shares are counted and written. Closing the file
 // releases the lock.
 func lockStaging(l paths.Layout) (*os.File, error) {
-	// The directory itself, so that nothing is left for the lock's sake.
-	f, err := os.Open(l.State())
-	if err != nil {
-		return nil, err
-	}
-	if err := generation.Lock(f, unix.LOCK_EX, generation.LockTimeout); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
+	return generation.LockDirectory(l.State(), generation.LockTimeout)
 }
 
 // lockShare locks the shares of the host until the returned file is closed, and returns the share of
@@ -110,39 +101,63 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 	if err != nil {
 		return launch.Admission{}, err
 	}
+	limit, key := stagingLimit(conf.Staging, gpu, c.Memory)
+	return resource{
+		asked: fmt.Sprintf("%s of staging requested on GPU %d (%s)", config.Size(c.Bytes), gpu.Index, gpu.BusID),
+		limit: limit, key: key, tenants: conf.CDI.Tenancy == config.TenancyMulti,
+		of: func(s share) uint64 { return s.GPUs[gpu.BusID] },
+		set: func(s *share, bytes uint64) {
+			s.GPUs[gpu.BusID] = bytes
+			if bytes == 0 {
+				delete(s.GPUs, gpu.BusID)
+			}
+		},
+	}.admit(l, g, relay, c)
+}
+
+// resource is memory that the relays of a host share.
+type resource struct {
+	asked   string // for the error of a refused claim
+	limit   uint64 // bytes
+	key     string // sets the limit
+	tenants bool   // holders learn nothing of each other
+	of      func(share) uint64
+	set     func(s *share, bytes uint64)
+}
+
+// admit admits a claim within the limit of r, and smaller claims than before, and records the result.
+func (r resource) admit(
+	l paths.Layout,
+	g *generation.Generation,
+	relay process.Process,
+	c launch.Claim,
+) (launch.Admission, error) {
 	held, own, err := lockShare(l, g, relay)
 	if err != nil {
 		return launch.Admission{}, err
 	}
 	defer held.Close()
-	holders, err := holdersOf(l, id, func(s share) uint64 { return s.GPUs[gpu.BusID] })
+	holders, err := holdersOf(l, g.ID, r.of)
 	if err != nil {
 		return launch.Admission{}, err
 	}
-	limit, key := stagingLimit(conf.Staging, gpu, c.Memory)
 	taken := uint64(0)
 	for _, h := range holders {
 		taken += h.bytes
 	}
-	free := limit - min(limit, taken)
-	if c.Bytes > free && c.Bytes > own.GPUs[gpu.BusID] {
-		return launch.Admission{
-			Claim: c.Claim, Free: free, Error: full(fmt.Sprintf("%s of staging requested on GPU %d (%s)", config.Size(c.Bytes),
-				gpu.Index, gpu.BusID),
-				limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
-		}, nil
+	free := r.limit - min(r.limit, taken)
+	if c.Bytes > free && c.Bytes > r.of(own) {
+		text := full(r.asked, r.limit, r.key, taken, holders, r.tenants)
+		return launch.Admission{Claim: c.Claim, Free: free, Error: text}, nil
 	}
-	own.GPUs[gpu.BusID] = c.Bytes
-	if c.Bytes == 0 {
-		delete(own.GPUs, gpu.BusID)
-	}
-	if err := generation.WriteJSON(shareFile(l, id), own); err != nil {
+	r.set(&own, c.Bytes)
+	if err := generation.WriteJSON(shareFile(l, g.ID), own); err != nil {
 		return launch.Admission{}, err
 	}
 	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil
 }
 
-// admitHost is admit for host memory.
+// admitHost is Admit for host memory.
 func admitHost(
 	l paths.Layout,
 	g *generation.Generation,
@@ -164,38 +179,12 @@ func admitHost(
 	if err != nil {
 		return launch.Admission{}, err
 	}
-	held, own, err := lockShare(l, g, relay)
-	if err != nil {
-		return launch.Admission{}, err
-	}
-	defer held.Close()
-	holders, err := holdersOf(l, g.ID, func(s share) uint64 { return s.Host })
-	if err != nil {
-		return launch.Admission{}, err
-	}
-	taken := uint64(0)
-	for _, h := range holders {
-		taken += h.bytes
-	}
-	free := limit - min(limit, taken)
-	if c.Bytes > free && c.Bytes > own.Host {
-		return launch.Admission{
-			Claim: c.Claim, Free: free,
-			Error: full(
-				fmt.Sprintf("%s of host memory requested", config.Size(c.Bytes)),
-				limit,
-				key,
-				taken,
-				holders,
-				conf.CDI.Tenancy == config.TenancyMulti,
-			),
-		}, nil
-	}
-	own.Host = c.Bytes
-	if err := generation.WriteJSON(shareFile(l, g.ID), own); err != nil {
-		return launch.Admission{}, err
-	}
-	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil
+	return resource{
+		asked: fmt.Sprintf("%s of host memory requested", config.Size(c.Bytes)),
+		limit: limit, key: key, tenants: conf.CDI.Tenancy == config.TenancyMulti,
+		of:  func(s share) uint64 { return s.Host },
+		set: func(s *share, bytes uint64) { s.Host = bytes },
+	}.admit(l, g, relay, c)
 }
 
 // hostLimit returns the host memory that the relays together may have, and the key that sets the

@@ -67,7 +67,7 @@ type Report struct {
 	Sent          int      `json:"sent"`   // operations that succeeded
 	Received      int      `json:"received"`
 	BytesReceived uint64   `json:"bytesReceived"`
-	Pending       int      `json:"pending"`  // operations at the first failure, with the failed operation
+	Pending       int      `json:"pending"`  // operations at the first failure, including the failed operation
 	Failures      []string `json:"failures"` // errors of the pending operations; the rest succeeded
 }
 
@@ -127,7 +127,7 @@ type process struct {
 	connect  chan Order
 	finish   atomic.Bool
 
-	mu     sync.Mutex // guards the next fields: commands are read beside the exchange
+	mu     sync.Mutex // mu guards the next fields: commands are read during the exchange
 	out    *json.Encoder
 	report Report
 }
@@ -180,7 +180,7 @@ func (c *process) read(in io.Reader) error {
 	}
 }
 
-// start opens the GPU and a session, and gives the relay the memory.
+// start opens the GPU and a session, and registers the memory with the relay.
 func (c *process) start(ctx context.Context, socket string) error {
 	d, err := cuda.Open()
 	if err != nil {
@@ -250,14 +250,14 @@ type posted struct {
 
 func (p posted) slot() uint64 { return p.number % AtOnce }
 
-// connected is an exchange that goes on.
+// connected is a running exchange.
 type connected struct {
 	*process
 	sending, receiving *client.Connection
 	ours, theirs       *messages
 	sends, receives    []posted // in order
-	bytes              uint64   // that are posted to be sent
-	finished           bool     // the local end is posted
+	bytes              uint64   // bytes of posted sends
+	finished           bool     // the local end of the direction is posted
 }
 
 // exchange executes Connect. It returns an error that no network fault explains.
@@ -315,7 +315,7 @@ func wait(ctx context.Context, op posted) (uint64, error) {
 	defer cancel()
 	n, err := op.Wait(ctx)
 	if err != nil && ctx.Err() != nil {
-		err = &wrongError{fmt.Errorf("an operation HANGS: no completion within %v", hangs)}
+		err = &wrongError{fmt.Errorf("an operation hangs: no completion within %v", hangs)}
 	}
 	return n, err
 }
@@ -323,8 +323,8 @@ func wait(ctx context.Context, op posted) (uint64, error) {
 // moving is the number of received messages after which traffic counts as flowing.
 const moving = 8
 
-// run posts receives and sends, waits in order and posts the next operation in place of an ended
-// one. A message of 0 bytes ends a direction.
+// run posts receives and sends, waits in order and replaces each ended operation by the next. A
+// message of 0 bytes ends a direction.
 func (x *connected) run(ctx context.Context, bytes uint64) error {
 	for range AtOnce {
 		if err := x.receive(); err != nil {
@@ -365,8 +365,7 @@ func (x *connected) run(ctx context.Context, bytes uint64) error {
 	return nil
 }
 
-// gather waits for the operations that were pending when the first operation failed: some may
-// have ended well.
+// gather waits for the operations that were pending at the first failure: some may have succeeded.
 func (x *connected) gather(ctx context.Context) error {
 	var failures []string
 	for i, op := range slices.Concat(x.receives, x.sends) {
@@ -420,7 +419,7 @@ func (x *connected) take(p posted, n uint64) error {
 	return nil
 }
 
-// send posts the next message, then the end, then nothing.
+// send posts the next message, then the end, and afterwards no operation.
 func (x *connected) send(bytes uint64) error {
 	if x.finished {
 		return nil

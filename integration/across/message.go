@@ -8,8 +8,8 @@ import (
 	"math/rand/v2"
 )
 
-// messages are the messages that a side sends: both sides derive sizes and bytes from the seed,
-// the side and the message's number.
+// messages are the messages of a side: both sides derive sizes and bytes from the seed, the side
+// and the number of the message.
 type messages struct {
 	random  *rand.Rand
 	largest uint64
@@ -22,8 +22,8 @@ func newMessages(seed uint64, side int, largest uint64) *messages {
 	return &messages{random: rand.New(rand.NewPCG(seed, uint64(side))), largest: largest, seed: seed, side: side}
 }
 
-// edges are the first sizes of an exchange, bytes: the sizes around the maximum for messages
-// beside the relays' own, around a piece of a write, and around a slot.
+// edges are the first sizes of an exchange, bytes: sizes around the maximum of messages beside the
+// relays' messages, around a piece of a write, and around a slot.
 var edges = []uint64{1, 8, 4095, 4096, 4097, 256<<10 - 1, 256<<10 + 1, 1 << 20, 4<<20 + 3}
 
 // next returns the next message's number and size, bytes: 1 to largest, with every power of two

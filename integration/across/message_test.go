@@ -2,8 +2,8 @@ package across
 
 import "testing"
 
-// Both sides derive the same messages, of sizes up to the largest, and check takes no message for
-// another message, or for itself with a changed byte.
+// Both sides derive equal messages, of sizes up to the largest. check refuses another message, and
+// a message with a changed byte.
 func TestMessagesOfBothSidesAreEqual(t *testing.T) {
 	const largest = 1 << 20
 	ours, theirs := newMessages(7, 0, largest), newMessages(7, 0, largest)

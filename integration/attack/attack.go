@@ -1,5 +1,5 @@
 // Package attack has the primitives of a hostile container. Tests of several packages run the
-// primitives on the host and in containers of each engine.
+// primitives on the host and in containers of every engine.
 package attack
 
 import (

@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// TestMain is confine for the tests, which execute this binary.
+// TestMain runs confine if a test executes this binary as confine.
 func TestMain(m *testing.M) {
 	if os.Args[0] == initName || os.Getenv("CONFINE_TEST") != "" {
 		os.Unsetenv("CONFINE_TEST")
@@ -58,7 +58,7 @@ func TestConfineCopiesAllOutput(t *testing.T) {
 	}
 }
 
-// A silent command is killed; a command that prints now and then is not.
+// A silent command is killed; a command with occasional output is not.
 func TestConfineIdleCommandIsKilled(t *testing.T) {
 	c := command(t, "-idle", "300ms", "sh", "-c", "sleep 600")
 	c.Stderr = nil

@@ -40,7 +40,7 @@ func runInit(command []string) int {
 	if err != nil {
 		return failed("starting "+command[0], err)
 	}
-	// The loop below reaps the process instead of package os.
+	// The loop below reaps the process, not package os.
 	child, err := syscall.ForkExec(path, command, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
 	if err != nil {
 		return failed("starting "+command[0], err)

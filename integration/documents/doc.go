@@ -1,3 +1,4 @@
-// Package documents checks the documentation: the targets of links, that each message of a program
-// has a code or is listed as internal, and that each named test exists. It also draws the diagrams.
+// Package documents checks the documentation: the targets of links, the codes of messages, and the
+// names of tests. Each message of a program has a code or is listed as internal. The package also
+// draws the diagrams.
 package documents

@@ -10,8 +10,8 @@ import (
 // number matches a figure of a table, without its unit.
 var number = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
 
-// README and comparison.md repeat figures of docs/nccl.md: no variable, NET/Socket, best NET/Socket and
-// NVLink.
+// README and comparison.md repeat figures of docs/nccl.md: no variable, NET/Socket, best NET/Socket
+// and NVLink.
 func TestRepeatedFiguresEqualThoseOfTheNCCLPage(t *testing.T) {
 	const nccl, readme, comparison = "../../docs/nccl.md", "../../README.md", "../../docs/comparison.md"
 	for _, c := range []struct {
@@ -42,7 +42,7 @@ func TestRepeatedFiguresEqualThoseOfTheNCCLPage(t *testing.T) {
 	}
 }
 
-// rowOf returns a table row after its label.
+// rowOf returns the row of a table without the label.
 func rowOf(t *testing.T, page, label string) string {
 	t.Helper()
 	text, err := os.ReadFile(page)

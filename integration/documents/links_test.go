@@ -11,7 +11,7 @@ import (
 	"unicode"
 )
 
-// root is the repository's.
+// root is the root of the repository.
 const root = "../.."
 
 // pages returns the pages for readers, relative to root.
@@ -95,7 +95,7 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
-// anchorsOf are a page's, which many links lead to.
+// anchorsOf caches the anchors of pages: many links lead to a page.
 func anchorsOf(page string) (map[string]bool, error) {
 	if known := read[page]; known != nil {
 		return known, nil
@@ -122,8 +122,8 @@ func slug(title string) string {
 	}, link.ReplaceAllString(title, "$1"))
 }
 
-// wrongLink returns the defect of a link, or "". It uses no network: of a remote address it checks
-// the form only.
+// wrongLink returns the defect of a link, or "". wrongLink uses no network: it checks only the form
+// of a remote address.
 func wrongLink(page, target string) string {
 	u, err := url.Parse(target)
 	switch {
@@ -187,7 +187,7 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 	t.Logf("%d links", count)
 }
 
-// The checker must recognise every form of link.
+// Links of every form are found.
 func TestLinksOfEachFormAreFound(t *testing.T) {
 	page := "# A `b` c\n\n[one](x.md) `[two](y.md)` [three\nfour](z.md#d \"title\")\n\n```\n# no " +
 		"heading\n[five](v.md)\n```\n\n![six](w.svg)\n\n[r]: u.md\n\n## A b, c!\n## A b, c!\n"

@@ -276,7 +276,7 @@ func isFault(c *ast.CompositeLit) bool {
 	return ok && x.Name == "fault"
 }
 
-// faultMakers returns the functions that only return a fault.Error, and the error's code. The
+// faultMakers returns the functions that only return a fault.Error, and the code of the error. The
 // arguments are parts of the error's text.
 func faultMakers(files []*ast.File, constants map[string]string) map[string]string {
 	makers := map[string]string{}
@@ -363,9 +363,10 @@ func returned(body *ast.BlockStmt, add func(ast.Expr)) {
 	})
 }
 
-// formats returns a package's own functions that make an error or a warning from a format, and the
-// index of this argument: functions with a parameter of that name, followed by others. Functions
-// that make findings of peerlane doctor do not count, because docs/doctor.md lists the findings.
+// formats returns a package's functions that make an error or a warning from a format, and the
+// index of the format: functions with a parameter of that name, followed by further parameters.
+// Functions that make findings of peerlane doctor do not count, because docs/doctor.md lists the
+// findings.
 func formats(files []*ast.File, at string) map[string]int {
 	own := map[string]int{}
 	for _, f := range files {

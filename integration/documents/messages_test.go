@@ -130,7 +130,7 @@ func TestTroubleshootingHasEachCode(t *testing.T) {
 	current(t, root+"/docs/troubleshooting.md", troubleshooting(t, all))
 }
 
-// The extractor must find each form of a message.
+// The extractor finds every form of a message.
 func TestMessagesOfEachFormAreExtracted(t *testing.T) {
 	source := "package p\nconst tail = \"; do %s\"\nfunc f() {\n" +
 		"fmt.Errorf(\"reading %q: %w\", x, err)\nerrors.New(\"one\" + tail)\nwire.Errorf(status, \"a %d%% of %.60q...\", " +

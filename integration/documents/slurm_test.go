@@ -25,7 +25,7 @@ func TestSlurmJobScriptStartsAContainerForEachGPU(t *testing.T) {
 		t.Fatalf("docs/slurm.md has %d scripts, want one", len(blocks))
 	}
 	for _, tt := range []struct {
-		gpus, fails string // the rank whose container fails
+		gpus, fails string // fails: the rank with the failing container
 		status      int
 	}{{"2,5", "", 0}, {"7", "", 0}, {"0,3", "-0 ", 9}, {"0,3", "-1 ", 9}} {
 		dir := t.TempDir()

@@ -57,7 +57,7 @@ func unknownTests(text string, declared map[string]bool) (unknown []string, coun
 	return unknown, count
 }
 
-// Pages of history keep the names that tests had.
+// Pages of history keep former names of tests.
 func TestDocumentsNameTestsThatExist(t *testing.T) {
 	declared := declaredTests(t)
 	texts := pages(t)

@@ -59,7 +59,7 @@ func (c *Container) End(stop func() error) {
 	c.Wait()
 }
 
-// Wait waits for the end of the command, if that is still running.
+// Wait waits for the end of the command, if the command still runs.
 func (c *Container) Wait() {
 	for range c.lines {
 	}

@@ -39,7 +39,7 @@ var paths = []string{
 }
 
 // Names of the programs and of the library in Build's directory. Host and Program are compiled from
-// sources in this package, against the commit's packages and library.
+// sources in this package, with the packages and the library of the commit.
 const (
 	hook    = "peerlane-hook"
 	relay   = "peerlane-relay"
@@ -57,7 +57,8 @@ var (
 	client []byte
 )
 
-// Build returns the directory of the programs. It builds them on the first call on a machine.
+// Build returns the directory of the programs, and builds the programs at the first call on a
+// machine.
 func Build() (dir string, err error) {
 	h := sha256.New()
 	for _, part := range [][]byte{[]byte(runtime.Version()), archive, host, client} {

@@ -15,9 +15,9 @@ type Made struct {
 	Library string
 }
 
-// StartHost lets the commit make configuration, plan, CDI specifications and the bundles of two
-// containers on a route below root, and start its NICs until the end of the test. built is the
-// result of Build, and programs the directory of the hook and the relay.
+// StartHost makes the earlier commit write configuration, plan, CDI specifications and the bundles
+// of two containers on a route below root, and starts the NICs of the host until the end of the
+// test. built is the result of Build, and programs the directory of the hook and the relay.
 func StartHost(t testing.TB, built, root, programs, route string) (m Made) {
 	t.Helper()
 	c := exec.Command(filepath.Join(built, Host), root, programs, filepath.Join(built, Library),

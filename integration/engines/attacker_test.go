@@ -25,24 +25,24 @@ import (
 	"github.com/peerlane/peerlane/relay/packet"
 )
 
-// `test attack NAME KIND,ARGUMENT…` runs an attack from a container, writes lines with its state to
+// `test attack NAME KIND,ARGUMENT…` runs an attack from a container, writes its state as lines to
 // the file NAME in the directory of reports, and stays until it is killed.
 
 // attackReport is a line of an attack.
 type attackReport struct {
 	Error string `json:"error,omitempty"`
-	// Filtered says that a seccomp filter is in effect, Capabilities has the effective set, and
-	// Label the label of a security module.
+	// Filtered reports a seccomp filter, Capabilities has the effective set, and Label the label of
+	// a security module.
 	Filtered     bool   `json:"filtered"`
 	Capabilities string `json:"capabilities"`
 	Label        string `json:"label,omitempty"`
-	// Control lists the ways of the attack that succeed on an object of the attacker's own.
+	// Control lists the methods of the attack that succeed on an object of the attacker.
 	Control []string `json:"control,omitempty"`
-	// Succeeded lists the ways that succeed on an object of Peerlane's.
+	// Succeeded lists the methods that succeed on an object of Peerlane.
 	Succeeded []string `json:"succeeded,omitempty"`
 	// Refused has the error of a call that the engine's profile may refuse.
 	Refused string `json:"refused,omitempty"`
-	// Tried and Count count what the attack is about.
+	// Tried and Count count the objects of the attack.
 	Tried int    `json:"tried,omitempty"`
 	Count uint64 `json:"count,omitempty"`
 }
@@ -73,7 +73,7 @@ func (a attacker) report(r attackReport) error {
 	return say(filepath.Join(reportsDir, a.name), append(text, '\n'))
 }
 
-// number is an argument.
+// number returns an argument as a number.
 func (a attacker) number(i int) (uint64, error) { return strconv.ParseUint(a.arguments[i], 10, 64) }
 
 func playAttack(name, list string) int {
@@ -161,8 +161,8 @@ const (
 	watchTime = 2 * time.Second
 )
 
-// trace tries to trace a running relay and each relay that starts from then on, with the relay's
-// uid. The first line is of the running relay, and each other line of a starting one.
+// trace tries to trace a running relay, and each relay that starts from then on, with the relay's
+// uid. The first line is of the running relay, and each further line of a starting relay.
 func (a attacker) trace() error {
 	relay := a.arguments[0]
 	pid, err := a.number(1)
@@ -212,7 +212,7 @@ func (a attacker) trace() error {
 			}
 			command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", n))
 			if errors.Is(err, os.ErrNotExist) {
-				delete(watched, n) // has ended
+				delete(watched, n) // the process has ended
 			}
 			_, after, confines := bytes.Cut(command, []byte("\x00--uid="))
 			if !confines || !bytes.Contains(command, []byte("\x00"+relay+"\x00serve")) {
@@ -230,7 +230,7 @@ func (a attacker) trace() error {
 	}
 }
 
-// traceAs runs attack.Trace on a thread that ends with it, and returns the result.
+// traceAs runs attack.Trace on a thread that ends with the trace, and returns the result.
 func traceAs(pid int, uid uint32, over func() bool) <-chan []string {
 	result := make(chan []string, 1)
 	go attack.OnThread(func() { result <- attack.Trace(pid, uid, over) })
@@ -385,7 +385,7 @@ func (a attacker) escape() error {
 	return a.report(r)
 }
 
-// held keeps files open until the process ends.
+// held has files that stay open until the process ends.
 var held []*os.File
 
 // link reports the target of the image's link.

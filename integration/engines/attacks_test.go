@@ -94,7 +94,8 @@ func (b *bed) attack(ctx context.Context, a container) (r attackReport, remove f
 	return r, func() { b.Helper(); b.mustRemove(a) }
 }
 
-// mustShow requires ways that succeed on an object of the attacker's, and none on Peerlane's.
+// mustShow requires methods that succeed on an object of the attacker, and none on Peerlane's
+// objects.
 func (r attackReport) mustShow(b *bed, control ...string) {
 	b.Helper()
 	for _, way := range control {
@@ -107,7 +108,7 @@ func (r attackReport) mustShow(b *bed, control ...string) {
 	}
 }
 
-// imageLink has the runtime make its mount points and device nodes in the anchor.
+// imageLink makes the runtime create its mount points and device nodes in the anchor.
 func (b *bed) imageLink(ctx context.Context, c check) {
 	b.Helper()
 	dir := b.mkdir("linked-" + b.row.name)
@@ -182,7 +183,8 @@ func (v *victim) info() generation.Info {
 	return generation.Info{}
 }
 
-// relay returns the victim's running relay and its uid as the victim sees it.
+// relay returns the victim's running relay, and the uid of the relay in the victim's user
+// namespace.
 func (v *victim) relay() (pid, uid int) {
 	v.Helper()
 	var g generation.Info
@@ -196,8 +198,8 @@ func (v *victim) relay() (pid, uid int) {
 	}
 }
 
-// mustServe requires that a further process of the victim attaches and exchanges messages, and
-// that the relay was not started again.
+// mustServe requires that a further process of the victim attaches and exchanges messages, and that
+// the relay is still the same process.
 func (v *victim) mustServe(ctx context.Context) {
 	v.Helper()
 	another := v.check.ask
@@ -219,8 +221,8 @@ func (v *victim) attach(ctx context.Context, another container) error {
 	return v.engine.(executer).exec(ctx, v.check.ask, "/usr/bin/test-peerlane", "another", another.name, "")
 }
 
-// A process has the uid of the relay and the name of a relay's process: the relay dies and is
-// started again, and the process is left alone.
+// takeUID runs a process with the uid of the relay and the name of a relay's process: the relay
+// dies, its successor starts, and the process goes on.
 func (v *victim) takeUID(ctx context.Context) {
 	v.Helper()
 	pid, uid := v.relay()
@@ -238,7 +240,7 @@ func (v *victim) takeUID(ctx context.Context) {
 	v.mustServe(ctx)
 	remove()
 	if v.row.rootless {
-		// A uid of relays of a root engine is not among the user's.
+		// The uids of relays of a root engine are not among the user's uids.
 		a := v.attacker(v.check, "take-uid", 300_000)
 		a.name += "-unmapped"
 		r, remove := v.attack(ctx, a)
@@ -249,9 +251,9 @@ func (v *victim) takeUID(ctx context.Context) {
 	}
 }
 
-// A process of the relay's uid puts descriptors in flight up to the container's limit. With a limit
-// below the relay's limit the victim attaches; otherwise, and where both containers have the uid of
-// an ordinary user, attaches fail with the reason until the attack ends.
+// inFlight runs a process of the relay's uid that puts descriptors in flight up to the container's
+// limit. With a limit below the relay's limit the victim attaches. Otherwise, and if both
+// containers have the uid of an ordinary user, attaches fail with the reason until the attack ends.
 func (v *victim) inFlight(ctx context.Context) {
 	v.Helper()
 	pid, uid := v.relay()
@@ -291,8 +293,8 @@ func (v *victim) inFlight(ctx context.Context) {
 	remove()
 }
 
-// A container with the host's PID namespace takes the uid of each relay and tries to trace the relay
-// from its execution on.
+// trace runs a container with the host's PID namespace that takes the uid of each relay and tries
+// to trace the relay from its execution on.
 func (v *victim) trace(ctx context.Context) {
 	v.Helper()
 	pid, uid := v.relay()
@@ -337,8 +339,8 @@ func (v *victim) trace(ctx context.Context) {
 	remove()
 }
 
-// A container with the host's PID and network namespaces finds no way to another relay's peer
-// socket.
+// reach runs a container with the host's PID and network namespaces that finds no connection to
+// another relay's peer socket.
 func (v *victim) reach(ctx context.Context) {
 	v.Helper()
 	socket := v.Layout.PeerSocket(v.generation)
@@ -356,7 +358,7 @@ func (v *victim) reach(ctx context.Context) {
 	remove()
 }
 
-// A container that floods its own relay disturbs no other relay.
+// flood runs a container that floods its own relay and disturbs no other relay.
 func (v *victim) flood(ctx context.Context) {
 	v.Helper()
 	a := v.attacker(v.check, "flood")
@@ -367,7 +369,8 @@ func (v *victim) flood(ctx context.Context) {
 	remove()
 }
 
-// Names with escape sequences are not printed to an administrator's terminal.
+// escape requires that no command prints names with escape sequences to an administrator's
+// terminal.
 func (v *victim) escape(ctx context.Context) {
 	v.Helper()
 	a := v.attacker(v.check, "escape")

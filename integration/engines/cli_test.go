@@ -20,7 +20,7 @@ type cli struct {
 	program []string
 	// userNS are the flags for a separate user namespace.
 	userNS []string
-	// devices are the switches that ask for CDI devices; nil for --device.
+	// devices returns the switches that request CDI devices; nil for --device.
 	devices func([]string) []string
 	// volumes are writable directories for --volume, for a container with a read-only root file
 	// system: Docker makes all other mounts read-only, including CDI's.
@@ -126,7 +126,7 @@ func (b *bed) mustDo(command ...string) string {
 	return string(out)
 }
 
-// mustBe demands the version that a row is about.
+// mustBe requires the version of the row.
 func (b *bed) mustBe(version string, command ...string) {
 	b.Helper()
 	if said := b.mustDo(command...); !strings.Contains(said, version) {
@@ -152,7 +152,7 @@ func (b *bed) mkdir(name string) string {
 	return path
 }
 
-// podman is configured by files, so that the command line is a user's.
+// podman is configured by files, so that the command lines are those of a user.
 func podman(version, runtime string) func(*bed) engine {
 	return func(b *bed) engine {
 		dir := b.mkdir("podman")
@@ -167,8 +167,8 @@ func podman(version, runtime string) func(*bed) engine {
 			}
 			limits = "pids_limit = 0\n" // that controller is on v1
 		}
-		// Podman's default limits may exceed the permitted ones. Podman needs no configuration for
-		// CDI. So that runtime configure has an effect, Podman gets peerlane-runtime too.
+		// Podman's default limits may exceed the permitted limits. Podman needs no configuration
+		// for CDI; Podman also gets peerlane-runtime, so that runtime configure has an effect.
 		b.ground.environment = append(b.ground.environment, "CONTAINERS_STORAGE_CONF="+storage)
 		text := fmt.Sprintf(`[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
@@ -237,7 +237,7 @@ func docker29(b *bed) engine {
 		`{"live-restore": true, "experimental": true, "features": {"cdi": false}}`)
 }
 
-// packagedDocker is a Debian's Docker with a new /etc/docker/daemon.json.
+// packagedDocker returns a Docker of Debian with a new /etc/docker/daemon.json.
 func packagedDocker(version string) func(*bed) engine {
 	return func(b *bed) engine {
 		dir := b.mkdir("docker")
@@ -271,7 +271,7 @@ func docker20(b *bed) engine {
 	return e
 }
 
-// byVariable asks peerlane-runtime for devices.
+// byVariable returns the variable that requests devices from peerlane-runtime.
 func byVariable(names []string) []string {
 	if len(names) == 0 {
 		return nil

@@ -31,7 +31,7 @@ import (
 // relay, `test another NAME` is a second process of a container, `test hog` allocates memory
 // without limit, and `test nothing` exits. A list of GPUs follows the name.
 
-// reportsDir is where a container finds the directory of reports.
+// reportsDir is the directory of reports in a container.
 const reportsDir = "/reports"
 
 // report is the result of a container's program.
@@ -41,16 +41,16 @@ type report struct {
 	// sent to the next through the relay, received in order and intact.
 	GPUs  []string `json:"gpus"`
 	Moved uint64   `json:"moved"`
-	// Staged is how much of that the relay sent through server GPUs.
+	// Staged is the part of Moved that the relay sent through server GPUs.
 	Staged uint64 `json:"staged"`
 	// Nodes are the device nodes of GPUs and RDMA devices.
 	Nodes       []string          `json:"nodes"`
 	Environment map[string]string `json:"environment"`
 	UID         int               `json:"uid"`
-	// UserNamespace says that root of the container is not root of the host.
+	// UserNamespace reports that root of the container is not root of the host.
 	UserNamespace bool `json:"userNamespace"`
 	ReadOnly      bool `json:"readOnly"`
-	// Filtered says that a seccomp filter of the engine's is in effect.
+	// Filtered reports a seccomp filter of the engine.
 	Filtered bool `json:"filtered"`
 }
 
@@ -100,7 +100,7 @@ func play(arguments []string) int {
 	return 0
 }
 
-// hog takes four times the memory that the test's container may have.
+// hog takes four times the memory limit of the test's container.
 func hog() int {
 	var all [][]byte
 	for range 64 {
@@ -139,7 +139,7 @@ func errorOf(r report) error {
 	return errors.New(r.Error)
 }
 
-// say appends a report to those of the container's earlier runs.
+// say appends a report to the reports of earlier runs of the container.
 func say(path string, line []byte) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
 	if err != nil {
@@ -153,7 +153,7 @@ func work(role, list string) report {
 	r := report{UID: os.Getuid(), Environment: map[string]string{}}
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
-	// The first action is to attach: the relay need not be there yet.
+	// The first action is an attach: the relay need not exist yet.
 	var err error
 	if role != "look" {
 		err = r.exchange(ctx, list)
@@ -201,7 +201,7 @@ type gpu struct {
 	listen  *client.Listener
 }
 
-// Memory of a GPU.
+// Indices of the memory of a GPU.
 const (
 	outgoing = iota
 	incoming

@@ -73,7 +73,7 @@ func containerd17(b *bed) engine {
 	return criField(b, address)
 }
 
-// containerdByCtr is a Debian's containerd of a release whose ctr has no CDI devices.
+// containerdByCtr returns a containerd of Debian of a release whose ctr has no CDI devices.
 func containerdByCtr(version string) func(*bed) engine {
 	return func(b *bed) engine {
 		b.mustBe(version, "/usr/bin/containerd", "--version")
@@ -95,7 +95,7 @@ func (e *own) do(ctx context.Context, verb string, c container) error {
 	return e.doWith(ctx, verb, c, "")
 }
 
-// doWith is do of a command in the container, or a directory.
+// doWith is do for a verb with a command in the container, or a directory.
 func (e *own) doWith(ctx context.Context, verb string, c container, dir string, command ...string) error {
 	request, err := json.Marshal(map[string]any{
 		"Name": c.name, "Image": c.from(), "Arguments": c.command(), "Devices": c.devices,
@@ -176,7 +176,7 @@ func (e *ctrEngine) run(ctx context.Context, c container) error {
 	err := e.do(ctx, e.arguments(c, "--rm")...)
 	if err != nil {
 		// After a failed start ctr leaves the container.
-		e.do(ctx, "containers", "rm", c.name) // leftovers are looked for
+		e.do(ctx, "containers", "rm", c.name) // the test checks for leftovers
 	}
 	return err
 }
@@ -193,7 +193,7 @@ func (e *ctrEngine) restart(ctx context.Context, c container) error {
 	return e.do(ctx, "tasks", "start", "--detach", "--null-io", c.name)
 }
 
-// end ends a container's task, which may not be there.
+// end ends a container's task, if any.
 func (e *ctrEngine) end(ctx context.Context, c container) error {
 	for {
 		err := e.do(ctx, "tasks", "rm", "--force", c.name)
@@ -238,7 +238,7 @@ func (e *ctrEngine) checkpoint(ctx context.Context, c container, dir string) err
 type criEngine struct {
 	bed     *bed
 	address string
-	// annotated says that devices are asked for by an annotation, not by the field.
+	// annotated requests devices by an annotation, not by the field.
 	annotated bool
 }
 
@@ -310,7 +310,7 @@ func (e *criEngine) do(ctx context.Context, verb string, c container, arguments 
 
 func (e *criEngine) imports(ctx context.Context, i *image.Image, _ string) error {
 	ctr := filepath.Join(installed.Containerd, "ctr")
-	// By --local the CRI of containerd 1.7 learns of the image.
+	// --local imports the image so that the CRI of containerd 1.7 lists it.
 	return e.bed.ground.do(ctx, ctr, "--address", e.address, "--namespace", "k8s.io", "images", "import", "--local", i.OCI)
 }
 

@@ -33,7 +33,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Paths of Peerlane's programs and of the engines, set by TestMain.
+// Paths of Peerlane's programs and of the engines, which TestMain sets.
 var (
 	binaries  string
 	installed *installation
@@ -68,7 +68,7 @@ func run(m *testing.M) int {
 // patience is ten times the promise for one host, which is a second.
 const patience = 10 * time.Second
 
-// container is the container that an engine shall run.
+// container describes the container that an engine runs.
 type container struct {
 	name     string
 	devices  []string
@@ -77,9 +77,9 @@ type container struct {
 	userNS   bool   // separate user namespace
 	memory   int64  // memory limit in bytes; 0 for no limit
 	image    string // empty for the tests' image
-	// hostPID and hostNetwork are for the host's namespaces.
+	// hostPID and hostNetwork use the host's namespaces.
 	hostPID, hostNetwork bool
-	// profile asks for the engine's seccomp profile, in engines that apply none by default.
+	// profile requests the engine's seccomp profile, for engines without a default profile.
 	profile bool
 	role    string
 	// exchange lists the GPUs whose lanes are used, by CUDA ordinal; empty for every GPU.
@@ -139,21 +139,21 @@ type row struct {
 	old bool
 	// cgroups is the default cgroup hierarchy for the engine's cases.
 	cgroups cgroups
-	// mute means that the engine drops the output of hooks, as crun does.
+	// mute reports that the engine drops the output of hooks, as crun does.
 	mute bool
-	// remaps means that a daemon runs every container in a user namespace, or none.
+	// remaps reports that a daemon runs all containers in a user namespace, or none.
 	remaps bool
-	// rootless means that an unprivileged user runs the engine.
+	// rootless reports that an unprivileged user runs the engine.
 	rootless bool
-	// filters means that each container gets a seccomp profile.
+	// filters reports that every container gets a seccomp profile.
 	filters bool
 	// below is the runtime for peerlane-runtime; empty for peerlane-runtime's default.
 	below string
-	// containers is the engine's part of the path of its containers' cgroups, where the
-	// engine, and not the test, chooses the rest. Rows with one value do not run in parallel:
-	// a case could not tell its own cgroups from another row's.
+	// containers is the engine's part of the path of its containers' cgroups, if the engine, and
+	// not the test, chooses the rest. Rows with an equal value do not run in parallel: a case could
+	// not distinguish its cgroups from those of another row.
 	containers string
-	// recipe is the heading of docs/containers.md that tells users how.
+	// recipe is the heading of docs/containers.md with the instructions for users.
 	recipe string
 	open   func(b *bed) engine
 }
@@ -193,9 +193,9 @@ type check struct {
 	gpus []int
 	// also is a further requirement.
 	also func(b *bed, r report)
-	// refused are words of the expected error at start.
+	// refused has words of the expected error at start.
 	refused []string
-	// byHook means that the hook must cause the error.
+	// byHook reports that the hook must cause the error.
 	byHook bool
 	// instead replaces the single run of the container.
 	instead func(b *bed, c check)
@@ -395,8 +395,8 @@ func outOfMemory(b *bed, c check) {
 }
 
 // checkpoint requires that an engine refuses to checkpoint a container with an attached client,
-// which could not be restored, and that the container continues. Without criu in the engine or on
-// the machine that is the reason of the refusal.
+// which could not be restored, and that the container continues. If engine and machine lack criu,
+// this is the reason of the refusal.
 func checkpoint(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
@@ -422,7 +422,7 @@ func liveRestore(b *bed, c check) {
 	b.mustRemove(c.ask)
 }
 
-// twenty requires that twenty containers started concurrently work at the same time.
+// twenty requires that twenty concurrently started containers work at the same time.
 func twenty(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 3*time.Minute)
@@ -457,7 +457,7 @@ func twenty(b *bed, c check) {
 	wait.Wait()
 }
 
-// mustRemove removes a container that may be gone already.
+// mustRemove removes a container, which may not exist any more.
 func (b *bed) mustRemove(c container) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
@@ -467,7 +467,7 @@ func (b *bed) mustRemove(c container) {
 	}
 }
 
-// gpusWithLanes are the devices of the everyday line.
+// gpusWithLanes returns the devices of the everyday command.
 func gpusWithLanes(indices ...int) []string {
 	var list []string
 	for _, i := range indices {
@@ -518,8 +518,8 @@ func TestEngineRunsEachCase(t *testing.T) {
 	}
 }
 
-// maxRows is the number of rows that run in parallel: each has a daemon, software devices and
-// up to twenty containers with their relays.
+// maxRows is the number of rows that run in parallel: a row has a daemon, software devices and up
+// to twenty containers with their relays.
 const maxRows = 6
 
 var (
@@ -528,15 +528,15 @@ var (
 	running = make(chan struct{}, maxRows)
 )
 
-// takeTurn lets a row run beside others, and waits until it may begin. Rows wait more than
-// they compute.
+// takeTurn lets a row run in parallel with others, and waits until the row may begin. Rows wait
+// more than they compute.
 func (r row) takeTurn(t *testing.T) {
 	t.Helper()
 	t.Parallel()
 	r.waitForTurn(t)
 }
 
-// waitForTurn is the second part of takeTurn, for a parallel test that prepares something before.
+// waitForTurn is the second part of takeTurn, for a parallel test that prepares a host before.
 func (r row) waitForTurn(t *testing.T) {
 	t.Helper()
 	if turn := turns[r.containers]; turn != nil {
@@ -547,7 +547,7 @@ func (r row) waitForTurn(t *testing.T) {
 	t.Cleanup(func() { <-running })
 }
 
-// readCells reads the states of the matrix's cells of this place.
+// readCells reads the states of this place's cells in the matrix.
 func readCells(t *testing.T) map[string]string {
 	t.Helper()
 	f, err := os.Open("../matrix.txt")
@@ -584,8 +584,8 @@ type bed struct {
 	configured configuration
 }
 
-// linkPrograms makes the directory to with hard links to the files of the directory from. Rows run
-// side by side, and a snapshot of testbed.Host.Look recognises the processes of a row by the
+// linkPrograms creates the directory to with hard links to the files of the directory from. Rows
+// run in parallel, and a snapshot of testbed.Host.Look recognises the processes of a row by the
 // directory of their program.
 func linkPrograms(to, from string) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
@@ -630,7 +630,7 @@ func copyProgram(to, from string) error {
 // newBed creates a host and opens an engine on the host until the end of the test.
 func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	t.Helper()
-	// Short, for the length of a socket's path.
+	// Short, because paths of sockets have a limit.
 	root, err := os.MkdirTemp("", "pl")
 	if err != nil {
 		t.Fatal(err)
@@ -718,14 +718,14 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	}
 }
 
-// imageUnknown reports whether an error is of a CRI whose list of images has not followed an import
+// imageUnknown reports the error of a CRI whose list of images does not contain an imported image
 // yet.
 func imageUnknown(err error) bool {
 	return strings.Contains(err.Error(), "failed to resolve image")
 }
 
-// specify adds the specifications that cases need beside Peerlane's: the directory of reports, a
-// GPU vendor's edits, and another vendor's device.
+// specify adds the specifications that cases need in addition to Peerlane's specifications: the
+// directory of reports, a GPU vendor's edits, and a device of another vendor.
 func (b *bed) specify() {
 	b.Helper()
 	if err := os.Mkdir(b.reports, 0); err != nil {
@@ -801,7 +801,7 @@ func (b *bed) try(t *testing.T, c check) {
 	leftNothing()
 }
 
-// asked completes a container of a case.
+// asked completes the container of a case.
 func (b *bed) asked(name string, c container) container {
 	c.name = b.ContainerID(name)
 	if c.role == "" {
@@ -831,14 +831,14 @@ func (b *bed) mustRefuse(err error, c check) {
 	}
 }
 
-// lastReport waits for a container's nth report.
+// lastReport waits for the report number n of a container.
 func (b *bed) lastReport(c container, n int) (r report) {
 	b.Helper()
 	b.line(c, n, &r)
 	return r
 }
 
-// line waits for the nth line that a container writes.
+// line waits for line number n of a container.
 func (b *bed) line(c container, n int, into any) {
 	b.Helper()
 	for end := testutil.BeginFor(2 * patience); ; time.Sleep(20 * time.Millisecond) {
@@ -902,7 +902,7 @@ func (b *bed) gpuAt(index int) topo.GPU {
 	return g
 }
 
-// generation is that of the only container there is.
+// generation returns the generation of the only container.
 func (b *bed) generation() generation.Info {
 	b.Helper()
 	list, err := generation.List(b.Layout)
@@ -915,10 +915,11 @@ func (b *bed) generation() generation.Info {
 	return list[0]
 }
 
-// containerID is the id of a container in the name of its cgroup, where the engine chooses it.
+// containerID matches the id of a container in the name of its cgroup, if the engine chooses the
+// name.
 var containerID = regexp.MustCompile(`^[0-9a-f]{64}`)
 
-// isContainer reports whether a cgroup is of a container of this row.
+// isContainer reports whether a cgroup is that of a container of this row.
 func (r row) isContainer(cgroup string) bool {
 	_, id, found := strings.Cut(cgroup, "/"+r.containers)
 	return found && r.containers != "" && containerID.MatchString(id)
@@ -946,7 +947,7 @@ func (b *bed) leavesNothing() func() {
 		}
 		for m := range mounts {
 			if strings.Contains(m, "/podman/graph/overlay /") || strings.Contains(m, "/docker/exec/netns/default ") {
-				continue // created on demand: podman's storage, and docker's handle of the host's network
+				continue // the engine creates these on demand: podman's storage, and docker's handle of the host's network
 			}
 			seen["the engine's mount "+m] = true
 		}

@@ -18,9 +18,9 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// ground is a private mount namespace for an engine with daemon, commands and containers: this
-// host's root or another, separate /run and /dev/shm, and CDI specifications at the default place.
-// It ends with its last process.
+// ground is a private mount namespace for an engine with its daemon, commands and containers: this
+// host's root or another root, separate /run and /dev/shm, and CDI specifications at the default
+// path. The namespace ends with its last process.
 type ground struct {
 	pid         int
 	environment []string
@@ -37,9 +37,9 @@ const (
 	anyCgroups = asTheHost
 )
 
-// lay makes a ground. root is the root file system's lower layer, "" for the
-// host's; nodes is the directory of the GPUs' device nodes; shared are directories of the host that
-// another root gets too.
+// lay creates a ground. root is the lower layer of the root file system, "" for the host's root;
+// nodes is the directory of the GPUs' device nodes; shared lists directories of the host that a
+// separate root also gets.
 func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes string, shared ...string) *ground {
 	t.Helper()
 	var script strings.Builder
@@ -68,7 +68,7 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 		say("cd %s", merged)
 		say("pivot_root . .old")
 		say("umount -l /.old")
-		say("touch /etc/hosts /etc/resolv.conf") // present on every host
+		say("touch /etc/hosts /etc/resolv.conf") // these files exist on every host
 	}
 	say("mount -t tmpfs tmpfs /run")
 	say("mkdir /run/cdi /run/lock /run/dev")
@@ -83,7 +83,7 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 	say("mount --rbind /run/dev /dev")
 	say("mount -t tmpfs tmpfs /dev/shm")
 	say("mount --bind %s /run/cdi", specifications)
-	// The ids of a user namespace that the engine chooses.
+	// The engine chooses these ids for the user namespace.
 	say("for file in subuid subgid; do echo daemon:100000:65536 >/run/$file; [ -e /etc/$file ] || : >/etc/$file; mount " +
 		"--bind /run/$file /etc/$file; done")
 	say("echo ready")
@@ -116,7 +116,7 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 	return &ground{pid: c.Process.Pid}
 }
 
-// command is a program on this ground.
+// command returns a program that runs on this ground.
 func (g *ground) command(ctx context.Context, program string, arguments ...string) *exec.Cmd {
 	arguments = append([]string{program}, arguments...)
 	if user := fmt.Sprint(g.user); g.user != 0 {
@@ -129,13 +129,13 @@ func (g *ground) command(ctx context.Context, program string, arguments ...strin
 	return c
 }
 
-// daemon is a program on a ground that stays.
+// daemon is a long-running program on a ground.
 type daemon struct {
 	ground  *ground
 	program string
 	command []string
 	ready   func() error
-	log     string // a file
+	log     string // a path
 	process *os.Process
 	ended   chan error
 }
@@ -199,7 +199,7 @@ func (d *daemon) stop(t *testing.T) {
 	if d.process == nil {
 		return
 	}
-	d.process.Signal(syscall.SIGTERM) // may have ended
+	d.process.Signal(syscall.SIGTERM) // the process may have ended
 	select {
 	case <-d.ended:
 	case <-testutil.After(30 * time.Second):

@@ -14,17 +14,17 @@ import (
 	"github.com/peerlane/peerlane/integration/pinned"
 )
 
-// installation is where the engines lie that are no packages of this Debian.
+// installation has the directories of the engines that are not packages of this Debian.
 type installation struct {
-	// Runc, Containerd and Docker are directories of programs that were built.
+	// Runc, Containerd and Docker are directories of built programs.
 	Runc, Containerd, Docker string
-	// Next is the root file system of the newer Debian, and Old that of a separate Debian of this
-	// release.
+	// Next is the root file system of the newer Debian, and Old the root file system of a separate
+	// Debian of this release.
 	Next, Old string
 }
 
-// modules has the Go modules; both the installer and the tests run in the folder
-// of this package.
+// modules has the Go modules; both the installer and the tests run in the directory of this
+// package.
 const modules = "modules"
 
 // find returns the result of Install for the current recipe.
@@ -65,7 +65,8 @@ func key(name string) (string, error) {
 	return fmt.Sprintf("%s-%x", name, h.Sum(nil)[:8]), nil
 }
 
-// Install builds and installs missing engines, one process at a time; it reports steps to progress.
+// Install builds and installs missing engines, in one process at a time, and reports steps to
+// progress.
 func Install(ctx context.Context, progress pinned.Progress) error {
 	if os.Geteuid() != 0 {
 		return errors.New("installing container engines needs root: a root file system has files of many users")
@@ -103,7 +104,7 @@ func Install(ctx context.Context, progress pinned.Progress) error {
 	return errors.Join(err, <-next)
 }
 
-// makeSuite makes a Debian's root file system.
+// makeSuite creates the root file system of a Debian.
 func makeSuite(ctx context.Context, suite, dir string) error {
 	return pinned.Step(ctx, nil, "mmdebstrap", "--quiet", "--variant=apt", "--mode=root", "--format=directory",
 		"--include="+strings.Join(suites[suite], ","), suite, dir)

@@ -60,7 +60,8 @@ var quickstarts = []struct {
 }
 
 // Every block of the quickstart runs unchanged on a separate Debian for each engine, from the
-// packages of `make packages`, or else from bin, to a container with a lane, and to removal.
+// packages of `make packages`, or from bin without packages, to a container with a lane, and to
+// removal.
 func TestQuickstartRunsUnchanged(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: container engines make namespaces and cgroups")
@@ -136,7 +137,7 @@ type guide struct {
 	dir      string // its subdirectory bin replaces programs that need the network
 }
 
-// guide creates programs that a real host with network has: apt without downloads, and NVIDIA's
+// guide creates programs that a host with a network has: apt without downloads, and NVIDIA's
 // toolkit.
 func (b *bed) guide() *guide {
 	b.Helper()
@@ -165,7 +166,7 @@ func (b *bed) guide() *guide {
 	}
 	if g.packaged = len(found) > 0; g.packaged {
 		b.T.Logf("with the packages %v", found)
-		// Nor does a purge find the test bed's directories in the way (hardware).
+		// Without these the purge would find the test bed's directories in the way (hardware).
 		b.write("quickstart/apt.conf", `Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "/dev/null"; Dpkg::Options { "--force-unsafe-io"; };
 DPkg::Pre-Invoke { "umount /etc/peerlane /run/peerlane /var/lib/peerlane 2>/dev/null || true"; };
 `)
@@ -188,7 +189,7 @@ esac`, b.Binaries, strings.Join(b.Libraries, " ")))
 			b.Fatal(err)
 		}
 	}
-	// JSON is YAML, too.
+	// JSON is also YAML.
 	g.program("nvidia-ctk", `[ "$1 $2" = "cdi generate" ]; cp `+vendor+` "${3#--output=}"`)
 	// The test bed's specifications would hide those of the quickstart.
 	for _, spec := range cache.GetVendorSpecs("peerlane.dev") {

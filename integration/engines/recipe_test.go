@@ -11,8 +11,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// documented is the first block of a language below a heading of
-// docs/containers.md.
+// documented returns the first block in a language below a heading of docs/containers.md.
 func documented(b *bed, heading, language string) string {
 	b.Helper()
 	text, err := os.ReadFile("../../docs/containers.md")
@@ -41,7 +40,7 @@ func recipe(b *bed, _ check) {
 	if err != nil {
 		b.Fatalf("%v: %s", err, out)
 	}
-	// The CRI has no output to show: there, the container's status tells.
+	// The CRI has no output to show; the status of the container has the result.
 	if b.row.recipe[:3] != "CRI" && !strings.Contains(string(out), "\nrelay.sock\n") {
 		b.Errorf("the container does not show its relay's socket: %s", out)
 	}

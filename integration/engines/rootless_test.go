@@ -21,9 +21,9 @@ import (
 // trainer is an ordinary user: uid and gid.
 const trainer = 1000
 
-// ofTrainer moves the host's directories to those of an unprivileged user, below $XDG_RUNTIME_DIR,
-// and makes the programs and the simulator's library accessible. It returns the empty system-wide
-// directory of specifications.
+// ofTrainer moves the host's directories to the directories of an unprivileged user, below
+// $XDG_RUNTIME_DIR, and makes the programs and the simulator's library accessible. ofTrainer
+// returns the empty system-wide directory of specifications.
 func (b *bed) ofTrainer() (specifications string) {
 	b.Helper()
 	b.Layout = paths.New(filepath.Join(b.mkdir("user"), "peerlane"))
@@ -60,12 +60,12 @@ func (b *bed) giveTrainer() {
 	}
 	b.ground.environment = append(b.ground.environment, "HOME="+filepath.Join(b.Root, "home"),
 		"XDG_RUNTIME_DIR="+filepath.Join(b.Root, "user"),
-		// The test machine has cgroup v1 only.
+		// The test machine has only cgroup v1.
 		"PODMAN_IGNORE_CGROUPSV1_WARNING=1")
 }
 
-// rootlessPodman reads specifications of the administrator's only, so that
-// peerlane-runtime applies the user's.
+// rootlessPodman reads only specifications of the administrator, so that peerlane-runtime applies
+// the user's specifications.
 func rootlessPodman(version string) func(*bed) engine {
 	return func(b *bed) engine {
 		e := podman(version, filepath.Join(b.Binaries, "peerlane-runtime"))(b).(*cli)
@@ -75,7 +75,7 @@ func rootlessPodman(version string) func(*bed) engine {
 	}
 }
 
-// mustBeTrainers demands that a relay is the user's, in a user namespace of his.
+// mustBeTrainers requires that a relay belongs to the user, in a user namespace of the user.
 func (b *bed) mustBeTrainers(g generation.Info) {
 	b.Helper()
 	// The container's client was served, so the relay runs; the supervisor may still write the
@@ -101,8 +101,8 @@ func (b *bed) mustBeTrainers(g generation.Info) {
 	}
 }
 
-// An unprivileged user's podman provides lanes, from a relay with the user's privileges only.
-// Requests that need root of the host are refused with the reason, which crun drops.
+// Podman of an unprivileged user provides lanes, from a relay with only the user's privileges. The
+// hook refuses requests that need root of the host, with a reason that crun drops.
 func TestRootlessPodmanProvidesLanes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an engine gets a mount namespace of its own")

@@ -17,8 +17,8 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 )
 
-// bare is an OCI runtime alone: the test makes bundles, and injects devices
-// with the CDI library.
+// bare is an OCI runtime without an engine: the test creates bundles, and injects devices with the
+// CDI library.
 type bare struct {
 	bed  *bed
 	path string
@@ -41,7 +41,7 @@ func (r *bare) bundle(c container) (dir string, err error) {
 	b := bundle.New(dir, c.command()...)
 	b.Spec.Root = &specs.Root{Path: r.bed.image.RootFS, Readonly: c.readOnly}
 	if !c.readOnly {
-		// Containers write to a layer of their own.
+		// Containers write to a separate layer.
 		b.Spec.Root.Path = filepath.Join(dir, "rootfs")
 		if err := os.CopyFS(b.Spec.Root.Path, os.DirFS(r.bed.image.RootFS)); err != nil {
 			return "", err
@@ -103,7 +103,7 @@ func (r *bare) restart(ctx context.Context, c container) error {
 	return r.again(ctx, filepath.Join(r.bed.Root, "bundles", c.name), c)
 }
 
-// end ends and deletes the runtime's container, which may not be there.
+// end ends and deletes the runtime's container, if any.
 func (r *bare) end(ctx context.Context, c container) error {
 	for {
 		err := r.do(ctx, "delete", "--force", c.name)

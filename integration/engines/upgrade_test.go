@@ -37,13 +37,14 @@ const (
 )
 
 // dpkg replaces packages with the programs of commit a099472 by packages with the programs of this
-// commit, below running and stopped containers of Podman.
+// commit, under running and stopped containers of Podman.
 func TestPodmanUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: container engines make namespaces and cgroups")
 	}
 	t.Parallel()
-	// A release that serves no client, and a release that serves no supervisor of the earlier commit.
+	// A release that serves no client of the earlier commit, and a release that serves no
+	// supervisor of the earlier commit.
 	const later = wire.NewestVersion + 1
 	withoutClient := build(t, "../../relay/wire/protocol.go", map[string]string{
 		fmt.Sprintf("OldestVersion = %d", wire.OldestVersion): fmt.Sprintf("OldestVersion = %d", later),
@@ -258,10 +259,10 @@ func (u *podmanUpgrade) do(command ...string) string {
 }
 
 // install makes packages of programs and of a library, with the scripts of the packages, and
-// installs them by dpkg. Then it mounts the anchor, as systemd does at an installation.
+// installs them by dpkg. Then install mounts the anchor, as systemd does at an installation.
 func (u *podmanUpgrade) install(version, programs, library string) {
 	u.Helper()
-	// A host executes other programs of a package only in these tests.
+	// Only in these tests a host executes other programs of a package.
 	files := map[string]string{}
 	for _, name := range []string{"peerlane-hook", "peerlane-relay"} {
 		files[programDir+"/"+name] = filepath.Join(programs, name)
@@ -444,14 +445,15 @@ func (u *podmanUpgrade) refuses(c *earlier.Container, want wire.Status, text str
 
 // leavesNothing waits for the end of the containers' generations.
 func (u *podmanUpgrade) leavesNothing() {
-	for _, c := range u.started { // podman run opens its store once more after a container's end
+	for _, c := range u.started { // podman run opens its store once more after the end of a container
 		c.Wait()
 	}
 	testutil.Until(u, "no generation of an ended container is left", func() bool {
 		list, err := generation.List(u.layout)
 		return err == nil && len(list) == 0
 	})
-	// conmon starts `podman container cleanup` after a container's end, which would fill root again.
+	// conmon starts `podman container cleanup` after the end of a container, which would write to
+	// root again.
 	testutil.Until(u, "Podman has cleaned up", func() bool {
 		commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 		return err == nil && !slices.ContainsFunc(commands, func(path string) bool {

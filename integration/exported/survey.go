@@ -21,7 +21,7 @@ type identifier struct {
 	// of the types.
 	needs []key
 	group string // constants of one type or block
-	// permitted is true of a general exception.
+	// permitted is set by a general exception.
 	permitted bool
 }
 
@@ -197,7 +197,8 @@ func encoded(t *types.Struct) bool {
 	return false
 }
 
-// generated reports whether a generated file declares o: a description decides on its fields.
+// generated reports whether a generated file declares o: the description of the file decides on the
+// fields.
 func generated(p *packages.Package, o types.Object) bool {
 	for _, file := range p.Syntax {
 		if file.FileStart <= o.Pos() && o.Pos() < file.FileEnd {

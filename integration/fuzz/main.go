@@ -176,9 +176,9 @@ func (t target) fuzzBy(run func() (string, error)) (said string, good bool) {
 }
 
 // endedByItsDeadline reports whether a run failed only by a defect of Go before 1.27: the end of
-// -fuzztime can count as a failure of the target (golang/go#75804). A failing input is always
-// written to a file, which the output names, together with the message of the target; so is a
-// panic.
+// -fuzztime can count as a failure of the target (golang/go#75804). For a failing input the fuzzer
+// always writes a file, and the output names the file with the message of the target; the same
+// holds for a panic.
 func (t target) endedByItsDeadline(out string) bool {
 	failures, expected := 0, false
 	lines := bufio.NewScanner(strings.NewReader(out))

@@ -19,7 +19,7 @@ exit status 1
 FAIL	example.com/it	10.112s
 `
 
-// In the form of go test, with the target's lines beside the fuzzer's own.
+// Output in the form of go test, with lines of the target beside the fuzzer's lines.
 const found = `fuzz: elapsed: 1s, execs: 841 (767/sec), new interesting: 3 (total: 5)
 --- FAIL: FuzzIt (1.08s)
     --- FAIL: FuzzIt (0.00s)

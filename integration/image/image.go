@@ -1,4 +1,4 @@
-// Package image makes the image of tests, which has the test program and busybox, without a registry.
+// Package image makes the image of tests, with the test program and busybox, without a registry.
 package image
 
 import (
@@ -23,14 +23,14 @@ type Image struct {
 	OCI    string // an OCI image in a tar file
 }
 
-// In returns an image whose files are in dir. Nothing is written.
+// In returns an image with files in dir, and writes no file.
 func In(dir string) *Image {
 	return &Image{RootFS: filepath.Join(dir, "rootfs"), Layer: filepath.Join(dir, "layer.tar"),
 		OCI: filepath.Join(dir, "oci.tar")}
 }
 
-// Make makes an image with a name in dir. libraries are files that will be mounted into containers:
-// the image gets the libraries that they need.
+// Make makes an image with a name in dir. libraries are files that engines mount into containers:
+// the image gets the dependencies of the libraries.
 func Make(dir, name string, libraries ...string) (*Image, error) {
 	i := In(dir)
 	self, err := os.Executable()

@@ -1,5 +1,6 @@
-// Command licences lists the licences of the Go modules that Peerlane is built, checked and tested
-// with, and fails if a licence is not allowed. Run it in the root of the repository.
+// Command licences lists the licences of the Go modules with which Peerlane is built, checked and
+// tested, and fails for a licence that is not allowed. Run the command in the root of the
+// repository.
 package main
 
 import (
@@ -19,11 +20,12 @@ import (
 var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"}
 
 // allowedBeside are further licences for modules without code in an installed binary: the
-// conditions of these licences apply to the distribution of a binary.
+// conditions of these licences apply only to the distribution of a binary.
 var allowedBeside = []string{"MPL-2.0"}
 
 // texts recognise licences by words that every copy of a licence has, and words that only other
-// licences have. The list includes licences that are not allowed, to find all licences of a file.
+// licences have. The list includes licences that are not allowed, so that no licence of a file
+// stays unknown.
 var texts = []struct {
 	id       string
 	has, not string
@@ -57,7 +59,7 @@ var texts = []struct {
 
 var noWord = regexp.MustCompile(`[^a-z0-9]+`)
 
-// secondary is the passage where the Mozilla Public License names other licences, which do not
+// secondary is the passage in which the Mozilla Public License names other licences, which do not
 // apply.
 const secondary = "secondary license means either the gnu general public license version 2 0 the gnu lesser general " +
 	"public license version 2 1 the gnu affero general public license version 3 0 or any later versions of those licenses"
@@ -85,8 +87,31 @@ type module struct {
 // file matches the names of licence files.
 var file = regexp.MustCompile(`(?i)^(licen[cs]e|copying|unlicense)`)
 
-// ofModule reads the licences of a module whose files lie in dir, and reports whether they allow
-// its use: linked into an installed binary, or to build and test.
+// errNoLicence reports a module without a licence file.
+var errNoLicence = errors.New("no licence found; use another module")
+
+// unknownTextError reports a licence file whose licence is unknown.
+type unknownTextError struct{ file string }
+
+func (e *unknownTextError) Error() string {
+	return fmt.Sprintf("unknown licence text in %s; read the file, and add the licence to texts in integration/licences",
+		e.file)
+}
+
+// notAllowedError reports a licence that does not permit the use of a module.
+type notAllowedError struct {
+	id      string
+	allowed []string
+	use     string
+}
+
+func (e *notAllowedError) Error() string {
+	return fmt.Sprintf("%s is not among %s, which may be %s; use another module", e.id, strings.Join(e.allowed, ", "),
+		e.use)
+}
+
+// ofModule reads the licences of a module in the directory dir, and reports whether the licences
+// permit the use of the module: linked into an installed binary, or for build and test.
 func ofModule(dir string, shipped bool) (ids []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -104,13 +129,12 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 		}
 		recognised := recognise(text)
 		if len(recognised) == 0 {
-			return nil, fmt.Errorf(
-				"unknown licence text in %s; read the file, and add the licence to texts in integration/licences", e.Name())
+			return nil, &unknownTextError{e.Name()}
 		}
 		ids = append(ids, recognised...)
 	}
 	if !found {
-		return nil, errors.New("no licence found; use another module")
+		return nil, errNoLicence
 	}
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
@@ -120,7 +144,7 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 	}
 	for _, id := range ids {
 		if !slices.Contains(may, id) {
-			return ids, fmt.Errorf("%s is not among %s, which may be %s; use another module", id, strings.Join(may, ", "), use)
+			return ids, &notAllowedError{id, may, use}
 		}
 	}
 	return ids, nil

@@ -41,13 +41,13 @@ const (
 type host struct {
 	options
 	*testbed.Host
-	// work is a private directory, removed at the end. work/inside has the files that ranks run, at
-	// the same path in containers; work/logs has a folder for each phase.
+	// work is a private directory that the host removes at the end. work/inside has the files that
+	// ranks run, at the same path in containers; work/logs has a folder for each phase.
 	work    string
-	gpus    []topo.GPU // one for each rank
+	gpus    []topo.GPU // one GPU for each rank
 	ranks   int
 	runtime *bundle.Runtime // nil: plain processes
-	why     string          // without a runtime
+	why     string          // the reason for the lack of a runtime
 	specs   string          // folder of the installation's CDI specifications, with --installed
 	network *network        // nil: ranks share the host's
 	alone   string          // reason if no runtime works
@@ -188,7 +188,7 @@ func (h *host) close() error {
 
 func (h *host) configure(s settings) error {
 	err := os.Remove(h.Layout.ClusterKey())
-	if s.Transport != "" { // relays with the same key find each other over the network
+	if s.Transport != "" { // relays with an equal key find each other over the network
 		err = os.WriteFile(h.Layout.ClusterKey(), cluster.Keys{Current: cluster.NewKey(time.Now())}.Text(), 0o600)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -204,7 +204,7 @@ func (h *host) configure(s settings) error {
 			}
 		}
 		if h.Simulated {
-			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
+			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory in this program
 		}
 	})
 }
@@ -226,8 +226,8 @@ func (h *host) writeTopology() error {
 		os.WriteFile(filepath.Join(h.logs(), topologyFile), text, 0o644))
 }
 
-// findRuntime looks for a runtime that can start a container here; an installed runtime may lack
-// permission. h.why is the reason if none can.
+// findRuntime finds a runtime that can start a container; an installed runtime may lack permission.
+// Without such a runtime h.why has the reason.
 func (h *host) findRuntime(ctx context.Context) {
 	names := []string{"runc", "crun"}
 	switch {
@@ -260,7 +260,7 @@ func (h *host) findRuntime(ctx context.Context) {
 	h.why = strings.Join(reasons, "; ")
 }
 
-// try runs a container that does nothing.
+// try runs a container that only exits.
 func (h *host) try(ctx context.Context, r *bundle.Runtime) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()

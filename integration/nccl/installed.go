@@ -21,8 +21,8 @@ import (
 )
 
 // Phases of --installed measure this host's packages as users run them: containers of runc with
-// peerlane.dev/lane=auto, and no NCCL variable. Configuration, plan and CDI specifications are the
-// host's.
+// peerlane.dev/lane=auto, and no NCCL variable. Configuration, plan and CDI specifications are
+// those of the host.
 
 // installedPrefix begins the names of the phases that use the packages.
 const installedPrefix = "installed-"
@@ -93,8 +93,8 @@ func (r *result) judgeInstalled() {
 		rate{Operation: "all_reduce", Bytes: 8, Queued: true}, installedPrefix+"default", "socket-default", goal{Most: 0.75})
 }
 
-// useInstallation takes configuration, plan and relays of this host; on the simulator the
-// test bed's, which has the same files.
+// useInstallation uses configuration, plan and relays of this host; on the simulator those of the
+// test bed, which has the same files.
 func (h *host) useInstallation() error {
 	if h.Simulated {
 		if paths.MountsAnchor() {
@@ -103,7 +103,7 @@ func (h *host) useInstallation() error {
 			}
 		}
 		h.specs = h.CDIDir()
-		// As packaging/etc/nccl.conf.
+		// The content of packaging/etc/nccl.conf.
 		written := os.WriteFile(h.Layout.NCCLConf(), []byte("NCCL_NET_PLUGIN=peerlane\n"), 0o644)
 		return errors.Join(written, h.configure(settings{Route: launch.RouteAuto}))
 	}
@@ -178,7 +178,7 @@ func chooses(variable string) bool {
 // behaviourOfTests is the variable by which this package's tests select the behaviour of ranks.
 const behaviourOfTests = "PEERLANE_TEST_RANK"
 
-// ofMachine are the variables of NCCL's that ranks have from this program's environment.
+// ofMachine returns the variables of NCCL that ranks inherit from this program.
 func ofMachine() (list []string) {
 	for _, v := range os.Environ() {
 		if strings.HasPrefix(v, "NCCL_") && !chooses(v) {
@@ -242,8 +242,7 @@ type chosen struct {
 	Network  string `json:"network,omitempty"`
 	Channels string `json:"channels,omitempty"`
 	Tuner    string `json:"tuner,omitempty"`
-	// Variables that NCCL read, in the log's words: of the environment, of nccl.conf, and of
-	// the plugin.
+	// Variables that NCCL read, from its log: of the environment, of nccl.conf, and of the plugin.
 	Variables []string `json:"variables,omitempty"`
 }
 

@@ -67,8 +67,8 @@ func say(kind string, what map[string]any) {
 	fmt.Println(string(text))
 }
 
-// beRank is a rank in place of PyTorch: it sends bytes to the other rank through its relay, and
-// compares the received bytes.
+// beRank is a rank in place of PyTorch: it sends bytes to the peer through its relay, and compares
+// the received bytes.
 func beRank(how, text string) error {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
@@ -103,7 +103,7 @@ func beRank(how, text string) error {
 	return exchange(j)
 }
 
-// ncclLog is a part of NCCL's own log, of 2.28.
+// ncclLog is a part of a log of NCCL 2.28.
 const ncclLog = `rank:7:7 [0] NCCL INFO NCCL_DEBUG set by environment to INFO.
 rank:7:9 [0] NCCL INFO NET/Peerlane: all lanes of this container reach only this host: NCCL_BUFFSIZE is 16777216 now
 rank:7:9 [0] NCCL INFO Using network Peerlane
@@ -144,7 +144,7 @@ func beInstalled(j job) error {
 	return exchange(j)
 }
 
-// exchange sends both ways, through the relay.
+// exchange sends in both directions, through the relay.
 func exchange(j job) error {
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
@@ -226,7 +226,7 @@ func exchange(j job) error {
 	}
 }
 
-// meet connects the two ranks where PyTorch's would meet.
+// meet connects the two ranks at the rendezvous of PyTorch's ranks.
 func meet(ctx context.Context) (net.Conn, error) {
 	address := net.JoinHostPort(os.Getenv("MASTER_ADDR"), os.Getenv("MASTER_PORT"))
 	if os.Getenv("RANK") == "0" {
@@ -246,7 +246,7 @@ func meet(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// simulated are options for phases in which ranks behave like this.
+// simulated returns options for phases whose ranks have a behaviour.
 func simulated(t *testing.T, how string, phases ...string) options {
 	t.Helper()
 	t.Setenv(behaviour, how)
@@ -267,7 +267,7 @@ func simulated(t *testing.T, how string, phases ...string) options {
 	}
 }
 
-// found is the result.json that a run has left.
+// found returns the result.json of a run.
 func found(t *testing.T, o options) *result {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(o.out, "result.json"))
@@ -315,12 +315,12 @@ func TestRanksExchangeThroughTheirRelays(t *testing.T) {
 }
 
 // Containers of --installed have lane=auto, the packages' defaults, and no variable; in NVLink's
-// phases one container has every GPU.
+// phases a single container has every GPU.
 func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
 	if _, err := exec.LookPath("runc"); err != nil || os.Geteuid() != 0 {
 		t.Skip("needs runc and root")
 	}
-	t.Setenv("NCCL_NET", "Socket") // of this program's own environment
+	t.Setenv("NCCL_NET", "Socket") // of this program's environment
 	o := simulated(t, "installed", installedPrefix+"default", installedPrefix+"log", "socket-4x4", "nvlink",
 		"nvlink-with-lanes")
 	o.runtime, o.installed, o.set = "runc", true, nil
@@ -355,8 +355,8 @@ func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
 	}
 }
 
-// On a host with one GPU two ranks share it, and phases that need a second GPU are omitted. A host
-// that cannot be configured ends the run with an error.
+// On a host with one GPU two ranks share the GPU, and the run omits phases that need a second GPU.
+// A host that cannot be configured ends the run with an error.
 func TestHarnessOnOneGPUSharesIt(t *testing.T) {
 	o := simulated(t, "well", "peerlane-rates", "nvlink", "peerlane-staged")
 	o.gpus, o.ranks, o.quick = testbed.GPUsOne, 0, false
@@ -382,7 +382,7 @@ func TestRanksExchangeAsBetweenHosts(t *testing.T) {
 	for _, p := range found(t, o).Phases {
 		want := p.Transport
 		if want == "" {
-			want = launch.TransportVerbs // and nothing of the phase before is left
+			want = launch.TransportVerbs // the phase before leaves no setting
 		}
 		if len(p.Relays) != 2 {
 			t.Errorf("%s: %d relays", p.Name, len(p.Relays))
@@ -406,7 +406,7 @@ func TestKillOfRankOrRelayIsNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, p := range found(t, o).Phases {
-		if len(p.Noticed) != 1+i { // whose relay was killed has to notice, too
+		if len(p.Noticed) != 1+i { // a rank whose relay was killed reports an error too
 			t.Errorf("%s: noticed after %v", p.Name, p.Noticed)
 		}
 	}
@@ -449,7 +449,7 @@ func TestPhaseEndsAtItsLimit(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*")); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	// Without time nothing begins.
+	// Without time no phase begins.
 	o.budget = 10 * time.Second
 	if err := run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "s are left of 10s") {
 		t.Errorf("%v", err)

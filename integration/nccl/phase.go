@@ -44,7 +44,7 @@ type phase struct {
 	Lists    []listRow    `json:"lists,omitempty"`
 	Routes   []string     `json:"routes,omitempty"` // lines in which NIXL's backend reports its route
 	NIXL     string       `json:"nixl,omitempty"`
-	// seconds from the kill to the error, or end, of each other rank
+	// seconds from the kill to the error, or to the end, of each surviving rank
 	Noticed []float64      `json:"noticed,omitempty"`
 	Said    []string       `json:"said,omitempty"`   // errors of these ranks, in the same order
 	Chosen  *chosen        `json:"chosen,omitempty"` // NCCL's choice, from the log of rank 0
@@ -110,7 +110,7 @@ func (h *host) phase(ctx context.Context, s settings, limit time.Duration) *phas
 }
 
 func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
-	// Writable for other uids too: root of a container has no capabilities.
+	// Writable for every uid: root of a container has no capabilities.
 	if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o777)); err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
 // follow reads the ranks' events until every rank is done, a rank has failed, or the time is over.
 func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, events <-chan event, dir string) {
 	done, running := 0, 0
-	var kill <-chan time.Time // time of the kill
+	var kill <-chan time.Time // the time of the kill
 	var killed time.Time
 	var late, looks <-chan time.Time
 	failed := false
@@ -241,8 +241,8 @@ func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, event
 	}
 }
 
-// notice records a rank's first error after the kill of another rank or of a relay. The killed rank
-// has none.
+// notice records the first error of a rank after the kill of another rank or of a relay. The killed
+// rank has no error.
 func (p *phase) notice(r *runningRank, killed time.Time, text string) {
 	if r.noticed || r.dies {
 		return
@@ -409,7 +409,7 @@ func (h *host) keepLogs(dir string) func() {
 	}
 }
 
-// end ends every rank; ranks that are done may exit themselves within a limit.
+// end ends every rank. Ranks that are done may exit within a limit.
 func (h *host) end(p *phase, ranks []*runningRank, events <-chan event) error {
 	var err error
 	left := 0
@@ -419,7 +419,7 @@ func (h *host) end(p *phase, ranks []*runningRank, events <-chan event) error {
 		}
 		r.in.Close() // already closed for an ended rank
 	}
-	// After a problem or a kill no rank gets time to exit itself.
+	// After a problem or a kill no rank has time to exit.
 	own := len(p.Problems) == 0 && p.Kill == ""
 	patience := time.After(h.patience)
 	if !own {
@@ -449,7 +449,7 @@ func (h *host) end(p *phase, ranks []*runningRank, events <-chan event) error {
 		}
 	}
 	for _, r := range ranks {
-		if killed == nil { // and their remains
+		if killed == nil { // and the remains of killed ranks
 			err = errors.Join(err, h.kill(r))
 		}
 		os.RemoveAll(filepath.Join(h.work, r.id))

@@ -27,11 +27,11 @@ type settings struct {
 	Name  string `json:"name"`
 	By    string `json:"by"`
 	Route string `json:"route,omitempty"`
-	// Transport between the relays: empty for that of Route; tcp as between two hosts, over the
-	// host's loopback, with the given number of Streams.
+	// Transport is the transport between the relays: empty for that of Route; tcp as between two
+	// hosts, over the host's loopback, with the given number of Streams.
 	Transport string `json:"transport,omitempty"`
 	Streams   int    `json:"streams,omitempty"`
-	// Hosts starts the relays in two network namespaces, as if on two hosts. A cable joins the
+	// Hosts starts the relays in two network namespaces, as on two hosts. A cable joins the
 	// namespaces. Hosts needs Transport tcp and two ranks.
 	Hosts bool `json:"hosts,omitempty"`
 	// Pace is the rate in GB/s of the software device that the ranks share on route staged; 0 for no
@@ -56,7 +56,7 @@ type job struct {
 	Limit   int     `json:"limit"` // seconds
 	Checks  []check `json:"checks,omitempty"`
 	Rates   []rate  `json:"rates,omitempty"`
-	Groups  [][]int `json:"groups,omitempty"` // of ranks, in addition to the group of every rank
+	Groups  [][]int `json:"groups,omitempty"` // groups of ranks, in addition to the group of every rank
 	Endless bool    `json:"endless,omitempty"`
 	Train   *train  `json:"train,omitempty"`
 	// Of NIXL: kv.py has no other job.
@@ -90,7 +90,7 @@ type train struct {
 
 var operations = []string{"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"}
 
-// Of elements.
+// types are the types of elements.
 var types = []string{"float32", "bfloat16"}
 
 const mib = 1 << 20
@@ -116,10 +116,10 @@ func rates(seconds float64, sizes []int, names ...string) (list []rate) {
 	return list
 }
 
-// latency is 8 bytes, queued.
+// latency measures 8 bytes, queued.
 var latency = rate{Operation: "all_reduce", Bytes: 8, Seconds: 0.4, Queued: true}
 
-// groups are the sub-communicators that eight ranks can have.
+// groups returns the sub-communicators of eight ranks.
 func groups(ranks int) (list [][]int) {
 	if ranks != 8 {
 		return nil
@@ -247,7 +247,7 @@ func plan(o options, ranks int) (list []settings) {
 	last().Torchrun = true
 	add("peerlane-host-pointers", byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce"),
 		Checks: checks(64<<10, 5*mib+24)}, "PEERLANE_NCCL_POINTERS=host")
-	// The newest version is tested by its layout only: NCCL 2.30 accepts it.
+	// Only the layout of the newest version is tested: NCCL 2.30 accepts it.
 	for _, version := range nccl.Versions[:len(nccl.Versions)-1] {
 		add(fmt.Sprintf("peerlane-v%d", version), byPeerlane,
 			job{Rates: rates(0.3, []int{8, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)})
@@ -260,5 +260,5 @@ func plan(o options, ranks int) (list []settings) {
 	return list
 }
 
-// sleeping is the phase in which a rank sleeps, and is waited for.
+// sleeping is the phase in which a rank sleeps while the other ranks wait.
 const sleeping = "peerlane-sleep"

@@ -28,8 +28,7 @@ import (
 // needs the pid, and the rank needs the relay's socket.
 const becomeRank = "become-rank"
 
-// become reads the socket's path, an empty line where there is no relay, and executes the
-// program.
+// become reads the socket's path, or an empty line without a relay, and executes the program.
 func become(in io.Reader, arguments []string) error {
 	line, err := bufio.NewReader(in).ReadString('\n')
 	if err != nil {
@@ -61,7 +60,7 @@ type event struct {
 	RateFound
 	TrainFound
 	ListFound
-	// Of the harness: the rank's end.
+	// ended reports the end of the rank; the harness sets it.
 	ended bool
 	exit  error
 }
@@ -75,7 +74,7 @@ type runningRank struct {
 	in        io.WriteCloser // closing it lets the rank exit
 	stderr    *os.File
 	done      bool // the rank reported done
-	noticed   bool // that another was killed
+	noticed   bool // reported the death of another rank
 	dies      bool // the rank to be killed
 	ended     bool
 }
@@ -185,7 +184,7 @@ func (r *runningRank) follow(out io.Reader, said io.Closer, events chan<- event)
 	lines.Buffer(nil, 4<<20)
 	for lines.Scan() {
 		var e event
-		// Libraries print, too.
+		// Libraries print lines of text too.
 		if json.Unmarshal(lines.Bytes(), &e) == nil && e.Kind != "" {
 			e.Rank = r.number
 			events <- e

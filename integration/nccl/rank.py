@@ -24,7 +24,7 @@ WORLD = int(os.environ["WORLD_SIZE"])
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 # Values are small whole numbers, so that a sum is the same in any order and exact also in
-# bfloat16. Their period is a prime: a piece that lies in a wrong place is seen.
+# bfloat16. The period is a prime number, so that a misplaced piece is an error.
 PERIOD = 1_000_003
 
 
@@ -33,7 +33,7 @@ def say(kind, **what):
 
 
 def pattern(rank, elements, dtype):
-    """What a rank contributes, on the CPU."""
+    """The contribution of a rank, on the CPU."""
     generator = torch.Generator().manual_seed(1000 + rank)
     period = torch.randint(-4, 5, (min(PERIOD, elements),), generator=generator).to(dtype)
     return period.repeat(-(-elements // len(period)))[:elements]
@@ -42,7 +42,7 @@ def pattern(rank, elements, dtype):
 class Operation:
     """A collective on buffers of `bytes` (of the larger one), within a group."""
 
-    # What the bytes are multiplied with for the bus bandwidth of nccl-tests.
+    # Factors of the bus bandwidth of nccl-tests.
     FACTORS = {
         "all_reduce": lambda n: 2 * (n - 1) / n,
         "all_gather": lambda n: (n - 1) / n,
@@ -92,7 +92,7 @@ class Operation:
         elif self.name == "broadcast":
             dist.broadcast(self.output, self.ranks[-1], group=self.group)
         else:
-            # Around the ring. Both at once: neither is there before the other.
+            # Around the ring, both concurrently: no rank waits for the other direction.
             to, of = self.ranks[(self.me + 1) % self.n], self.ranks[self.me - 1]
             for work in dist.batch_isend_irecv([
                 dist.P2POp(dist.isend, self.input, to, self.group),
@@ -149,8 +149,7 @@ def agree(store, key, value):
     return json.loads(store.get(key))
 
 
-# How long a GPU is held back for each collective that is queued meanwhile: longer than
-# Python takes for it, some 0.1 ms.
+# Delay of a GPU per queued collective: longer than Python takes to queue it, about 0.1 ms.
 CYCLES_EACH = 200_000
 
 
@@ -173,7 +172,7 @@ def measure(what, ranks, store, key):
 
     batch(3)  # connections, and the clocks
     once = batch(3)
-    # Batches of equal length, as many as the time has room for.
+    # Batches of equal length, as many as fit into the time.
     share = what["seconds"] * 1e6 / 7
     calls = agree(store, key, int(max(1, min(share / once, 50 if what.get("queued") else 2000))))
     times = [batch(calls) for _ in range(7)]
@@ -272,9 +271,9 @@ def main():
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums each time
     say("ready", torch=torch.__version__, nccl=".".join(str(n) for n in torch.cuda.nccl.version()), gpu=torch.cuda.get_device_name(device),
         pid=os.getpid())
-    # The harness ends what hangs; NCCL's own errors come without a time of ours.
+    # The harness ends hanging ranks; NCCL reports its errors without a limit here.
     limit = datetime.timedelta(seconds=max(job["limit"], 30))
-    # torchrun has a store of its own at this address.
+    # torchrun has a store at this address.
     serves = RANK == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), WORLD, serves, timeout=limit)
     dist.init_process_group("nccl", timeout=limit, store=dist.PrefixStore("nccl", store), rank=RANK, world_size=WORLD,
@@ -300,12 +299,12 @@ def main():
         endless(everybody)
     torch.cuda.synchronize()
     say("done")
-    sys.stdin.read()  # until it may end: others look at its relay meanwhile
+    sys.stdin.read()  # until the harness lets the rank end: it inspects the relay meanwhile
     dist.destroy_process_group()
 
 
 try:
     main()
-except BaseException as e:  # also what PyTorch raises when NCCL has failed
+except BaseException as e:  # includes exceptions of PyTorch after an error of NCCL
     say("failed", error=f"{type(e).__name__}: {e}")
     raise

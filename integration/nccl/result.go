@@ -198,8 +198,8 @@ func (r *result) judge() {
 	r.Goals = append(r.Goals, r.paced("peerlane-staged-paced", large("all_reduce")))
 }
 
-// ratio adds a goal: the rate of the best phase of ours over the best of theirs, or with Most the
-// ratio of the times.
+// ratio adds a goal: the ratio of the best rate of our phases to the best rate of their phases, or
+// with Most the ratio of the times.
 func (r *result) ratio(what string, row rate, ours, theirs string, g goal) {
 	a, at := r.best(ours, row)
 	b, beside := r.best(theirs, row)
@@ -360,7 +360,7 @@ func (r *result) write(dir string) error {
 		os.WriteFile(filepath.Join(dir, "table.md"), []byte(table), 0o644))
 }
 
-// maxLog is the retained size of a file; of longer files the beginning and the end are retained.
+// maxLog is the retained size of a log: of a longer file pack keeps the beginning and the end.
 const maxLog = 4 << 20
 
 // pack writes every log to an archive.

@@ -129,8 +129,8 @@ func nightly(file, pattern, document string, check bool, out io.Writer) error {
 	return nil
 }
 
-// environment is this process's without the variables of make: RUN of `make nightly` chooses
-// cases, and would choose tests in a case's own make.
+// environment returns the environment of this process without the variables of make: RUN of `make
+// nightly` selects cases, and would select tests in the make of a case.
 func environment() []string {
 	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")

@@ -86,7 +86,7 @@ func one(t testing.TB, dir, pattern string) string {
 	return found[0]
 }
 
-// unpacked has the files of a deb.
+// unpacked returns a directory with the files of a deb.
 func unpacked(t testing.TB, name, arch string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -124,7 +124,7 @@ func TestFileListsAreCurrent(t *testing.T) {
 						}
 					}
 					got = manPage.ReplaceAllString(got, "")
-					// Every document of the repository, and no other file.
+					// Packages have every document of the repository, and no other file.
 					pages, err := filepath.Glob("../../docs/*.md")
 					check(t, err)
 					if n := len(docPage.FindAllString(got, -1)); n != len(pages) {
@@ -218,7 +218,7 @@ func floor(t testing.TB, path string) int {
 	return newest
 }
 
-// The dependencies say which glibc is needed, and so does the README.
+// Dependencies and README name the required glibc.
 func TestGlibcFloorsMatchDependencies(t *testing.T) {
 	readme, err := os.ReadFile(source + "/README.md")
 	check(t, err)
@@ -303,7 +303,7 @@ func TestBillOfMaterials(t *testing.T) {
 				}
 				info, err := buildinfo.ReadFile(path)
 				if err != nil {
-					return nil // of C
+					return nil // a C program
 				}
 				for _, m := range info.Deps {
 					modules++

@@ -37,7 +37,7 @@ func emulate(t *testing.T, program string, arguments ...string) string {
 	return run(t, "qemu-aarch64-static", append([]string{"-L", "/usr/aarch64-linux-gnu", program}, arguments...)...)
 }
 
-// On an emulated processor, which says nothing about a driver there.
+// The processor is emulated, so the test says nothing about a driver.
 func TestARM64ProgramsRun(t *testing.T) {
 	native, foreign := unpacked(t, "peerlane", "amd64"), unpacked(t, "peerlane", "arm64")
 	for _, arguments := range [][]string{
@@ -65,8 +65,8 @@ func TestARM64ProgramsRun(t *testing.T) {
 	}
 	emulate(t, filepath.Join(foreign, "usr/libexec/peerlane/peerlane-hook"), "help")
 
-	// The simulator of that processor. Tests with a second process are omitted, because the
-	// emulator of one process starts no other; so is a demo.
+	// The simulator of the emulated processor. The emulator starts no second process, so the test
+	// omits tests with two processes, and a demo.
 	dir := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-o", dir+"/conformance.test",
 		"./cuda/conformance")

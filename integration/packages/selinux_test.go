@@ -45,14 +45,14 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// allowed asks whether a domain has a permission, directly or by an attribute.
+// allowed reports whether a domain has a permission, directly or by an attribute.
 func allowed(t *testing.T, domain, object, class, permission string) bool {
 	t.Helper()
 	out := run(t, "sesearch", "--allow", "-s", domain, "-t", object, "-c", class, "-p", permission, policy(t))
 	return strings.Contains(out, "allow ")
 }
 
-// Permissions that the design needs, and accesses that a mistake would allow.
+// Domains of the policy.
 const (
 	relay     = "peerlane_relay_t"
 	container = "container_t"
@@ -98,7 +98,7 @@ func TestPolicyRefusesOtherAccess(t *testing.T) {
 		{container, "peerlane_lib_t", "file", "write"},
 		{container, "peerlane_var_lib_t", "dir", "search"},
 		{container, "peerlane_runtime_t", "dir", "search"},
-		{container, "peerlane_runtime_t", "sock_file", "write"}, // the relays' own, and the launcher's
+		{container, "peerlane_runtime_t", "sock_file", "write"}, // the relays' sockets, and the launcher's socket
 		{container, "peerlane_memfd_t", "file", "execute"},
 		{container, "peerlane_relay_exec_t", "file", "execute"},
 		{container, relay, "process", "ptrace"},
@@ -127,8 +127,8 @@ func TestPolicyTransitionsToRelayDomain(t *testing.T) {
 			t.Errorf("%s keeps its domain when it executes the relay: %q", from, out)
 		}
 	}
-	// Containers may search directories that the hook creates in /run/peerlane/sockets, but not
-	// those in /run/peerlane.
+	// Containers may search the directories that the hook creates in /run/peerlane/sockets, but not
+	// the directories in /run/peerlane.
 	dirs := run(t, "sesearch", "--type_trans", "-s", engine, "-c", "dir", policy(t))
 	for _, rule := range []string{
 		"peerlane_runtime_t:dir peerlane_socket_t;",

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// systemd installs a systemctl in the tree that records its arguments, and whether a specification
-// and a library exist then. Units are enabled unless /disabled exists.
+// systemd installs a systemctl in the tree that records the arguments, and whether a specification
+// and a library exist at the call. Units are enabled unless /disabled exists.
 func (r *tree) systemd() {
 	r.Helper()
 	check(r, os.MkdirAll(filepath.Join(r.root, "run/systemd/system"), 0o755))
@@ -26,7 +26,7 @@ esac
 `), 0o755))
 }
 
-// asked are the lines since the last call that say a word.
+// asked returns the lines since the last call that contain a word.
 func (r *tree) asked(word string) (lines []string) {
 	r.Helper()
 	path := filepath.Join(r.root, "asked")
@@ -45,8 +45,8 @@ func (r *tree) asked(word string) (lines []string) {
 
 const refresh = "--no-block restart peerlane-cdi-refresh.service:"
 
-// Specifications follow the libraries unless the administrator disabled this; writers of
-// specifications stop before the specifications are removed.
+// Specifications follow the libraries unless the administrator disabled this. Units that write
+// specifications stop before the removal of the specifications.
 func TestRefreshFollowsThePackages(t *testing.T) {
 	for _, format := range []struct {
 		name    string
@@ -132,8 +132,8 @@ func TestRefreshStaysDisabled(t *testing.T) {
 	}
 }
 
-// A timer that the administrator enabled lives through a removal and an installation,
-// and is gone with the purge.
+// A timer that the administrator enabled survives a removal and an installation, and a purge
+// removes it.
 func TestTimerOfLinks(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	install := "dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb"

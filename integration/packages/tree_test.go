@@ -21,14 +21,14 @@ import (
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// tree is a private root file system above a clean one.
+// tree is a private root file system above a clean root file system.
 type tree struct {
 	testing.TB
 	root string
 }
 
 // plant creates a tree of a Debian. With kernel the tree has the kernel's file systems, as on a
-// machine; without, it resembles a minimal image build.
+// machine; without kernel it resembles a minimal image build.
 func plant(t testing.TB, suite string, kernel bool) *tree {
 	t.Helper()
 	dir := t.TempDir()
@@ -77,7 +77,7 @@ func (r *tree) bind(from, to string) {
 	})
 }
 
-// try runs a shell's line in the tree.
+// try runs a shell command in the tree.
 func (r *tree) try(line string) (string, error) {
 	c := exec.CommandContext(r.Context(), "chroot", r.root, "/bin/sh", "-euc", line)
 	c.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root",
@@ -95,7 +95,7 @@ func (r *tree) run(line string) string {
 	return out
 }
 
-// apt-get for local packages: nothing is downloaded.
+// apt is apt-get for local packages, without downloads.
 const apt = "apt-get --no-install-recommends --yes -o Dpkg::Options::=--force-confold -o " +
 	"Dpkg::Options::=--force-unsafe-io -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/dev/null "
 
@@ -130,7 +130,7 @@ func (r *tree) files() (paths []string) {
 	return paths
 }
 
-// older has the same packages in an earlier version.
+// older is the directory of the same packages in an earlier version.
 const older = dist + "/work/older"
 
 // works runs the installed programs.
@@ -197,7 +197,7 @@ func (r *tree) generate() (specifications string) {
 	return specifications
 }
 
-// An administrator's changes.
+// configured is the configuration of an administrator.
 const configured = "# mine\n[staging]\nbounce = \"never\"\n"
 
 func (r *tree) configure() {
@@ -312,7 +312,7 @@ func TestPurgeUnmountsTheAnchor(t *testing.T) {
 	if anchor.CheckAnchor() == nil {
 		t.Error("the removal leaves the anchor mounted")
 	}
-	// A container's start mounts the anchor again after the removal.
+	// The start of a container mounts the anchor again after the removal.
 	check(t, anchor.MountAnchor())
 	said := r.run("dpkg --force-unsafe-io --purge peerlane 2>&1")
 	if r.has("/var/lib/peerlane") {
@@ -342,7 +342,7 @@ func TestPurgeKeepsRecordsOfEngines(t *testing.T) {
 	}
 }
 
-// The installed programs find each other and the simulator.
+// The installed programs find one another and the simulator.
 func TestInstalledDemoSucceeds(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.run(apt + "install /packages/peerlane_*_amd64.deb")
@@ -390,11 +390,11 @@ func (r *tree) outlives(paths []string, said string) {
 	r.run(command)
 }
 
-// A root of rpm's, whose database knows a glibc and a shell, and no more.
+// A root of rpm, whose database lists only a glibc and a shell.
 func TestRPMInstallsAndRemoves(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.bind(older, "older")
-	// A package with the dependencies of the packages.
+	// A package that satisfies the dependencies of the packages.
 	stand := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(stand, "host.yaml"), []byte(`
 name: host

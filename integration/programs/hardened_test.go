@@ -21,12 +21,12 @@ import (
 // hardening is the hardening that a file's headers must show, in addition to the common
 // hardening.
 type hardening struct {
-	// static: the binary loads no library and has no relocations.
+	// static reports a binary that loads no library and has no relocations.
 	static bool
-	// lazy: functions are resolved at the first call.
+	// lazy reports that functions are resolved at the first call.
 	lazy bool
-	// c: C code that writes to buffers, and so calls the functions that watch buffers. A binary
-	// of the go command has too little C code for the check.
+	// c reports C code that writes to buffers, and so calls the functions that check buffers. A
+	// binary of the go command has too little C code for the check.
 	c bool
 }
 
@@ -36,7 +36,7 @@ var hardened = map[string]hardening{
 	programs.Runtime: {static: true},
 	programs.Relay:   {},
 	// go-nvml leaves NVML's functions undefined until it has opened the library: with immediate
-	// binding, the program would not start on a host without a driver.
+	// binding the program would not start on a host without a driver.
 	programs.Peerlane:         {lazy: true},
 	"libpeerlane-cuda-sim.so": {c: true},
 	"libpeerlane.so.0":        {c: true},
@@ -134,7 +134,7 @@ func TestBinariesAreHardened(t *testing.T) {
 	}
 }
 
-// A file without hardening is reported in every point.
+// A file without hardening has every finding.
 func TestBinaryMissingHardeningIsNamed(t *testing.T) {
 	compiler, err := exec.LookPath("gcc")
 	programs.MustHave(t, err)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock takes the lock of a path that several processes would make at the same time, and calls
-// waiting, once, if another process has the lock.
+// Lock locks a path that several processes could create at the same time. If another process has
+// the lock, Lock calls waiting once.
 func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package programs gives tests the programs of this repository: built with the go command or, on a
-// machine without Go, from a directory that was filled on another machine. It imports no package of
-// Peerlane, so that the tests of every package can import it.
+// machine without Go, from a directory that was filled on another machine. Package programs imports
+// no package of Peerlane, so that the tests of every package can import it.
 package programs
 
 import (
@@ -15,12 +15,11 @@ import (
 	"testing"
 )
 
-// Variable names the directory of programs that are built already. With the variable, a machine
-// builds nothing.
+// Variable names the directory of built programs. With the variable, a machine builds no program.
 const Variable = "PEERLANE_TEST_BINARIES"
 
 // RunVariable names the directory of the programs that `make test` has built for the packages of
-// its run, on a machine that can build.
+// the run, on a machine that can build.
 const RunVariable = "PEERLANE_TEST_PROGRAMS"
 
 const module = "github.com/peerlane/peerlane/"
@@ -63,7 +62,7 @@ func Build(dir string, names ...string) error {
 			return fmt.Errorf("building %s: unknown program", name)
 		}
 	}
-	// One go command builds the programs that are linked alike and keep their folder's name.
+	// One go command builds the programs with equal linking that keep the name of their folder.
 	type command struct{ environment, flags, out string }
 	together := map[command][]string{}
 	for _, name := range names {
@@ -160,7 +159,7 @@ func Path(t testing.TB, name string) string {
 }
 
 // MustHave reports the error of a search for a build tool, such as a compiler: a machine that
-// builds Peerlane must have the tool; a machine that gets its programs may lack the tool.
+// builds Peerlane must have the tool; a machine that receives the programs may lack the tool.
 func MustHave(t testing.TB, err error) {
 	t.Helper()
 	switch {

@@ -37,7 +37,7 @@ func TestProgramIsBuiltAndRemoved(t *testing.T) {
 func TestProgramsThatAreBuiltAlreadyAreTaken(t *testing.T) {
 	given := t.TempDir()
 	t.Setenv(programs.Variable, given)
-	t.Setenv("PATH", "") // so that nothing can be built
+	t.Setenv("PATH", "") // so that no program can be built
 	var refused *programs.DirectoryError
 	if _, _, err := programs.Directory(programs.Hook); !errors.As(err, &refused) ||
 		refused.Variable != programs.Variable || refused.Directory != given {
@@ -72,7 +72,7 @@ func TestWithoutTheGoCommandTheErrorSaysWhatToDo(t *testing.T) {
 	}
 }
 
-// ending is a test of which only the end is of interest.
+// ending is a fake test that records its end.
 type ending struct {
 	testing.TB
 	how string

@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// Write writes a program's text, for a test that runs in parallel with others. A process that
-// starts at that moment would inherit the file, open for writing, and the kernel executes no file
+// Write writes the text of a program, for a test that runs in parallel with other tests. A process
+// that starts meanwhile would inherit the file, open for writing, and the kernel executes no file
 // that is open for writing (ETXTBSY).
 func Write(path string, text []byte) error {
 	syscall.ForkLock.RLock()

@@ -13,11 +13,11 @@ import (
 type failing struct {
 	testPackage
 	tests  []string // failed top-level tests of the package
-	chance bool     // the failure may be chance
+	chance bool     // the failure may be random
 }
 
-// neverChance matches the output of failures that are never retried: a race exists even in runs
-// that do not hit it, and a panic or a time-out keeps other tests from running.
+// neverChance matches the output of failures that are never retried: a race exists also in runs
+// that do not detect it, and a panic or a time-out keeps further tests from running.
 var neverChance = regexp.MustCompile(`(?m)^(panic: |fatal error: |WARNING: DATA RACE)`)
 
 // atMost is the maximum number of failed tests to retry.

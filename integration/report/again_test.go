@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Tests of a fixture module really fail, some only once.
+// Tests of a fixture module really fail, some tests only once.
 func TestReportRetriesFailedTests(t *testing.T) {
 	// once is true in the first run of a module.
 	const once = `package a

@@ -46,7 +46,7 @@ func statusesOfTests(t *testing.T) map[string]map[string]bool {
 	for _, functions := range packages {
 		for name := range functions {
 			if strings.HasPrefix(name, "Test") {
-				if statuses[name] == nil { // two packages can have a test of that name
+				if statuses[name] == nil { // two packages can have a test with this name
 					statuses[name] = map[string]bool{}
 				}
 				collect(functions, name, map[string]bool{}, statuses[name])

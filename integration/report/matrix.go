@@ -20,8 +20,8 @@ const (
 	placeVMSmall  = "vm-small"   // the virtual machine with its own init
 	placeVMFull   = "vm-full"    // the virtual machine with systemd
 	placeVMPair   = "vm-pair"    // two virtual machines, joined by a network
-	placeVMHost   = "vm-host"    // the host of virtual machines that go wrong
-	placeNightly  = "vm-nightly" // that of vm-small again, in `make nightly`
+	placeVMHost   = "vm-host"    // the host of virtual machines with faults
+	placeNightly  = "vm-nightly" // the vm-small of `make nightly`
 	placeGPUs     = "gpus"       // a machine with NVIDIA's driver, by hand
 )
 
@@ -92,7 +92,7 @@ func (e *countError) Error() string {
 // checkCounts compares the number of cells of each package in a guest with the count in the matrix.
 // A guest runs only tests with a cell, so a lost cell would go unnoticed.
 func checkCounts(cells []cell) error {
-	have, said := map[test]int{}, map[test]int{} // of a place, and a folder
+	have, said := map[test]int{}, map[test]int{} // by place and folder
 	for _, c := range cells {
 		folder, _, _ := strings.Cut(c.test, ".")
 		switch {
@@ -185,11 +185,11 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 }
 
 // compare finds the cells of the run's places whose test did not run, failed or was skipped, and
-// the skipped tests without a permitting cell. A lack of root is reported once in total.
+// the skipped tests without a permitting cell. compare reports a lack of root only once.
 func (s *summary) compare(cells []cell) {
 	s.compared = true
 	s.findUnlisted(cells)
-	told := map[test]bool{} // skipped tests that need no further word
+	reported := map[test]bool{} // skipped tests that are reported already
 	for _, c := range cells {
 		if c.test == "" || !slices.Contains(s.places, c.place) {
 			continue
@@ -200,12 +200,12 @@ func (s *summary) compare(cells []cell) {
 			continue
 		}
 		if c.state == cellMaySkip && ran {
-			// The report has the failure already.
-			told[t] = true
+			// The report already has the failure.
+			reported[t] = true
 			continue
 		}
 		if by, was := s.skippedBy(t); was {
-			told[by] = true
+			reported[by] = true
 			if reason := s.results[by].reason; needsRoot(reason) {
 				s.needRoot = append(s.needRoot, s.title(c.place, c.name))
 			} else {
@@ -221,18 +221,18 @@ func (s *summary) compare(cells []cell) {
 	}
 	for _, t := range s.all(skipped) {
 		switch {
-		case told[t]:
+		case reported[t]:
 		case needsRoot(s.results[t].reason):
 			s.needRoot = append(s.needRoot, s.title(t.place, t.name))
 		default:
 			s.unexpected = append(s.unexpected, s.title(t.place, t.name))
 		}
-		told[t] = true
+		reported[t] = true
 	}
 }
 
 // findUnlisted finds integration cases that passed and have no cell: the matrix lists every case,
-// so that none can disappear unnoticed.
+// so that a lost case is noticed.
 func (s *summary) findUnlisted(cells []cell) {
 	listed := map[test]bool{}
 	for _, c := range cells {

@@ -48,7 +48,7 @@ type summary struct {
 	failing []failing
 	flaky   []test            // failed, then passed in the second run
 	causes  map[string]string // of flaky tests, by name
-	// Of the matrix:
+	// Results of the comparison with the matrix.
 	uncovered  []string // cells with the state of their test
 	needRoot   []string // cells, and tests without a cell, that need root
 	unexpected []string // skipped tests without a permitting cell
@@ -146,13 +146,23 @@ func read(places []string, in io.Reader, out io.Writer, words bool) (*summary, e
 	}
 }
 
+// placeError is the error of an event of a place that -places does not list.
+type placeError struct {
+	event  event
+	listed []string
+}
+
+func (e *placeError) Error() string {
+	return fmt.Sprintf("an event of the place %q, but -places lists only %s: %+v", e.event.Place,
+		strings.Join(e.listed, ", "), e.event)
+}
+
 func (r *reader) take(e event) error {
 	if e.Place == "" {
 		e.Place = r.places[0]
 	}
 	if !slices.Contains(r.places, e.Place) {
-		return fmt.Errorf("an event of the place %q, but -places lists only %s: %+v", e.Place, strings.Join(r.places, ", "),
-			e)
+		return &placeError{e, r.places}
 	}
 	switch e.Action {
 	case "build-output":
@@ -209,7 +219,7 @@ func (r *reader) endTest(p testPackage, e event) {
 	delete(r.running[p], e.Test)
 }
 
-// end prints the line of a package, and the rest of the output unless it passed.
+// end prints the line of a package, and the remaining output of a package that did not pass.
 func (r *reader) end(p testPackage, action string, took time.Duration) {
 	left := r.running[p]
 	delete(r.running, p)
@@ -219,7 +229,7 @@ func (r *reader) end(p testPackage, action string, took time.Duration) {
 	}
 	took = took.Round(100 * time.Millisecond)
 	switch action {
-	case "skip": // no test files
+	case "skip": // the package has no test files
 		return
 	case "pass":
 		fmt.Fprintf(r.out, "ok    %s%-30s %8s\n", column, name, took)
@@ -292,7 +302,7 @@ var frame = regexp.MustCompile(`^(=== \w+\s|\s*--- SKIP: )`)
 // position is the file and line that testing puts before a message.
 var position = regexp.MustCompile(`^\s*[\w.-]+\.go:\d+: `)
 
-// reason returns the last output of a skipped test, which is the argument of Skip.
+// reason returns the last output of a skipped test: the argument of Skip.
 func reason(output string) string {
 	var said []string
 	for line := range strings.Lines(output) {
@@ -311,7 +321,7 @@ func reason(output string) string {
 	return strings.Join(said, " ")
 }
 
-// short leaves out the module's path.
+// short removes the module's path.
 func short(pkg string) string {
 	return strings.TrimPrefix(strings.TrimPrefix(pkg, "github.com/peerlane/peerlane"), "/")
 }

@@ -40,7 +40,7 @@ func madeModule(t *testing.T, dir string, files map[string]string) string {
 	return string(events)
 }
 
-// The events are the go command's own: a made module is tested for real.
+// The go command makes the events: the tests of the fixture module really run.
 func TestReportOfARealRun(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -209,7 +209,7 @@ skipped     vm-small a.TestY: no rain
 	}
 }
 
-// The go command ends each package; a virtual machine may die before.
+// The go command ends each package; a virtual machine may die before the end.
 func TestStreamWithoutEndIsFailure(t *testing.T) {
 	var out strings.Builder
 	s, err := read([]string{placeVMFull}, events(t,
@@ -249,7 +249,8 @@ func TestPlaceWithoutTestsIsFailure(t *testing.T) {
 
 func TestEventOfAnotherPlaceIsRefused(t *testing.T) {
 	_, err := read([]string{placeHost}, events(t, "run vm-full a TestX"), io.Discard, false)
-	if err == nil || !strings.Contains(err.Error(), `"vm-full"`) {
+	var wrong *placeError
+	if !errors.As(err, &wrong) || wrong.event.Place != "vm-full" {
 		t.Errorf("err = %v", err)
 	}
 }

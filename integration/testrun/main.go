@@ -137,7 +137,7 @@ type testPackage struct {
 	pattern   string // of a part's tests; empty without parts
 }
 
-// list returns the packages that have tests, in the order of the patterns.
+// list returns the packages with tests, in the order of the patterns.
 func list(patterns []string) (packages []testPackage, err error) {
 	const form = "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}\t{{.Dir}}{{end}}"
 	c := exec.Command("go", append([]string{"list", "-f", form}, patterns...)...)
@@ -196,14 +196,28 @@ func buildAll(packages []testPackage, _ options) error {
 				c.Args = append(c.Args, "-race")
 			}
 			c.Args = append(c.Args, together[t]...)
-			if said, err := c.CombinedOutput(); err != nil {
-				return fmt.Errorf("building the tests of %s: %w\n%s", strings.Join(together[t], " "), err, said)
+			if output, err := c.CombinedOutput(); err != nil {
+				return &buildError{together[t], string(output), err}
 			}
 			return nil
 		})
 	}
 	return builds.Wait()
 }
+
+// buildError is the error of tests that the go command does not build.
+type buildError struct {
+	packages []string
+	output   string // of the go command
+	err      error
+}
+
+func (e *buildError) Error() string {
+	return fmt.Sprintf("building the tests of %s: %v\n%s", strings.Join(e.packages, " "), e.err, e.output)
+}
+
+// Unwrap returns the cause.
+func (e *buildError) Unwrap() error { return e.err }
 
 // errFailed reports failed tests; the events name the tests.
 var errFailed = errors.New("tests failed")
@@ -385,7 +399,7 @@ func costAll(packages []testPackage, o options) error {
 	return nil
 }
 
-// run runs the tests of a package, as the go command does, and returns the processor time.
+// run runs the tests of a package as the go command does, and returns the processor time.
 func (p testPackage) run(converter string, write func(line []byte) error) (time.Duration, error) {
 	if _, err := os.Stat(p.binary); err != nil {
 		return 0, fmt.Errorf("running the tests of %s: %w; run testrun -build first", p.path, err)

@@ -154,7 +154,8 @@ func TestRunOfABrokenPackageNamesIt(t *testing.T) {
 		}
 	}
 	err = run(buildAll, options{dir: "bin"}, []string{"."}, []string{"."})
-	if err == nil || !bytes.Contains([]byte(err.Error()), []byte("x_test.go:2")) {
+	var failed *buildError
+	if !errors.As(err, &failed) || !strings.Contains(failed.output, "x_test.go:2") {
 		t.Errorf("the error is %v", err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// C is the example of libpeerlane, relay/libpeerlane/examples/transfer.c, built.
+// C is the built example of libpeerlane, relay/libpeerlane/examples/transfer.c.
 type C struct {
 	Program string
 	Library string // the directory of libpeerlane.so.0
@@ -50,7 +50,7 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 		programs = append(programs, sender)
 	case <-time.After(patience):
 		_ = receiver.command.Process.Kill()
-		f.failed(&failure{hangs: true, text: receiver.name + " has no handle: it HANGS"}, begin, things)
+		f.failed(&failure{hangs: true, text: receiver.name + " has no handle: it hangs"}, begin, things)
 	}
 	var failed error
 	limit := time.After(patience)
@@ -60,7 +60,7 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 		case <-limit:
 			_ = p.command.Process.Kill()
 			<-p.ended
-			failed = errors.Join(failed, &failure{hangs: true, text: p.name + " HANGS: " + p.stderr.String()})
+			failed = errors.Join(failed, &failure{hangs: true, text: p.name + " hangs: " + p.stderr.String()})
 			continue
 		}
 		if p.err != nil {
@@ -87,7 +87,7 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 
 var statusForm = regexp.MustCompile(`\(status (\d+)\)`)
 
-// said is the failure that a program ended with.
+// said returns the error that a program printed at its end.
 func (v *victim) said() error {
 	how := &failure{killed: v.wasKilled(), text: fmt.Sprintf("%s: %v: %s", v.name, v.err, &v.stderr)}
 	if m := statusForm.FindStringSubmatch(v.stderr.String()); m != nil {

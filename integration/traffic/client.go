@@ -50,7 +50,7 @@ type reply struct {
 	Status wire.Status `json:",omitempty"`
 	Handle wire.Handle
 	Route  uint32 `json:",omitempty"`
-	// Of doRound: received and verified, also where the round failed.
+	// Messages and Decades are of doRound: received and verified, also in a failed round.
 	Messages int      `json:",omitempty"`
 	Bytes    uint64   `json:",omitempty"`
 	Decades  Decades  // messages by size
@@ -123,7 +123,7 @@ type process struct {
 // buffer is the memory that messages are sent out of or received into.
 type buffer struct {
 	memory *client.Memory
-	ptr    cuda.Ptr // 0 of host memory
+	ptr    cuda.Ptr // 0 for host memory
 }
 
 const outgoing, incoming = 0, 1
@@ -155,7 +155,7 @@ func (p *process) do(o order, r *reply) (err error) {
 	return err
 }
 
-// start starts CUDA, once.
+// start initialises CUDA at the first call.
 func (p *process) start(bytes uint64) error {
 	if p.driver != nil {
 		return nil
@@ -206,7 +206,7 @@ func (p *process) start(bytes uint64) error {
 	return nil
 }
 
-// attach opens a session and gives the relay both buffers.
+// attach opens a session and registers both buffers with the relay.
 func (p *process) attach(ctx context.Context, o order) error {
 	if p.session != nil {
 		return errors.New("client already attached")
@@ -254,7 +254,7 @@ func (p *process) buffer(ctx context.Context, i int, kind string, access uint32)
 	return b, err
 }
 
-// detach ends the connections and then the session: after that no stream waits for a connection,
+// detach closes the connections and then the session: afterwards no stream waits for a connection,
 // and the client can wait for the streams.
 func (p *process) detach() error {
 	if p.session == nil {
@@ -290,7 +290,7 @@ func (p *process) round(ctx context.Context, o order, r *reply) error {
 	sends, receives := o.Round.messages(o.Side, p.bytes), o.Round.messages(1-o.Side, p.bytes)
 	canary := o.Round.canary(1 - o.Side)
 	into := p.buffers[incoming]
-	// Before anything can arrive.
+	// Before the first message can arrive.
 	if into.ptr == 0 {
 		canary.Fill(into.memory.Data)
 		p.verify.used = 0
@@ -304,7 +304,7 @@ func (p *process) round(ctx context.Context, o order, r *reply) error {
 		leaving, err = p.send(o.Round, sends)
 	}
 	if err != nil {
-		// No posted operation goes on after the session.
+		// No posted operation continues after the session.
 		return errors.Join(err, p.detach())
 	}
 	failed := make([]error, len(arriving))
@@ -388,7 +388,7 @@ func (p *process) receive(r round, list []message) ([]*client.Operation, error) 
 		case HandTimeline:
 			err = errors.Join(p.lines.Wait(p.verify.stream, line, p.rounds), p.verify.read(i, m, b.ptr))
 		case HandOver:
-			// Take fails after the hand-over has ended; the operation fails too.
+			// Take fails after the end of the hand-over, and so does the operation.
 			if err = p.lines.Take(p.verify.stream, turns); err == nil {
 				err = errors.Join(p.verify.read(i, m, b.ptr), p.lines.Give(p.verify.stream, turns))
 			}

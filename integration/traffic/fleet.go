@@ -31,12 +31,12 @@ type Options struct {
 	PerGPU int
 	NICs   int // software devices
 	rails  int // NICs of a lane; 0 for one
-	// Change is the host's configuration's.
+	// Change changes the host's configuration.
 	Change func(*config.Config)
 }
 
-// Fleet is containers with relays, software devices as NICs, and clients. A container here is an idle process;
-// clients are plain processes.
+// Fleet runs containers with relays, software devices as NICs, and clients. A container of a fleet
+// is an idle process; clients are plain processes.
 type Fleet struct {
 	Options
 	ctx        context.Context
@@ -66,9 +66,9 @@ type Report struct {
 	Kills     map[string]int // by kind of the killed process
 	Stops     int            // of clients, by SIGSTOP
 	Flaps     int            // of NICs' ports
-	Explained map[string]int // ends of lives with a killed process as the cause, by the error's name
+	Explained map[string]int // ends of lives that the kill of a process explains, by the error's name
 	Wrong     int            // messages
-	Problems  []string       // errors that nothing explains, hangs, wrong bytes
+	Problems  []string       // unexplained errors, hangs, wrong bytes
 }
 
 // maxProblems limits the problems in words.
@@ -83,7 +83,7 @@ func (r *Report) problem(text string) {
 // death is a killed process, until the process has ended or a successor works.
 type death struct {
 	what     string
-	from, to time.Time // to is zero before
+	from, to time.Time // to is zero until the end
 }
 
 // container is a container with a lane, and a relay with one route.
@@ -103,7 +103,7 @@ type container struct {
 	ending bool // guarded by the fleet's lock: no life begins in an ending container
 }
 
-// Generation is that of the container's present life.
+// Generation returns the generation of the container's present life.
 func (c *container) Generation() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -177,7 +177,7 @@ func (f *Fleet) startContainer(c *container) error {
 	if err := init.Start(); err != nil {
 		return err
 	}
-	// The route is that of the configuration at the container's start.
+	// The route is that of the configuration at the start of the container.
 	h := *f.host
 	if h.Config.Relay.Route = c.Route; c.Route == launch.RouteDirect {
 		h.Config.Relay.Transport = launch.TransportAuto
@@ -190,7 +190,7 @@ func (f *Fleet) startContainer(c *container) error {
 	return nil
 }
 
-// exited is nil for a process that was killed.
+// exited returns nil for a process that was killed.
 func exited(err error) error {
 	var status *exec.ExitError
 	if errors.As(err, &status) {
@@ -231,7 +231,7 @@ func (f *Fleet) explained(begin time.Time, things []string) bool {
 	return died(f.deaths, begin, things)
 }
 
-// KillClient kills any client.
+// KillClient kills a client; any chooses among n.
 func (f *Fleet) KillClient(any func(n int) int) bool {
 	v := f.pick(any)
 	if v == nil {
@@ -244,7 +244,7 @@ func (f *Fleet) KillClient(any func(n int) int) bool {
 	return true
 }
 
-// StopClient stops a client for a while; nothing may fail because of the stop.
+// StopClient stops a client for a while. The stop must cause no failure.
 func (f *Fleet) StopClient(any func(n int) int, d time.Duration) bool {
 	v := f.pick(any)
 	if v == nil || v.command.Process.Signal(syscall.SIGSTOP) != nil {
@@ -275,11 +275,11 @@ func (f *Fleet) pick(any func(n int) int) *victim {
 	return list[any(len(list))]
 }
 
-// A supervisor starts relays again that fail less often than five times a minute.
+// A supervisor restarts a relay that fails less often than five times a minute.
 const killsAMinute = 4
 
-// KillRelay kills a container's relay; not, where that is to stay down then, or is
-// not up yet.
+// KillRelay kills the relay of a container, unless the relay would then stay down, or does not
+// serve yet.
 func (f *Fleet) KillRelay(c *container) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -330,7 +330,7 @@ func (f *Fleet) relay(c *container) (int, error) {
 }
 
 // KillContainer ends a container, and starts a replacement. As in a PID namespace, the other
-// processes die before the end of init is visible: a relay that learns of the end reclaims the host
+// processes die before the end of init is visible: a relay that detects the end reclaims the host
 // memory.
 func (f *Fleet) KillContainer(c *container) error {
 	f.mu.Lock()
@@ -342,7 +342,7 @@ func (f *Fleet) KillContainer(c *container) error {
 			clients, names = append(clients, v), append(names, v.name)
 		}
 	}
-	over := f.killedLocked("container", names...) // before any process learns of the end
+	over := f.killedLocked("container", names...) // before a process detects the end
 	f.mu.Unlock()
 	defer over()
 	for _, v := range clients {
@@ -377,8 +377,8 @@ func (f *Fleet) endContainer(c *container) error {
 	}
 }
 
-// FlapNIC takes the port of a NIC down for a while. No connection may fail because of the loss, but
-// relays that have no other NIC make none meanwhile.
+// FlapNIC takes the port of a NIC down for a while. The loss must fail no connection, but relays
+// without another NIC make no connection meanwhile.
 func (f *Fleet) FlapNIC(i int, d time.Duration) error {
 	flap := &death{what: f.nics[i], from: time.Now()}
 	f.mu.Lock()
@@ -396,7 +396,7 @@ func (f *Fleet) FlapNIC(i int, d time.Duration) error {
 	return err
 }
 
-// portPause is more than relays take to see that a port is up again.
+// portPause exceeds the time in which relays detect that a port is up again.
 const portPause = 5 * time.Second
 
 // flapped reports whether the port of a NIC among things was down between begin and now.
@@ -413,10 +413,10 @@ func died(deaths []*death, begin time.Time, things []string) bool {
 	})
 }
 
-// NICs is the process that moves the bytes of the NICs.
+// NICs returns the pid of the process that moves the bytes of the NICs.
 func (f *Fleet) NICs() int { return f.host.EnginePID() }
 
-// Close ends containers and NICs. Clients have to have ended.
+// Close ends containers and NICs. All clients must have ended.
 func (f *Fleet) Close() error {
 	var wait sync.WaitGroup
 	failed := make([]error, len(f.Containers))
@@ -447,14 +447,14 @@ func (f *Fleet) Report() Report {
 	return r
 }
 
-// ofDeaths are the statuses that say that something died.
+// ofDeaths are the statuses that report a death.
 var ofDeaths = []wire.Status{
 	wire.StatusRelayDied, wire.StatusPeerRelayDied, wire.StatusPeerClientDied, wire.StatusPeerClosed,
 	wire.StatusPeerContainerDied,
 	wire.StatusBadHandle, wire.StatusUnreachable,
 }
 
-// failed judges the error that ended a life with the dependencies things.
+// failed judges the error that ended a life with the given dependencies.
 func (f *Fleet) failed(err error, begin time.Time, things []string) {
 	explained, flapped := f.explained(begin, things), f.flapped(begin, things)
 	f.mu.Lock()
@@ -479,7 +479,7 @@ func (f *Fleet) failed(err error, begin time.Time, things []string) {
 	}
 }
 
-// parts are errors that were joined.
+// parts returns the errors of a joined error.
 func parts(err error) []error {
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		var list []error
@@ -491,7 +491,7 @@ func parts(err error) []error {
 	return []error{err}
 }
 
-// Any returns a container for whose index of GPU and route wanted is true.
+// Any returns a container whose index of GPU and route satisfies wanted.
 func (f *Fleet) Any(r *rand.Rand, wanted func(number int) bool) *container {
 	var list []*container
 	for _, c := range f.Containers {
@@ -502,8 +502,8 @@ func (f *Fleet) Any(r *rand.Rand, wanted func(number int) bool) *container {
 	return anyOf(r, list)
 }
 
-// Pair picks always the containers of the first two GPUs that have a number and send by a
-// route.
+// Pair returns a function that always picks the containers of the first two GPUs with a number and
+// a route.
 func (f *Fleet) Pair(route string, number int) func(*rand.Rand) [2]*container {
 	var list []*container
 	for _, c := range f.Containers {
@@ -514,8 +514,8 @@ func (f *Fleet) Pair(route string, number int) func(*rand.Rand) [2]*container {
 	return func(*rand.Rand) [2]*container { return [2]*container(list) }
 }
 
-// Across picks always the container of one of the first two GPUs that has one number, and that of the
-// other GPU that has another: a function for each of the two GPUs.
+// Across returns a function for each of the first two GPUs that always picks the container of this
+// GPU with the number one, and the container of the other GPU with the number other.
 func (f *Fleet) Across(route string, one, other int) (pairs [2]func(*rand.Rand) [2]*container) {
 	a, b := f.Pair(route, one)(nil), f.Pair(route, other)(nil)
 	for i := range a {

@@ -107,14 +107,14 @@ func (s *Slot) fill(in [2]*container) error {
 	return nil
 }
 
-// idle reports whether a client that stays is still there. A client that was killed after its part
-// of the last life, while the other client still had to detach, needs a successor; nothing else
-// ends a client between two lives.
+// idle reports whether a client that stays still runs. A client that was killed after its part of
+// the last life, while its peer still had to detach, needs a successor; no other event ends a
+// client between two lives.
 func (f *Fleet) idle(w *worker) (bool, error) {
 	select {
 	case <-w.ended:
 	default:
-		return true, nil // a death from now on is of the life that begins
+		return true, nil // a later death belongs to the next life
 	}
 	if w.wasKilled() && f.explained(time.Time{}, []string{w.name}) {
 		return false, nil
@@ -229,7 +229,7 @@ func (s *Slot) leave() error {
 	return err
 }
 
-// socket is that of a container's clients.
+// socket returns the socket of a container's clients.
 func (f *Fleet) socket(c *container) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -7,13 +7,13 @@ import (
 	"github.com/peerlane/peerlane/cuda/kernels"
 )
 
-// round is the messages that two clients exchange at the same time. Both derive the round from the
-// seed.
+// round has the messages that two clients exchange at the same time. Both clients derive the round
+// from the seed.
 type round struct {
 	Seed     uint64
 	Messages int    // per direction, at most: as many as fit into the buffers
 	Largest  uint64 // bytes; sizes are log-uniform from 1 on
-	// The hand-over of sent messages, and of received messages.
+	// Hand is the hand-over of sent messages, and of received messages.
 	Hand string
 }
 
@@ -35,10 +35,10 @@ type message struct {
 // message.
 const margin = 64
 
-// messages returns the messages that a side sends; the buffers of both sides have that size.
+// messages returns the messages that a side sends; bytes is the size of the buffers of both sides.
 func (r round) messages(sender int, bytes uint64) []message {
 	random := rand.New(rand.NewPCG(r.Seed, uint64(sender)))
-	// A gap is as odd as a size.
+	// Gaps have any alignment, like sizes.
 	gap := func() uint64 { return 2*margin + random.Uint64N(4096) }
 	var list []message
 	from, to := gap(), gap()
@@ -60,13 +60,13 @@ func (r round) messages(sender int, bytes uint64) []message {
 	return list
 }
 
-// canary is the content of the receiver's buffer before a round.
+// canary returns the content of the receiver's buffer before a round.
 func (r round) canary(sender int) kernels.Pattern {
 	return kernels.Pattern{Seed: ^(r.Seed + uint64(sender))}
 }
 
-// byteOf is a byte of a pattern.
+// byteOf returns byte i of a pattern.
 func byteOf(p kernels.Pattern, i uint64) byte { return byte(p.Word(i/8) >> (i % 8 * 8)) }
 
-// shift is the offset of a message in the pattern.
+// shift returns the offset of a message in the pattern.
 func (m message) shift() uint64 { return m.from % 8 }

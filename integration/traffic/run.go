@@ -42,7 +42,7 @@ type Torture struct {
 	Progress func(string)
 }
 
-// Loads keep every GPU busy.
+// Loads lists the kinds of load that keep every GPU busy.
 var Loads = []string{"both", measure.LoadMemory, measure.LoadSMs, "none"}
 
 // Result is the result of a Torture.
@@ -58,7 +58,7 @@ type Result struct {
 	Computed float64
 	Report
 	Left []string // on the host
-	// Logs are the ends of the logs of relays, after a failure.
+	// Logs has the ends of the logs of relays, after a failure.
 	Logs map[string]string `json:",omitempty"`
 }
 
@@ -68,7 +68,7 @@ func (r *Result) OK(t Torture) bool {
 		r.Routes[launch.RouteDirect]) >= t.Transfers && r.Wrong == 0 && len(r.Problems) == 0 && len(r.Left) == 0
 }
 
-// Run runs the messages. An error means that the messages could not run.
+// Run runs the messages. An error means that the run was impossible.
 func (t Torture) Run(ctx context.Context) (result *Result, err error) {
 	root, err := os.MkdirTemp("", "pl") // short, for the length of a socket's path
 	if err != nil {
@@ -165,7 +165,7 @@ func (t Torture) run(ctx context.Context, f *Fleet, result *Result) (err error) 
 			for !over() {
 				slot.Live(over)
 			}
-			things := f.names(pair, slot) // Leave forgets the clients
+			things := f.names(pair, slot) // before leave, which removes the clients
 			if err := slot.leave(); err != nil {
 				f.failed(err, begin, things)
 			}
@@ -226,7 +226,7 @@ func (t Torture) pairs(f *Fleet) (list [][2]*container) {
 	return list
 }
 
-// same returns the container with a number of that container's GPU and route.
+// same returns the container with the GPU and the route of c and another number.
 func (f *Fleet) same(c *container, number int) *container {
 	for _, other := range f.Containers {
 		if other.gpu.BusID == c.gpu.BusID && other.Route == c.Route && other.Number == number {
@@ -264,7 +264,7 @@ func (t Torture) compute(f *Fleet, busID string, ended <-chan struct{}) (seconds
 	}
 }
 
-// kill kills clients and relays, and now and then takes a NIC's port down, until the end.
+// kill kills clients and relays, and sometimes takes a NIC's port down, until the end.
 func (t Torture) kill(f *Fleet, ended <-chan struct{}) error {
 	if t.KillEach == 0 {
 		return nil

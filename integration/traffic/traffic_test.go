@@ -94,7 +94,7 @@ func TestFleetDeathExplainsError(t *testing.T) {
 		name    string
 		err     error
 		killed  string // "" for nothing
-		before  bool   // the life
+		before  bool   // before the life
 		problem bool
 	}{
 		{"the relay died", died(wire.StatusRelayDied), "a", false, false},
@@ -105,7 +105,7 @@ func TestFleetDeathExplainsError(t *testing.T) {
 		{"the process itself was killed", &failure{killed: true, text: "client 1, round: it ended"}, "client 1", false,
 			false},
 		{"the process crashed when its relay died", &failure{text: "client 1, round: it ended"}, "a", false, true},
-		{"it hangs", &failure{hangs: true, text: "it HANGS"}, "a", false, true},
+		{"it hangs", &failure{hangs: true, text: "it hangs"}, "a", false, true},
 		{"one of two is explained", errors.Join(died(wire.StatusRelayDied), died(wire.StatusOutOfRange)), "a", false, true},
 		{"an error of the fleet's", errors.New("connected by another route"), "a", false, true},
 	} {
@@ -123,7 +123,7 @@ func TestFleetDeathExplainsError(t *testing.T) {
 			t.Errorf("%s: problems %v, explained %v", c.name, r.Problems, r.Explained)
 		}
 	}
-	// A thing that is dead, without a successor, explains later errors.
+	// A dead process or container without a successor explains later errors.
 	f := &Fleet{report: Report{Kills: map[string]int{}, Explained: map[string]int{}}}
 	f.killed("container", "a")
 	f.failed(died(wire.StatusPeerContainerDied), time.Now().Add(time.Hour), []string{"a"})
@@ -132,7 +132,7 @@ func TestFleetDeathExplainsError(t *testing.T) {
 	}
 }
 
-// A port that was down explains that containers were not reached by its NIC, and nothing else.
+// A port that was down explains that containers were not reached by its NIC, and no other error.
 func TestFleetDownPortExplainsUnreachable(t *testing.T) {
 	unreachable := &failure{status: wire.StatusUnreachable, text: "client 1: connect: no port is active"}
 	for _, c := range []struct {
@@ -140,7 +140,7 @@ func TestFleetDownPortExplainsUnreachable(t *testing.T) {
 		err     error
 		route   string
 		flapped string
-		ended   time.Duration // of the flap, after the begin of the life; 0 for not yet
+		ended   time.Duration // of the flap, after the begin of the life; 0 for an open end
 		problem bool
 	}{
 		{"staged, still down", unreachable, launch.RouteStaged, "nic0", 0, false},
@@ -171,8 +171,8 @@ func TestFleetDownPortExplainsUnreachable(t *testing.T) {
 	}
 }
 
-// A client that is killed while it waits for the next life gets a successor; one that ends by itself is a
-// problem.
+// A client that is killed while it waits for the next life gets a successor. A client that ends
+// without a kill is a problem.
 func TestFleetClientKilledBetweenLives(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -233,7 +233,7 @@ func TestPairsCoverAllGPUs(t *testing.T) {
 		if len(list) != c.want || len(seen) != c.gpus*(c.gpus-1) {
 			t.Errorf("%d GPUs: %d pairs, of %v", c.gpus, len(list), seen)
 		}
-		// Every container has a client where there are enough pairs.
+		// Every container has a client if the pairs suffice.
 		if c.pairs != 1 && c.gpus < 4 && len(used) != len(f.Containers) {
 			t.Errorf("%d GPUs: %v", c.gpus, used)
 		}

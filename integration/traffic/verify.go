@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/cuda/kernels"
 )
 
-// Messages of up to small bytes are compared here, byte by byte; of larger messages the GPU
-// compares the words, and the ends are compared here.
+// small is the largest message that the CPU compares byte by byte. For larger messages the GPU
+// compares the words, and the CPU compares the ends.
 const small = 4096
 
 // atOnce is the maximum number of messages of a round in one direction.
@@ -19,7 +19,7 @@ const atOnce = 64
 
 const windowBytes = small + 2*margin
 
-// verifier compares received bytes in GPU memory. It belongs to the context's thread.
+// verifier compares received bytes in GPU memory. It uses the context's thread.
 type verifier struct {
 	driver  *cuda.Driver
 	kernels *kernels.Kernels
@@ -55,13 +55,13 @@ func newVerifier(d *cuda.Driver, device cuda.Device, bytes uint64) (*verifier, e
 	return v, nil
 }
 
-// prepare has the stream write the canary to a buffer.
+// prepare makes the stream write the canary to a buffer.
 func (v *verifier) prepare(p cuda.Ptr, bytes uint64, canary kernels.Pattern) error {
 	v.used = 0
 	return v.kernels.Fill(v.stream, p, bytes/8*8, canary)
 }
 
-// read has the stream read message i, which lies in the buffer at p.
+// read makes the stream read message i, which lies in the buffer at p.
 func (v *verifier) read(i int, m message, p cuda.Ptr) error {
 	window := v.window(i)
 	fetch := func(at int, from, n uint64) error {
@@ -85,13 +85,14 @@ func (v *verifier) read(i int, m message, p cuda.Ptr) error {
 
 func (v *verifier) window(i int) []byte { return v.windows[i*windowBytes : (i+1)*windowBytes] }
 
-// words are the whole words of the pattern that a message has.
+// words returns the range of whole pattern words in a message.
 func (m message) words() (first, count uint64) {
 	first = (m.shift() + 7) / 8
 	return first, (m.shift()+m.size)/8 - first
 }
 
-// wrong describes the defect of message i after the stream has read the message: empty for none.
+// wrong describes the defect of message i after the stream has read the message; empty without a
+// defect.
 func (v *verifier) wrong(i int, m message, canary kernels.Pattern) string {
 	window := v.window(i)
 	if m.size <= small {

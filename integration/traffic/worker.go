@@ -24,7 +24,7 @@ type victim struct {
 	in      *container
 	command *exec.Cmd
 	ended   chan struct{} // closed after the end
-	err     error         // set before
+	err     error         // set before ended is closed
 	stderr  testbed.Tail
 }
 
@@ -70,7 +70,7 @@ const clientProgram = "traffic-client"
 
 // worker starts a client in a container.
 func (f *Fleet) worker(c *container) (*worker, error) {
-	// Not by the fleet's context: the orders end the process.
+	// Not with the fleet's context: the orders end the process.
 	command, err := f.host.Program(context.Background(), clientProgram, c.gpu)
 	if err != nil {
 		return nil, err
@@ -96,10 +96,10 @@ func (f *Fleet) worker(c *container) (*worker, error) {
 	return w, err
 }
 
-// failure is how a client's step failed.
+// failure describes a failed step of a client.
 type failure struct {
 	status wire.Status // 0: no status
-	killed bool        // the process was
+	killed bool        // the process was killed
 	late   bool        // the container was ending before the start
 	hangs  bool
 	text   string
@@ -107,13 +107,13 @@ type failure struct {
 
 func (f *failure) Error() string { return f.text }
 
-// gone is the failure of a process that ended in the midst of something.
+// gone returns the failure of a process that ended during a step.
 func (v *victim) gone(what string) error {
 	<-v.ended
 	return &failure{killed: v.wasKilled(), text: fmt.Sprintf("%s, %s: it ended (%v): %s", v.name, what, v.err, &v.stderr)}
 }
 
-// wasKilled says that a process has ended by SIGKILL, which no process does by itself.
+// wasKilled reports whether a process ended by SIGKILL.
 func (v *victim) wasKilled() bool {
 	status, ok := v.command.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
@@ -150,11 +150,11 @@ func (w *worker) hangs(what string) error {
 		_ = w.command.Process.Kill()
 		<-w.ended
 	}
-	return &failure{hangs: true, text: fmt.Sprintf("%s, %s: no answer within %v: it HANGS: %s", w.name, what, patience,
-		&w.stderr)}
+	return &failure{hangs: true, text: fmt.Sprintf("%s, %s: no answer within %v: the client hangs: %s", w.name, what,
+		patience, &w.stderr)}
 }
 
-// leave ends a client regularly: by closing the session.
+// leave ends a client by closing the session.
 func (w *worker) leave() error {
 	w.in.Close()
 	select {

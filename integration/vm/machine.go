@@ -22,39 +22,39 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/wiring"
 )
 
-// Options are a machine's.
+// Options are the options of a machine.
 type Options struct {
 	Image *Image
-	// Dir is a folder for this machine, with a short path for sockets. The console's text is in
-	// console.log.
+	// Dir is the directory of this machine, with a short path for sockets. console.log has the text
+	// of the console.
 	Dir string
-	// Agent is the guest program, static.
+	// Agent is the path of the guest program, a static binary.
 	Agent string
-	// Share is the host's folder at /share in the guest, and Source the read-only folder at
+	// Share is the host's directory at /share in the guest, and Source the read-only directory at
 	// /source.
 	Share, Source string
 	// MemoryMiB is the guest's memory; 0 for 4608.
 	MemoryMiB int
-	// Network joins this machine with another, as guest 0 or 1; nil for a single machine.
+	// Network joins this machine with another machine, as guest 0 or 1; nil for a single machine.
 	Network *Network
 	Guest   int
 	// HangTimeout is the time without an answer to a ping after which the guest counts as hanging;
 	// 0 for a minute.
 	HangTimeout time.Duration
-	// kernelOptions are added to the kernel's command line.
+	// kernelOptions are appended to the kernel's command line.
 	kernelOptions []string
 }
 
 // Network joins two machines with a cable for each card.
 type Network struct {
-	// Dir is where the cables' sockets are.
+	// Dir is the directory of the cables' sockets.
 	Dir string
 
 	mu       sync.Mutex
-	machines [wiring.Guests]*Machine // that are up
+	machines [wiring.Guests]*Machine // running machines
 }
 
-// joined registers a machine for the other machine's requests.
+// joined registers a machine for requests of the other machine.
 func (n *Network) joined(m *Machine) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -70,24 +70,24 @@ func (n *Network) machine(guest int) *Machine {
 // Boot limits, ten times the usual duration.
 var bootTimeout = map[string]time.Duration{Small: 2 * time.Minute, Full: 6 * time.Minute}
 
-// A guest that answers no ping for so long hangs. Emulation on a busy host is
-// slow, and the agent has a processor to share.
+// defaultHangTimeout is the time without an answer to a ping after which a guest counts as hanging.
+// Emulation on a busy host is slow, and the agent shares the processor.
 const defaultHangTimeout = 60 * time.Second
 
-// Machine is a guest that runs.
+// Machine is a running guest.
 type Machine struct {
 	// agent runs processes in the guest.
 	agent *control.Client
 	// Booted is the time from QEMU's start to the agent's first message.
 	Booted time.Duration
-	// Ready is that message.
+	// Ready is the agent's first message.
 	Ready control.Ready
 
 	options Options
 	qemu    *exec.Cmd
 	errs    *tail
 	monitor *monitor
-	// down is canceled at the end of the machine, with the reason as its cause.
+	// down is cancelled at the end of the machine, with the reason as its cause.
 	down   context.Context
 	fail   context.CancelCauseFunc
 	exited chan struct{}
@@ -129,7 +129,7 @@ func (m *Machine) start(ctx context.Context) error {
 	}
 	m.qemu = exec.Command("qemu-system-x86_64", m.arguments(initramfs)...)
 	m.qemu.Stdout, m.qemu.Stderr = m.errs, m.errs
-	// QEMU would outlive a killed runner.
+	// Otherwise QEMU would outlive a killed runner.
 	m.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := m.qemu.Start(); err != nil {
 		m.qemu = nil
@@ -191,7 +191,7 @@ func (m *Machine) listen(name string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// accept waits for QEMU's connection, which QEMU makes before the guest runs.
+// accept waits for QEMU's connection, which QEMU opens before the guest runs.
 func (m *Machine) accept(ctx context.Context, l *net.UnixListener) (net.Conn, error) {
 	stop := context.AfterFunc(m.down, func() { l.Close() })
 	defer stop()
@@ -204,8 +204,8 @@ func (m *Machine) accept(ctx context.Context, l *net.UnixListener) (net.Conn, er
 	return nil, m.cause(ctx, err)
 }
 
-// cause returns the reason of an error: the end of the machine, which is detected after that of its
-// sockets, or of ctx, or err itself.
+// cause returns the reason of an error: the end of the machine, which is detected after the end of
+// the sockets, or of ctx, or err itself.
 func (m *Machine) cause(ctx context.Context, err error) error {
 	select {
 	case <-m.down.Done():
@@ -218,7 +218,7 @@ func (m *Machine) cause(ctx context.Context, err error) error {
 	return err
 }
 
-// arguments is QEMU's command line.
+// arguments returns QEMU's command line.
 func (m *Machine) arguments(initramfs string) []string {
 	o := m.options
 	in := func(name string) string { return filepath.Join(o.Dir, name) }
@@ -327,7 +327,7 @@ func (m *Machine) watch() {
 		cancel()
 		if err != nil {
 			if !errors.Is(err, context.DeadlineExceeded) {
-				m.fail(m.cause(m.down, err)) // the machine's end is the better reason
+				m.fail(m.cause(m.down, err)) // the end of the machine is the better reason
 				return
 			}
 			m.fail(fmt.Errorf("no answer of the guest for %v: hung (%w)", m.options.HangTimeout, err))
@@ -359,7 +359,7 @@ func (m *Machine) explain(err error) error {
 	if readErr != nil && !errors.Is(readErr, os.ErrNotExist) {
 		err = errors.Join(err, readErr)
 	}
-	const lines = 120 // a panic's own has up to 80
+	const lines = 120 // a panic has up to 80 lines
 	console := strings.Split(strings.TrimRight(string(bytes.ReplaceAll(text, []byte("\r"), nil)), "\n"), "\n")
 	console = console[max(0, len(console)-lines):]
 	said := "the console's end:\n" + strings.Join(console, "\n")
@@ -376,7 +376,7 @@ func (m *Machine) Freeze() error { return m.monitor.do("stop", nil) }
 func (m *Machine) Stop() {
 	m.fail(errors.New("the machine was switched off"))
 	if m.qemu != nil {
-		_ = m.qemu.Process.Kill() // may have ended
+		_ = m.qemu.Process.Kill() // the process may have ended
 		<-m.exited
 	}
 	if m.agent != nil {
@@ -410,7 +410,7 @@ func (m *Machine) serve(conn net.Conn) {
 			_, err = conn.Write(append(text, '\n'))
 		}
 		if err != nil {
-			return // the machine is gone
+			return // the machine has ended
 		}
 	}
 }

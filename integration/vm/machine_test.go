@@ -95,7 +95,7 @@ func TestEndlessProcessIsError(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("time limit reached"))
 	defer cancel()
 	demand(t, m.Run(ctx, forever(), nil, nil, nil), "sleep", "time limit reached", "the console's end")
-	// The machine is as good as before.
+	// The machine still works.
 	var status *control.ExitError
 	if err := m.Run(t.Context(), control.Command{Argv: []string{"pgrep", "sleep"}}, nil, nil, nil); !errors.As(err,
 		&status) || status.Status != 1 {
@@ -160,7 +160,7 @@ func TestStoppingLeavesNoProcess(t *testing.T) {
 	}
 	for _, file := range lines {
 		text, err := os.ReadFile(file)
-		if err == nil && strings.Contains(string(text), o.Dir+"/") { // otherwise ended meanwhile
+		if err == nil && strings.Contains(string(text), o.Dir+"/") { // otherwise the process has ended
 			t.Errorf("%s is left: %q", filepath.Dir(file), text)
 		}
 	}

@@ -18,7 +18,7 @@ func Program(ctx context.Context, name string, arguments ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, name, arguments...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error {
-		// After this time the group is killed, and pipes are closed.
+		// At the end of this time the group is killed, and pipes are closed.
 		time.AfterFunc(5*time.Second, func() { _ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) })
 		return syscall.Kill(-c.Process.Pid, syscall.SIGTERM)
 	}

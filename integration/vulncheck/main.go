@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// patience is how long a database may take to answer. govulncheck by itself
-// waits without end, after a minute's work.
+// patience is the limit for the answer of a database. govulncheck has no limit, and asks after a
+// minute of work.
 const patience = 20 * time.Second
 
 func main() {
@@ -30,8 +30,8 @@ func main() {
 	os.Exit(check(*database, patience, flag.Args(), os.Stdout, os.Stderr))
 }
 
-// check returns the exit status: 1 if nothing was checked, else that of govulncheck, which is 0
-// without findings and 3 with findings.
+// check returns the exit status: 1 if the check did not run, and otherwise that of govulncheck,
+// which is 0 without findings and 3 with findings.
 func check(database string, patience time.Duration, arguments []string, out, errOut io.Writer) int {
 	if err := reach(database, patience); err != nil {
 		fmt.Fprintf(errOut,

@@ -15,7 +15,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxSubject is in columns, so that a subject fits beside a hash in 80 columns.
+// maxSubject is the limit in columns: a subject fits beside a hash in 80 columns.
 const maxSubject = 72
 
 var (

@@ -1,8 +1,7 @@
 // Wording checks the texts of this project: comments and errors of packages, names of tests,
 // subjects of commits, and comparisons of error texts in tests. docs/contributing.md has the rules.
 // limits.txt lists the packages above the limits, with the largest values that pass; texts.txt has
-// the limits of comparisons, lines.txt those of long lines. Wording does not check the words of the
-// packages in unwritten.
+// the limits of comparisons, lines.txt those of long lines.
 package main
 
 import (

@@ -21,7 +21,7 @@ type Code string
 // Error returns the code, so that a Code is a target for errors.Is.
 func (c Code) Error() string { return string(c) }
 
-// In reports whether text is the text of an Error with the code: the code ends it.
+// In reports whether text ends with the code: whether text is that of an Error with the code.
 func (c Code) In(text string) bool { return strings.HasSuffix(text, " ["+string(c)+"]") }
 
 // Suffix returns the code that ends text as [Error.Error] writes it, " [PLnnnn]", or "".
@@ -45,12 +45,12 @@ func Suffix(text string) string {
 type Error struct {
 	Code      Code   // empty for an internal error
 	Operation string // verb phrase, such as "read the plan"
-	Object    string // file, device, container or address; empty if Operation names it
+	Object    string // file, device, container or address; empty if Operation names the object
 	Cause     error  // nil if operation and object state the cause
 	Remedy    string // imperative, such as "run peerlane cdi refresh"
 }
 
-// Error formats e as "OPERATION OBJECT: CAUSE; REMEDY [CODE]", without the parts that e lacks.
+// Error returns e as "OPERATION OBJECT: CAUSE; REMEDY [CODE]", without the empty parts.
 func (e *Error) Error() string {
 	text := strings.TrimSpace(e.Operation + " " + e.Object)
 	if e.Cause != nil {

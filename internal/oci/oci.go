@@ -1,5 +1,5 @@
-// Package oci writes images by the OCI image specification, without a daemon and a registry. The same
-// files give the same bytes.
+// Package oci writes images in the format of the OCI image specification, without a daemon or a
+// registry. Equal files give equal bytes.
 package oci
 
 import (
@@ -17,13 +17,13 @@ import (
 
 // Image is an image with one layer.
 type Image struct {
-	// Name is the image's reference, such as localhost/peerlane:1.
+	// Name is the reference of the image, such as localhost/peerlane:1.
 	Name string
-	// Architecture is the processor, as GOARCH has it.
+	// Architecture is the processor, a value of GOARCH.
 	Architecture string
 	// Config is the field config of the image's configuration.
 	Config map[string]any
-	// Time is the time of all files; the zero time is 1970.
+	// Time is the modification time of all files; the zero time is 1970.
 	Time time.Time
 }
 
@@ -33,7 +33,7 @@ type file struct {
 	text []byte
 }
 
-// Layer returns the tar of a directory's files. All files belong to root.
+// Layer returns a tar of the files of a directory. All files belong to root.
 func Layer(rootfs string, at time.Time) ([]byte, error) {
 	if at.IsZero() {
 		at = time.Unix(0, 0)

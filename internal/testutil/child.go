@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// StartChild starts a command that the kernel kills at the end of this process. The channel gets the
-// result of the command's Wait, and has room for it.
+// StartChild starts a command that the kernel kills at the end of this process. The channel
+// receives the result of the command's Wait, and is buffered.
 func StartChild(c *exec.Cmd) (ended chan error, err error) {
 	if c.SysProcAttr == nil {
 		c.SysProcAttr = &syscall.SysProcAttr{}
@@ -15,7 +15,7 @@ func StartChild(c *exec.Cmd) (ended chan error, err error) {
 	c.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	started, result := make(chan error), make(chan error, 1)
 	go func() {
-		// The kernel takes the death of the thread for that of the parent.
+		// The kernel sends the signal at the death of the thread that started the child.
 		runtime.LockOSThread()
 		err := c.Start()
 		started <- err

@@ -46,7 +46,7 @@ func equal(err, want error) bool {
 		return ok && e.Value == want.Value
 	}
 	if sentinel == reflect.TypeOf(want) {
-		return false // its only field is the text: errors.Is compares the value
+		return false // The text is the only field: errors.Is compares the value.
 	}
 	return reflect.DeepEqual(err, want)
 }

@@ -1,8 +1,9 @@
-// Package testutil compares errors and waits in tests. Its limits follow the progress of the machine and not
-// the clock: time in which processes queue for a processor does not count, so a test that
-// runs beside other load waits longer and does not fail by that.
+// Package testutil compares errors and waits in tests. The limits of waits follow the progress of
+// the machine and not the clock: time in which processes queue for a processor does not count, so
+// that a test beside other load waits longer and does not fail.
 //
-// It imports nothing of Peerlane, so the tests of each package can use it.
+// Package testutil imports no other package of Peerlane, so that the tests of every package can use
+// it.
 package testutil
 
 import (
@@ -18,51 +19,50 @@ import (
 )
 
 const (
-	// limit is the time that a wait may take on a machine that is not loaded.
+	// limit is the default limit of a wait on an idle machine.
 	limit = time.Minute
-	// patience is how many times as long a wait may take on a machine whose processors are
-	// never free. Ten minutes are less than the idle time of integration/confine, so that
-	// the test that waits is named.
+	// patience is the largest factor by which load extends a wait. Ten minutes are less than the
+	// idle time of integration/confine, so that the report names the waiting test.
 	patience = 10
-	// interval is the time between two looks at a condition.
+	// interval is the time between two checks of a condition.
 	interval = 2 * time.Millisecond
 )
 
-// Wait is a wait that has begun. Its zero value is over.
+// Wait is a wait that has begun. The zero Wait is over.
 type Wait struct {
 	begin   time.Time
 	stalled time.Duration
 	limit   time.Duration
 }
 
-// Begin begins a wait of one minute on a machine that is not loaded.
+// Begin begins a wait of one minute on an idle machine.
 func Begin() Wait { return BeginFor(limit) }
 
-// BeginFor begins a wait of another length on a machine that is not loaded.
+// BeginFor begins a wait with a limit for an idle machine.
 func BeginFor(limit time.Duration) Wait {
 	return Wait{begin: time.Now(), stalled: stalled(), limit: limit}
 }
 
-// Over reports whether the wait has taken its time: the clock's, less the time in which
-// some process queued for a processor.
+// Over reports whether the wait has reached the limit: the elapsed time, less the time in which a
+// process queued for a processor.
 func (w Wait) Over() bool {
 	elapsed := time.Since(w.begin)
 	return elapsed > w.limit && elapsed-w.queued(elapsed) > w.limit
 }
 
-// queued is the time that does not count.
+// queued returns the part of the elapsed time that does not count.
 func (w Wait) queued(elapsed time.Duration) time.Duration {
 	return min(stalled()-w.stalled, elapsed/patience*(patience-1))
 }
 
-// rest is the shortest time after which the wait can be over.
+// rest returns the shortest time after which the wait can be over.
 func (w Wait) rest() time.Duration {
 	elapsed := time.Since(w.begin)
 	return max(interval, w.limit+w.queued(elapsed)-elapsed)
 }
 
-// Until waits until a condition holds. It fails the test, with a description of the
-// awaited condition, if the wait is over before.
+// Until waits until a condition holds. At the end of the wait, Until fails the test with the
+// description of the condition.
 func Until(t testing.TB, condition string, holds func() bool) {
 	t.Helper()
 	for w := Begin(); !holds(); time.Sleep(interval) {
@@ -72,8 +72,8 @@ func Until(t testing.TB, condition string, holds func() bool) {
 	}
 }
 
-// Succeeds waits until a function returns no error. It fails the test with the last error
-// if the wait is over before.
+// Succeeds waits until a function returns no error. At the end of the wait, Succeeds fails the test
+// with the last error.
 func Succeeds(t testing.TB, what string, try func() error) {
 	t.Helper()
 	var err error
@@ -91,8 +91,8 @@ func (l *lastError) Fatalf(format string, arguments ...any) {
 	l.TB.Fatalf("%s: %v", fmt.Sprintf(format, arguments...), *l.err)
 }
 
-// Receive receives a value from a channel, and fails the test if the wait is over before.
-// It returns the zero value of a closed channel.
+// Receive receives a value from a channel; the zero value from a closed channel. At the end of the
+// wait, Receive fails the test.
 func Receive[T any](t testing.TB, what string, c <-chan T) T {
 	t.Helper()
 	w := Begin()
@@ -118,7 +118,7 @@ func Context(t testing.TB) context.Context {
 	return ctx
 }
 
-// WithLimit is context.WithTimeout for a machine that may be loaded.
+// WithLimit is context.WithTimeout with a limit for an idle machine.
 func WithLimit(parent context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(parent, patience*limit)
 	c := &limited{Context: ctx}
@@ -142,18 +142,19 @@ func WithLimit(parent context.Context, limit time.Duration) (context.Context, co
 	return c, func() { timer.Stop(); cancel() }
 }
 
-// After returns a channel that is closed when a wait of this limit is over, as time.After.
+// After is time.After with a limit for an idle machine: it returns a channel that is closed at the
+// end of the wait.
 func After(limit time.Duration) <-chan struct{} {
 	ctx, cancel := WithLimit(context.Background(), limit)
 	context.AfterFunc(ctx, cancel)
 	return ctx.Done()
 }
 
-// Deadline returns the latest end of a wait on any machine, for operations that need a time of
-// the clock, such as the deadline of a socket.
+// Deadline returns the latest end of a wait on any machine, for operations that need a point in
+// time, such as the deadline of a socket.
 func Deadline() time.Time { return time.Now().Add(patience * limit) }
 
-// limited is a context whose wait can be over.
+// limited is a context that ends with a wait.
 type limited struct {
 	context.Context
 	over atomic.Bool
@@ -167,7 +168,7 @@ func (c *limited) Err() error {
 	return err
 }
 
-// pressure is the kernel's file that says how long processes have queued.
+// pressure is the kernel's file with the time for which processes have queued.
 const pressure = "/proc/pressure/cpu"
 
 var lastStall struct {
@@ -176,8 +177,8 @@ var lastStall struct {
 	total time.Duration
 }
 
-// stalled is the time since the machine's start in which some process queued for a processor;
-// zero if the kernel does not measure it.
+// stalled returns the time since boot in which a process queued for a processor; 0 if the kernel
+// does not measure it.
 func stalled() time.Duration {
 	lastStall.Lock()
 	defer lastStall.Unlock()
@@ -193,7 +194,7 @@ func readStall(path string) time.Duration {
 	if err != nil {
 		return 0
 	}
-	for _, word := range strings.Fields(string(text)) { // the first is that of "some"
+	for _, word := range strings.Fields(string(text)) { // the first line is "some"
 		var microseconds int64
 		if n, _ := fmt.Sscanf(word, "total=%d", &microseconds); n == 1 {
 			return time.Duration(microseconds) * time.Microsecond

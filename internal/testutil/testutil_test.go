@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// failure is a test of which only the failure is of interest.
+// failure is a fake test that records a failure.
 type failure struct {
 	testing.TB
 	text string
@@ -35,7 +35,7 @@ func failureOf(run func(t testing.TB)) string {
 	return f.text
 }
 
-// elapse begins a wait that the clock says has taken this long.
+// elapse returns a wait for which the clock shows this elapsed time.
 func elapse(w Wait, clock time.Duration) Wait {
 	w.begin = w.begin.Add(-clock)
 	return w
@@ -104,7 +104,7 @@ func TestReceiveReturnsTheValue(t *testing.T) {
 func TestContextOfAPastLimitIsADeadline(t *testing.T) {
 	ctx, cancel := WithLimit(t.Context(), time.Millisecond)
 	defer cancel()
-	<-ctx.Done() // later where processes queue
+	<-ctx.Done() // later if processes queue
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		t.Errorf("the context's error is %v, want that of a deadline", ctx.Err())
 	}

@@ -56,14 +56,14 @@ type Plugin struct {
 	changed chan struct{}
 }
 
-// New returns a plugin that observes the host by a monitor.
+// New returns a plugin that observes the host with a monitor.
 func New(c Config, m *health.Monitor) *Plugin {
 	return &Plugin{config: c, monitor: m, changed: make(chan struct{}),
 		failures: health.Failures{Log: c.Log, Message: "Observing the host failed"}}
 }
 
-// Run serves and registers the plugin, again after a restart of the kubelet, because a kubelet removes
-// the sockets of plugins when the kubelet starts. Run returns when the context ends.
+// Run serves and registers the plugin until the context ends. A restarted kubelet removes the
+// sockets of plugins; Run then registers the plugin again.
 func (p *Plugin) Run(ctx context.Context) error {
 	failures := health.Failures{Log: p.config.Log, Message: "The kubelet does not take the device plugin; trying again"}
 	for ctx.Err() == nil {

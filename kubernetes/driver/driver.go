@@ -63,7 +63,7 @@ type Driver struct {
 
 var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
 
-// New returns a driver that observes the host by a monitor.
+// New returns a driver that observes the host with a monitor.
 func New(c Config, m *health.Monitor) *Driver {
 	return &Driver{config: c, monitor: m, changed: make(chan struct{})}
 }
@@ -193,15 +193,15 @@ func (d *Driver) UnprepareResourceClaims(_ context.Context,
 	return results, nil
 }
 
-// HandleError logs errors of the background. The helper retries. Errors never end the driver, because
-// running pods need the driver.
+// HandleError logs errors of background tasks, which the helper retries. No error ends the driver,
+// because running pods need the driver.
 func (d *Driver) HandleError(_ context.Context, err error, msg string) {
 	d.config.Log.WithError(err).Error(msg)
 }
 
-// healthTimeout is the time after which the kubelet takes a health without a report as unknown, and
-// healthRefresh the shortest time between two reports of the same health. A longer Config.Poll extends
-// both.
+// healthTimeout is the time after which the kubelet considers the health of an unreported device
+// unknown. healthRefresh is the shortest time between two reports of the same health. A longer
+// Config.Poll extends both.
 const (
 	healthTimeout = time.Minute
 	healthRefresh = 15 * time.Second

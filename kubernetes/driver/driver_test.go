@@ -27,7 +27,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// recorder is a Publisher that hands each update on.
+// recorder is a Publisher that sends each update on a channel.
 type recorder chan resourceslice.DriverResources
 
 func (r recorder) PublishResources(ctx context.Context, all resourceslice.DriverResources) error {
@@ -83,7 +83,7 @@ func TestPrepareAnswersWithTheCDIDevicesOfItsOwnDriver(t *testing.T) {
 		claim("shared", "gpu.nvidia.com/gpu-0", "gpu.nvidia.com/gpu-1", lanes.DriverName+"/"+lanes.Shared),
 		claim("gone", lanes.DriverName+"/lane-0000-09-00-0"),
 	}
-	for range 2 { // a second call gives the same answer
+	for range 2 { // a second call returns the same answer
 		got, err := d.PrepareResourceClaims(t.Context(), claims)
 		if err != nil {
 			t.Fatal(err)
@@ -265,7 +265,7 @@ func TestDrainWithoutTaintsWithdrawsTheLanes(t *testing.T) {
 	published("lane-0000-01-00-0", "lane-0000-02-00-0")
 }
 
-// timed is a recorder that notes when each update began and ended.
+// timed is a recorder that records the begin and the end of each update.
 type timed struct {
 	recorder
 	begun, ended []time.Time

@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// recorder keeps events as text.
+// recorder records events as text.
 type recorder []string
 
 func (r *recorder) Event(object runtime.Object, kind, reason, message string) {

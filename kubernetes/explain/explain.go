@@ -1,5 +1,6 @@
-// Package explain tells why the scheduler allocates no devices to the claims of a pod. The scheduler says
-// "cannot allocate all claims" for taken devices, taints, selectors and constraints alike.
+// Package explain finds the reasons why the scheduler allocates no devices to the claims of a pod.
+// The scheduler's message is "cannot allocate all claims" for taken devices, taints, selectors and
+// constraints alike.
 package explain
 
 import (
@@ -187,7 +188,7 @@ type candidates struct {
 	failure                  string   // of a selector
 }
 
-// find sorts the devices of a node that match a request.
+// find sorts the devices of a node that match a request by their state.
 func (c Cluster) find(ctx context.Context, r request, devices []device, taken map[[3]string]string) candidates {
 	var found candidates
 	i := slices.IndexFunc(c.Classes, func(class resourceapi.DeviceClass) bool { return class.Name == r.class })
@@ -319,7 +320,7 @@ func matchesAll(ctx context.Context, selectors []cel.CompilationResult, d device
 	return true, nil
 }
 
-// blocking returns the key of a taint that keeps new pods away, empty without such a taint.
+// blocking returns the key of a taint that excludes new pods; empty without such a taint.
 func blocking(taints []resourceapi.DeviceTaint, tolerations []resourceapi.DeviceToleration) string {
 	for _, taint := range taints {
 		if taint.Effect == resourceapi.DeviceTaintEffectNone {

@@ -10,7 +10,7 @@ type Failures struct {
 	last    string
 }
 
-// Note logs err unless the result of the task before had the same text. A nil err is a success.
+// Note logs err unless the previous result of the task had the same text. A nil err is a success.
 func (f *Failures) Note(err error) {
 	if err == nil {
 		f.last = ""

@@ -187,8 +187,8 @@ func (p Policy) effect(c Condition) resourceapi.DeviceTaintEffect {
 	return resourceapi.DeviceTaintEffectNoSchedule
 }
 
-// Taints returns the taints of lanes and the taints of the device lanes.Shared. Shared has NoNetwork
-// if the lanes without NoNetwork are zero in number, else Degraded if a lane has NoNetwork or Degraded.
+// Taints returns the taints of lanes and of the device lanes.Shared. Shared has NoNetwork if every
+// lane has NoNetwork, and Degraded if a lane has NoNetwork or Degraded.
 func (p Policy) Taints(o *Observation) (ofLanes map[string][]resourceapi.DeviceTaint,
 	shared []resourceapi.DeviceTaint) {
 	ofLanes = map[string][]resourceapi.DeviceTaint{}
@@ -222,8 +222,8 @@ func (p Policy) taints(c Conditions) []resourceapi.DeviceTaint {
 	return taints
 }
 
-// Withdrawn returns the lanes that a release without taints leaves out of the slice: lanes that a taint
-// would close to new pods. The keys are the PCI addresses of the GPUs.
+// Withdrawn returns the lanes that the slice of a release without taints omits: the lanes that a
+// taint would close to new pods. The keys are the PCI addresses of the GPUs.
 func (o *Observation) Withdrawn() map[string]bool {
 	lanes := map[string]bool{}
 	for gpu, c := range o.Lanes {

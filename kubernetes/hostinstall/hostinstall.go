@@ -1,5 +1,6 @@
-// Package hostinstall installs Peerlane's programs and units on a host that has no packages, from the
-// image of the DaemonSet. Running relays keep their program: a new file replaces the name alone.
+// Package hostinstall installs Peerlane's programs and units on a host without packages, from the
+// image of the DaemonSet. Running relays keep their program: the installation replaces only the
+// name.
 package hostinstall
 
 import (
@@ -21,7 +22,7 @@ const Prefix = "/opt/peerlane"
 type Config struct {
 	// Payload is the directory of the image with the files of packaging/install for Prefix.
 	Payload string
-	// Host is the root of the host, or a directory with the directories of the host that the
+	// Host is the root of the host, or a directory with the host's directories that the
 	// installation writes.
 	Host string
 	// Systemd starts units; nil on a host without systemd.
@@ -35,7 +36,8 @@ type Systemd interface {
 	Reload(ctx context.Context) error
 	// Enable starts units at each boot (systemctl enable).
 	Enable(ctx context.Context, units ...string) error
-	// Restart restarts or starts a unit, and waits until the unit is active, or a oneshot has ended.
+	// Restart starts or restarts a unit, and waits until the unit is active, or until a oneshot
+	// unit has ended.
 	Restart(ctx context.Context, unit string) error
 	// Start starts a unit that is not active.
 	Start(ctx context.Context, unit string) error
@@ -50,8 +52,8 @@ const (
 	pathUnit    = "peerlane-cdi-refresh.path"
 )
 
-// directories maps directories of the payload to directories of the host. keep says that a file of the
-// administrator stays.
+// directories maps directories of the payload to directories of the host. keep keeps an existing
+// file, which the administrator may have changed.
 var directories = []struct {
 	from, to string
 	keep     bool
@@ -65,8 +67,8 @@ var directories = []struct {
 	{"/etc/peerlane", "/etc/peerlane", true},
 }
 
-// Install copies the files that differ, programs before the units that start them, and starts the units.
-// A second Install of the same payload changes nothing but the time of the refresh.
+// Install copies changed files, programs before the units that start them, and starts the units. A
+// second Install of the same payload changes only the time of the refresh.
 func Install(ctx context.Context, c Config) error {
 	changed := 0
 	for _, d := range directories {
@@ -85,6 +87,19 @@ func Install(ctx context.Context, c Config) error {
 	return startUnits(ctx, c.Systemd)
 }
 
+// unitError is the error of an operation of systemd on a unit.
+type unitError struct {
+	operation, unit string
+	err             error
+}
+
+func (e *unitError) Error() string {
+	return fmt.Sprintf("systemd: %s %s: %v", e.operation, e.unit, e.err)
+}
+
+// Unwrap returns the cause.
+func (e *unitError) Unwrap() error { return e.err }
+
 func startUnits(ctx context.Context, s Systemd) error {
 	if err := s.Reload(ctx); err != nil {
 		return fmt.Errorf("systemd: read the units: %w", err)
@@ -95,16 +110,18 @@ func startUnits(ctx context.Context, s Systemd) error {
 	// A restart of the socket would refuse the containers that start meanwhile.
 	for _, unit := range []string{anchorUnit, socketUnit, pathUnit} {
 		if err := s.Start(ctx, unit); err != nil {
-			return fmt.Errorf("systemd: start %s: %w", unit, err)
+			return &unitError{"start", unit, err}
 		}
 	}
 	if err := s.Restart(ctx, refreshUnit); err != nil {
-		return fmt.Errorf("systemd: run %s: %w; `journalctl -u %s` on the host has the cause", refreshUnit, err, refreshUnit)
+		return fmt.Errorf("%w; `journalctl -u %s` on the host has the cause", &unitError{"run", refreshUnit, err},
+			refreshUnit)
 	}
 	return nil
 }
 
-// copyTree copies the regular files and links below from that differ, and returns their number.
+// copyTree copies changed regular files and links below from, and returns the number of copied
+// files.
 func copyTree(from, to string, keep bool) (changed int, err error) {
 	err = filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -130,7 +147,7 @@ func copyTree(from, to string, keep bool) (changed int, err error) {
 	return changed, err
 }
 
-// replace replaces a file by a copy of another file at once, unless both are equal.
+// replace replaces a file atomically by a copy of another file, unless both files are equal.
 func replace(from, to string) (changed bool, err error) {
 	info, err := os.Lstat(from)
 	if err != nil {
@@ -146,8 +163,8 @@ func replace(from, to string) (changed bool, err error) {
 	return WriteFile(to, text, info.Mode().Perm())
 }
 
-// WriteFile replaces a file at once by a file with this text and mode, unless the file is equal. A power
-// failure leaves the old or the new file.
+// WriteFile replaces a file atomically by a file with this text and mode, unless the file is equal.
+// A power failure leaves the old or the new file.
 func WriteFile(path string, text []byte, mode os.FileMode) (changed bool, err error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode() == mode {
 		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, text) {

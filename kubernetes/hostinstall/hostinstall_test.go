@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// fakeSystemd records calls, and fails the call fails.
+// fakeSystemd records calls, and returns an error for the call in fails.
 type fakeSystemd struct {
 	calls []string
 	fails string
@@ -71,7 +71,7 @@ func configOf(t *testing.T) (Config, *fakeSystemd) {
 	return c, s
 }
 
-// started are the calls of an installation.
+// started lists the calls of an installation.
 var started = []string{"reload", "enable peerlane-anchor.service peerlane-relay.socket peerlane-cdi-refresh.service " +
 	"peerlane-cdi-refresh.path", "start peerlane-anchor.service", "start peerlane-relay.socket",
 	"start peerlane-cdi-refresh.path", "restart peerlane-cdi-refresh.service"}
@@ -149,7 +149,8 @@ func TestInstallReportsTheUnitThatFails(t *testing.T) {
 			t.Errorf("%s fails: %v after %q", call, err, s.calls)
 			continue
 		}
-		if words := strings.Fields(call); len(words) == 2 && !strings.Contains(err.Error(), words[1]) {
+		var failed *unitError
+		if words := strings.Fields(call); len(words) == 2 && (!errors.As(err, &failed) || failed.unit != words[1]) {
 			t.Errorf("the error does not name %s: %v", words[1], err)
 		}
 	}

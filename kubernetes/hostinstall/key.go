@@ -15,8 +15,9 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// FollowKey copies the cluster key from a mounted Secret to the host, at once and after each change of the
-// Secret, until the context ends. The host's key stays while the Secret lacks the key or has a faulty key.
+// FollowKey copies the cluster key from a mounted Secret to the host, at the start and after each
+// change of the Secret, until the context ends. The host's key stays while the Secret has no key or
+// a faulty key.
 func FollowKey(ctx context.Context, secret, host string, poll time.Duration, log *logrus.Logger) {
 	failures := health.Failures{Log: log, Message: "Copying the cluster key failed; the key of the host stays"}
 	for {
@@ -33,8 +34,8 @@ func FollowKey(ctx context.Context, secret, host string, poll time.Duration, log
 	}
 }
 
-// CopyKey replaces the host's cluster key by the key of a Secret, and returns the ids of the new keys, empty
-// if the host has the key already. No error quotes a key.
+// CopyKey replaces the host's cluster key by the key of a Secret, and returns the ids of the new
+// keys; empty if the host already has the key. No error contains a key.
 func CopyKey(secret, host string) (ids string, err error) {
 	text, err := os.ReadFile(secret)
 	if err != nil {
@@ -47,7 +48,7 @@ func CopyKey(secret, host string) (ids string, err error) {
 	if err := os.MkdirAll(filepath.Dir(host), 0o755); err != nil {
 		return "", err
 	}
-	// A link would lead the copy to another file.
+	// Refuse a link, which would direct the copy to another file.
 	if info, err := os.Lstat(host); err == nil && !info.Mode().IsRegular() {
 		return "", fmt.Errorf("cluster key %s is no regular file: %v", host, info.Mode())
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {

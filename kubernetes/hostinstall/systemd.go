@@ -11,7 +11,7 @@ import (
 	godbus "github.com/godbus/dbus/v5"
 )
 
-// bus is systemd at its private socket.
+// bus is a connection to systemd's private socket.
 type bus struct{ *dbus.Conn }
 
 // Connect connects to systemd at the private socket, /run/systemd/private on the host, which accepts root
@@ -25,7 +25,7 @@ func Connect(ctx context.Context, socket string) (Systemd, error) {
 		if err != nil {
 			return nil, err
 		}
-		// systemd is not a bus: there is no Hello.
+		// systemd is not a message bus: the protocol has no Hello.
 		if err := c.Auth([]godbus.Auth{godbus.AuthExternal("0")}); err != nil {
 			return nil, errors.Join(err, c.Close())
 		}

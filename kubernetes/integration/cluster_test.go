@@ -36,12 +36,13 @@ import (
 )
 
 const (
+	// nodeName is the node on which the control plane runs.
 	nodeName = "n1"
-	// kubeletDir is the kubelet's directory, a file system of this run alone. The directory of device
-	// plugins is there for any --root-dir.
+	// kubeletDir is the kubelet's directory, a file system of this run only. The directory of
+	// device plugins does not depend on --root-dir.
 	kubeletDir = "/var/lib/kubelet"
 	imageName  = "localhost/peerlane-test:1"
-	apiServer  = "https://127.0.0.1:16443"
+	apiServer  = "https://10.213.0.1:16443"
 )
 
 // options are the differences between clusters.
@@ -51,29 +52,35 @@ type options struct {
 	apiServer    []string
 	// accounts gives pods tokens of service accounts, and runs DaemonSets.
 	accounts bool
+	// twoNodes adds a second node, and connects the relays of both nodes by TCP.
+	twoNodes bool
 }
 
-// cluster is a cluster of one node with the simulated GPUs of a recorded host.
+// cluster is a node with the simulated GPUs of a recorded host, and on the node nodeName the control plane.
 type cluster struct {
 	*testing.T
 	*testbed.Host
 	options options
+	node    string
 	dir     string // of the cluster's programs
 	reports string
 	client  kubernetes.Interface
 	daemons map[string]*daemon
 }
 
-// configureRelays configures the relays of a cluster.
-func configureRelays(c *config.Config) {
-	c.Relay.Route, c.Relay.Slots, c.Relay.SlotSize = launch.RouteAuto, 4, 1<<20
+// configureRelays configures the relays of a node.
+func (c *cluster) configureRelays(to *config.Config) {
+	to.Relay.Route, to.Relay.Slots, to.Relay.SlotSize = launch.RouteAuto, 4, 1<<20
+	if c.options.twoNodes {
+		to.Relay.Transport, to.Network.Interfaces = launch.TransportTCP, "="+cables[c.node]
+	}
 }
 
-// startCluster starts a cluster without drivers, which ends with the test.
+// startCluster starts a cluster without drivers until the end of the test.
 func startCluster(t *testing.T, o options) *cluster {
 	t.Helper()
 	begun := time.Now()
-	// Short, for the length of a socket's path.
+	// Short, because paths of sockets have a limit.
 	root, err := os.MkdirTemp("", "pl")
 	if err != nil {
 		t.Fatal(err)
@@ -83,6 +90,27 @@ func startCluster(t *testing.T, o options) *cluster {
 			t.Error(err)
 		}
 	})
+	if o.twoNodes {
+		run := func(command ...string) {
+			if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %v: %s", command, err, out)
+			}
+		}
+		run("sh", "-c", connectNodes)
+		t.Cleanup(func() { run("ip", "netns", "del", secondNode) })
+	}
+	c := newNode(t, o, root, nodeName)
+	c.configure()
+	c.startControlPlane()
+	c.startEngine()
+	c.startKubelet()
+	t.Logf("the cluster is ready after %v", time.Since(begun).Round(100*time.Millisecond))
+	return c
+}
+
+// newNode returns a node without programs, whose files are in root.
+func newNode(t *testing.T, o options, root, name string) *cluster {
+	t.Helper()
 	if err := os.Chmod(root, 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +118,10 @@ func startCluster(t *testing.T, o options) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c := &cluster{T: t, Host: h, options: o, node: name, dir: filepath.Join(root, "k"), reports: filepath.Join(root,
+		"reports"), daemons: map[string]*daemon{}}
 	testbed.MountAnchor(t, h.Layout)
-	if err := h.Configure(configureRelays); err != nil {
+	if err := h.Configure(c.configureRelays); err != nil {
 		t.Fatal(err)
 	}
 	stop, err := h.StartNICs(context.Background(), h.Plan.Lanes...)
@@ -103,8 +133,6 @@ func startCluster(t *testing.T, o options) *cluster {
 			t.Error(err)
 		}
 	})
-	c := &cluster{T: t, Host: h, options: o, dir: filepath.Join(root, "k"), reports: filepath.Join(root,
-		"reports"), daemons: map[string]*daemon{}}
 	for dir, mode := range map[string]os.FileMode{c.dir: 0o755, c.reports: 0o777 | os.ModeSticky, c.in("pki"): 0o700,
 		c.in("cni"): 0o755} {
 		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, mode)); err != nil {
@@ -112,11 +140,6 @@ func startCluster(t *testing.T, o options) *cluster {
 		}
 	}
 	t.Cleanup(c.shutDown)
-	c.configure()
-	c.startControlPlane()
-	c.startEngine()
-	c.startKubelet()
-	t.Logf("the cluster is ready after %v", time.Since(begun).Round(100*time.Millisecond))
 	return c
 }
 
@@ -140,7 +163,8 @@ contexts: [{name: test, context: {cluster: test, user: admin}}]
 clusters: [{name: test, cluster: {server: "` + apiServer + `", insecure-skip-tls-verify: true}}]
 users: [{name: admin, user: {token: admintoken}}]
 `,
-		// Without this the node is not ready; each pod has a network namespace with a loopback interface.
+		// Without a CNI configuration the node is not ready. Each pod has a network namespace with
+		// a loopback interface.
 		"cni/peerlane-test": `#!/bin/sh
 case $CNI_COMMAND in
 VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}';;
@@ -201,7 +225,7 @@ func (c *cluster) expand(text string) string {
 	return strings.NewReplacer("$DIR", c.dir, "$CDI", c.CDIDir(), "$IMAGE", imageName).Replace(text)
 }
 
-// daemon starts a program of the cluster. The name is also that of its log.
+// daemon starts a program of the cluster. The log has the same name.
 func (c *cluster) daemon(name string, ready func() error, command ...string) *daemon {
 	c.Helper()
 	d := &daemon{name: name, command: command, ready: ready, log: c.in(name + ".log")}
@@ -216,15 +240,7 @@ func (c *cluster) startControlPlane() {
 	c.daemon("etcd", nil, "server", "--data-dir", c.in("etcd"), "--listen-client-urls", etcd,
 		"--advertise-client-urls", etcd,
 		"--listen-peer-urls", "http://127.0.0.1:23800", "--unsafe-no-fsync", "--log-level", "warn")
-	config, err := clientcmd.BuildConfigFromFlags("", c.in("kubeconfig"))
-	if err != nil {
-		c.Fatal(err)
-	}
-	config.QPS, config.Burst = 100, 200
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return patient{next} })
-	if c.client, err = kubernetes.NewForConfig(config); err != nil {
-		c.Fatal(err)
-	}
+	c.connect()
 	key := c.in("pki/sa.key")
 	admission, controllers := []string{"--disable-admission-plugins=ServiceAccount"}, ""
 	if c.options.accounts {
@@ -235,7 +251,7 @@ func (c *cluster) startControlPlane() {
 	c.daemon("kube-apiserver", func() error {
 		return c.client.CoreV1().RESTClient().Get().AbsPath("/readyz").Do(c.Context()).Error()
 	}, append([]string{
-		"kube-apiserver", "--etcd-servers=" + etcd, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
+		"kube-apiserver", "--etcd-servers=" + etcd, "--bind-address=10.213.0.1", "--advertise-address=10.213.0.1",
 		"--secure-port=16443", "--cert-dir=" + c.in("pki"), "--service-account-key-file=" + key,
 		"--service-account-signing-key-file=" + key, "--service-account-issuer=https://test",
 		"--token-auth-file=" + c.in("pki/tokens.csv"), "--authorization-mode=RBAC", "--endpoint-reconciler-type=none",
@@ -250,6 +266,20 @@ func (c *cluster) startControlPlane() {
 			"garbage-collector-controller,namespace-controller,pod-garbage-collector-controller" + controllers,
 		"--root-ca-file=" + c.in("pki/apiserver.crt"),
 		"--kube-api-qps=200", "--kube-api-burst=400"}, common...)...)
+}
+
+// connect makes the client of the API server.
+func (c *cluster) connect() {
+	c.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", c.in("kubeconfig"))
+	if err != nil {
+		c.Fatal(err)
+	}
+	config.QPS, config.Burst = 100, 200
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return patient{next} })
+	if c.client, err = kubernetes.NewForConfig(config); err != nil {
+		c.Fatal(err)
+	}
 }
 
 // startEngine starts containerd with the image of the tests.
@@ -270,7 +300,7 @@ func (c *cluster) startEngine() {
 func (c *cluster) startKubelet() {
 	c.Helper()
 	c.daemon("kubelet", func() error {
-		node, err := c.client.CoreV1().Nodes().Get(c.Context(), nodeName, metav1.GetOptions{})
+		node, err := c.client.CoreV1().Nodes().Get(c.Context(), c.node, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -280,20 +310,20 @@ func (c *cluster) startKubelet() {
 				return nil
 			}
 		}
-		return fmt.Errorf("node %s: conditions %v, taints %v", nodeName, node.Status.Conditions, node.Spec.Taints)
+		return fmt.Errorf("node %s: conditions %v, taints %v", c.node, node.Status.Conditions, node.Spec.Taints)
 	}, "kubelet", "--config="+c.in("kubelet.yaml"), "--kubeconfig="+c.in("kubeconfig"), "--root-dir="+kubeletDir,
-		"--cert-dir="+c.in("pki/kubelet"), "--hostname-override="+nodeName, "--v=2")
+		"--cert-dir="+c.in("pki/kubelet"), "--hostname-override="+c.node, "--v=2")
 }
 
 // startPlugin starts peerlane-kubelet.
 func (c *cluster) startPlugin() {
 	c.Helper()
-	c.daemon("peerlane-kubelet", nil, kubelet, "--kubeconfig", c.in("kubeconfig"), "--node-name", nodeName,
+	c.daemon("peerlane-kubelet", nil, kubelet, "--kubeconfig", c.in("kubeconfig"), "--node-name", c.node,
 		"--root", c.Layout.Root)
 }
 
-// patient repeats requests that a loaded API server did not end in time. The server may have executed the
-// request.
+// patient repeats requests that a loaded API server did not complete in time. The server may have
+// executed the request.
 type patient struct{ http.RoundTripper }
 
 func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -313,8 +343,8 @@ func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// mustDo runs a command and returns the output. A command that a loaded API server did not answer in time
-// runs again.
+// mustDo runs a command and returns the output. mustDo repeats a command that a loaded API server
+// did not answer in time.
 func (c *cluster) mustDo(command ...string) string {
 	c.Helper()
 	for end := testutil.BeginFor(patience); ; time.Sleep(time.Second) {
@@ -332,7 +362,7 @@ func (c *cluster) mustDo(command ...string) string {
 	}
 }
 
-// shutDown deletes the pods, and ends the programs, containers and mounts of the cluster.
+// shutDown deletes the pods, and removes the programs, containers and mounts of the cluster.
 func (c *cluster) shutDown() {
 	c.Helper()
 	if c.Failed() {
@@ -340,7 +370,7 @@ func (c *cluster) shutDown() {
 			c.Logf("%s said last: %s", name, tail(c.daemons[name].log))
 		}
 	}
-	// Each daemon before those that it needs.
+	// Stop each daemon before the daemons that it needs.
 	for _, name := range []string{"kubelet", "peerlane-kubelet", "exporter"} {
 		if d := c.daemons[name]; d != nil {
 			d.stop(c.T)
@@ -353,8 +383,9 @@ func (c *cluster) shutDown() {
 			c.Error(err)
 		}
 		for _, id := range strings.Fields(string(tasks)) {
+			// The shim of a pod can end before it has answered.
 			if out, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "rm",
-				"--force", id).CombinedOutput(); err != nil {
+				"--force", id).CombinedOutput(); err != nil && !strings.Contains(string(out), "ttrpc: closed") {
 				c.Errorf("end container %s: %v: %s", id, err, out)
 			}
 		}
@@ -387,7 +418,7 @@ func (c *cluster) endShims() {
 	for _, path := range commands {
 		text, err := os.ReadFile(path)
 		if err != nil || !strings.Contains(string(text), "containerd-shim") || !strings.Contains(string(text), c.dir) {
-			continue // a process that has ended, or another one
+			continue // an ended process, or another process
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		if err == nil {
@@ -399,8 +430,8 @@ func (c *cluster) endShims() {
 	}
 }
 
-// unmount removes the mounts below the directories of the cluster and of the kubelet, the last one
-// first.
+// unmount removes the mounts below the directories of the cluster and of the kubelet, in reverse
+// order.
 func (c *cluster) unmount() {
 	c.Helper()
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -418,7 +449,7 @@ func (c *cluster) unmount() {
 	}
 }
 
-// until waits until holds returns "", else the state that a failure shows.
+// until waits until holds returns "". A failure shows the last returned state.
 func (c *cluster) until(limit time.Duration, condition string, holds func() string) time.Duration {
 	c.Helper()
 	begun := time.Now()

@@ -13,12 +13,12 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// daemon is a program of a cluster that stays.
+// daemon is a long-running program of a cluster.
 type daemon struct {
 	name    string
 	command []string
-	ready   func() error // nil: at once
-	log     string       // a file
+	ready   func() error // nil: ready at the start
+	log     string       // a path
 	process *os.Process
 	ended   chan error
 }
@@ -65,7 +65,7 @@ func (d *daemon) signal(t *testing.T, s syscall.Signal) {
 	if d.process == nil {
 		return
 	}
-	d.process.Signal(s) // may have ended
+	d.process.Signal(s) // the process may have ended
 	select {
 	case <-d.ended:
 	case <-testutil.After(30 * time.Second):

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/integration/pinned"
 )
 
-// Versions of programs. Their modules pin them.
+// Versions of programs, which the modules pin.
 const (
 	kubernetesVersion = "1.37.2"
 	kubernetesMinor   = "37"
@@ -23,7 +23,7 @@ const (
 	enginesModules = "../../integration/engines/modules"
 )
 
-// names are the modules of a cluster's programs, in the order of their builds.
+// names lists the modules of a cluster's programs, in the order of the builds.
 var names = []string{"runc", "containerd", "etcd", "kubernetes", "helm"}
 
 // builds returns the modules of a cluster's programs, by name.
@@ -55,8 +55,8 @@ func builds() map[string]pinned.Module {
 	return all
 }
 
-// Install builds the missing programs of a cluster into the cache of the container engines. It reports
-// steps to progress.
+// Install builds the missing programs of a cluster into the cache of the container engines, and
+// reports steps to progress.
 func Install(ctx context.Context, progress pinned.Progress) error {
 	dir, err := engines.Cache()
 	if err != nil {

@@ -104,7 +104,7 @@ func (c *cluster) create(pods ...*corev1.Pod) {
 	c.Helper()
 	for _, p := range pods {
 		if _, err := c.client.CoreV1().Pods(p.Namespace).Create(c.Context(), p, metav1.CreateOptions{}); err != nil &&
-			!apierrors.IsAlreadyExists(err) { // by a request that was repeated
+			!apierrors.IsAlreadyExists(err) { // a repeated request created the pod
 			c.Fatal(err)
 		}
 	}
@@ -150,7 +150,7 @@ func (c *cluster) untilRunning(names ...string) {
 	}
 }
 
-// untilPending waits until the scheduler has refused a pod with words.
+// untilPending waits until the scheduler has refused a pod with a message that contains words.
 func (c *cluster) untilPending(name, words string) {
 	c.Helper()
 	c.until(patience, "pod "+name+" is refused", func() string {
@@ -162,7 +162,7 @@ func (c *cluster) untilPending(name, words string) {
 	})
 }
 
-// remove deletes pods and waits until they and their claims are gone.
+// remove deletes pods and waits until the pods and their claims do not exist.
 func (c *cluster) remove(names ...string) {
 	c.Helper()
 	for _, name := range names {
@@ -202,7 +202,7 @@ func (c *cluster) untilGone(name string) {
 	})
 }
 
-// exchanged has the pods do a round, and returns their reports.
+// exchanged runs a round in the pods, and returns the reports.
 func (c *cluster) exchanged(round int, names ...string) []report {
 	c.Helper()
 	if err := os.WriteFile(filepath.Join(c.reports, roundFile(round)), nil, 0o644); err != nil {
@@ -244,7 +244,7 @@ func (c *cluster) clearRounds() {
 	}
 }
 
-// mustBeUnprivileged requires that a pod's process has no privilege and a network of its own.
+// mustBeUnprivileged requires that a pod's process has no privilege and a separate network.
 func (c *cluster) mustBeUnprivileged(r report) {
 	c.Helper()
 	host, err := os.Readlink("/proc/self/ns/net")

@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// isolated says that the process is in a network namespace of its own.
+// isolated marks a process in a separate network namespace.
 const isolated = "PEERLANE_CLUSTER_ISOLATED"
 
 // isolate makes the network and the file systems of a run: daemons have fixed ports, and write to /run
@@ -31,13 +31,13 @@ ip route add default via 10.213.0.2 dev node0
 mkdir -p /var/lib/kubelet
 for dir in /run /var/lib/kubelet; do mount -t tmpfs tmpfs $dir; done
 mkdir /run/lock /run/cdi
-printf '127.0.0.1 localhost\n10.213.0.1 n1\n' >/run/hosts
+printf '127.0.0.1 localhost\n10.213.0.1 n1\n10.214.0.2 n2\n' >/run/hosts
 mount --bind /run/hosts /etc/hosts
 exec "$@"`
 
 // Directories of programs, set by run.
 var (
-	peerlanes string   // of Peerlane's
+	peerlanes string   // of Peerlane
 	kubelet   string   // of peerlane-kubelet
 	installed []string // of Kubernetes and the container engine
 )
@@ -53,6 +53,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if len(os.Args) == 4 && os.Args[1] == "node" {
+		runNode(os.Args[2], os.Args[3])
 	}
 	code, err := run(m)
 	if err != nil {

@@ -93,13 +93,14 @@ func (n nvidia) UnprepareResourceClaims(_ context.Context,
 	return results, nil
 }
 
-func (n nvidia) HandleError(context.Context, error, string) {} // the helper tries again
+func (n nvidia) HandleError(context.Context, error, string) {} // the helper retries
 
 func (n nvidia) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
 }
 
-// startNVIDIA runs the fake of NVIDIA's driver until the end of the test, and creates its class.
+// startNVIDIA runs the fake of NVIDIA's driver until the end of the test, and creates the driver's
+// class.
 func (c *cluster) startNVIDIA() {
 	c.Helper()
 	n := nvidia{c.Plan.GPUs}
@@ -110,7 +111,7 @@ func (c *cluster) startNVIDIA() {
 	ctx, cancel := context.WithCancel(context.Background())
 	helper, err := kubeletplugin.Start(ctx, n, kubeletplugin.DriverName(nvidiaDriver),
 		kubeletplugin.KubeClient(c.client),
-		kubeletplugin.NodeName(nodeName), kubeletplugin.RegistrarDirectoryPath(filepath.Join(kubeletDir,
+		kubeletplugin.NodeName(c.node), kubeletplugin.RegistrarDirectoryPath(filepath.Join(kubeletDir,
 			"plugins_registry")),
 		kubeletplugin.PluginDataDirectoryPath(data))
 	if err != nil {
@@ -123,7 +124,7 @@ func (c *cluster) startNVIDIA() {
 		slice.Devices = append(slice.Devices, n.device(g))
 	}
 	if err := helper.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
-		nodeName: {Slices: []resourceslice.Slice{slice}}}}); err != nil {
+		c.node: {Slices: []resourceslice.Slice{slice}}}}); err != nil {
 		c.Fatal(err)
 	}
 	c.apply(nvidiaClass)

@@ -33,7 +33,7 @@ func TestClusterOutagesKeepPods(t *testing.T) {
 	c.exchanged(1, "a", "b")
 	before := c.containers("a", "b")
 
-	// The API server is away for a minute.
+	// The API server stops for a minute.
 	api, plugin := c.daemons["kube-apiserver"], c.daemons["peerlane-kubelet"]
 	api.kill(t)
 	time.Sleep(time.Minute)
@@ -48,7 +48,7 @@ func TestClusterOutagesKeepPods(t *testing.T) {
 		t.Errorf("containers and generations are %v, and were %v", after, before)
 	}
 
-	// The plugin dies while the kubelet waits for Prepare.
+	// The plugin dies during a call of Prepare.
 	if err := plugin.process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestClusterOutagesKeepPods(t *testing.T) {
 		_, state := c.state("c")
 		return state
 	})
-	time.Sleep(5 * time.Second) // of the call
+	time.Sleep(5 * time.Second) // the call waits
 	if phase, state := c.state("c"); phase != corev1.PodPending {
 		t.Errorf("without an answer to Prepare: %s", state)
 	}
@@ -100,7 +100,7 @@ func TestClusterOutagesKeepPods(t *testing.T) {
 	c.untilPublished(len(c.Plan.Lanes) + 1)
 	c.remove("a", "b")
 
-	// More pods at once than the node has lanes: each gets one in turn.
+	// More pods start than the node has lanes: each pod gets a lane in turn.
 	var pods []string
 	for i := range crowd {
 		p := claiming(c.pod(fmt.Sprintf("crowd-%d", i), ""), "gpu-with-staged-lane")

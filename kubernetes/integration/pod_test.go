@@ -61,7 +61,7 @@ func exchangeOnce() error {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- exchange(of[0], of[1]) }()
-	go func() { ended <- wait(reportFile(of[1], 1), nil) }() // both are done
+	go func() { ended <- wait(reportFile(of[1], 1), nil) }() // both pods are done
 	var r report
 	if err := wait(reportFile(of[0], 1), &r); err != nil {
 		return err
@@ -122,7 +122,7 @@ func wait(name string, value any) error {
 	}
 }
 
-// write writes a file of the directory of reports at once.
+// write writes a file of the directory of reports atomically.
 func write(name string, value any) error {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -135,7 +135,7 @@ func write(name string, value any) error {
 	return os.Rename(temporary, inReports(name))
 }
 
-// look adds the pod's surroundings to a report.
+// look adds the pod's environment to a report.
 func look(r report) report {
 	r.UID = os.Getuid()
 	r.GPUs, _ = filepath.Glob("/dev/nvidia[0-9]*") // the pattern is valid

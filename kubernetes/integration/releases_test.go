@@ -110,8 +110,8 @@ func (c *cluster) mustSay(words string) {
 }
 
 func TestClusterWithoutDRAHasADevicePlugin(t *testing.T) {
-	// The control plane is that of Kubernetes 1.34, the last release that can be without DRA. The kubelet's own
-	// gate cannot be closed, and without the API has no effect.
+	// The control plane is that of Kubernetes 1.34, the last release that can run without DRA. The
+	// kubelet's feature gate cannot be closed, and has no effect without the API.
 	c := startCluster(t, options{
 		controlPlane: []string{"--emulated-version=1.34", "--feature-gates=DynamicResourceAllocation=false," +
 			"DRAAdminAccess=false,DRAPrioritizedList=false,DRASchedulerFilterTimeout=false"},

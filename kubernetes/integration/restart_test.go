@@ -45,7 +45,7 @@ func (c *cluster) containers(pods ...string) (ids []string) {
 	return ids
 }
 
-// prepare has the plugin prepare every claim, as the kubelet does, and returns the answers.
+// prepare makes the plugin prepare every claim, as the kubelet does, and returns the answers.
 func (c *cluster) prepare() (string, error) {
 	c.Helper()
 	claims, err := c.client.ResourceV1().ResourceClaims("default").List(c.Context(), metav1.ListOptions{})
@@ -110,7 +110,7 @@ func TestClusterRestartsKeepPods(t *testing.T) {
 		t.Errorf("containers and generations are %v, and were %v", after, before)
 	}
 
-	// A pod that is deleted without the plugin waits for the plugin.
+	// A pod that is deleted while the plugin is stopped waits for the plugin.
 	plugin.kill(t)
 	if err := c.client.CoreV1().Pods("default").Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -128,7 +128,7 @@ func TestClusterRestartsKeepPods(t *testing.T) {
 	plugin.start(t)
 	c.untilGone("b")
 
-	// New pods, on the devices that are free again.
+	// New pods use the released devices.
 	c.clearRounds()
 	c.remove("a")
 	c.create(claiming(c.pod("c", "d"), "gpu-with-staged-lane"), claiming(c.pod("d", "c"), "gpu-with-staged-lane"))

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"github.com/peerlane/peerlane/kubernetes/lanes"
 )
 
@@ -32,7 +34,7 @@ const (
 	portDown   = "1: DOWN"
 )
 
-// lanesOf returns the device names of the lanes whose NICs are nic alone.
+// lanesOf returns the device names of the lanes that use only the NIC nic.
 func (c *cluster) lanesOf(nic string) (names []string) {
 	for _, l := range c.Plan.Lanes {
 		if slices.Equal(l.NICs, []string{nic}) {
@@ -82,7 +84,7 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 			t.Errorf("pod %s has the lanes %v; those of %s are tainted", pod, got, nic)
 		}
 	}
-	// No healthy lane is left.
+	// No healthy lane remains.
 	c.create(claiming(c.pod("c", "d"), "gpu-with-staged-lane"))
 	c.untilPending("c", "cannot allocate all claims")
 	if said := c.mustDo(kubelet, "explain", "c"); !strings.Contains(said, " with peerlane.dev/no-network") ||
@@ -94,7 +96,7 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 		tainted(false)).Round(100*time.Millisecond))
 	c.untilRunning("c")
 
-	// The ports of pod a's lane fail: an event of the pod and a metric say so.
+	// The ports of pod a's lane fail: a taint, an event of the pod and a metric report the failure.
 	c.daemon("exporter", nil, kubelet, "exporter", "--root", c.Layout.Root, "--listen", "127.0.0.1:9836")
 	lost := c.allocation("a")[lanes.DriverName][0]
 	gpu, known := lanes.BusID(c.Plan, lost)
@@ -108,15 +110,16 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("the event appears after %v", c.until(maxDelay, "pod a has an event", func() string {
-		_, state := c.state("a")
-		if strings.Contains(state, "The lane of GPU "+gpu+" of container main: no active port") {
-			return ""
-		}
-		return state
-	}).Round(100*time.Millisecond))
 	series := fmt.Sprintf(`peerlane_lane_condition{condition="no-network",gpu=%q} 1`, gpu)
-	t.Logf("the metric appears after %v more", c.until(maxDelay, series, func() string {
+	t.Logf("taint, event and metric appear after %v", c.until(maxDelay, "the failure is shown", func() string {
+		if taints := c.slice(lanes.DriverName)[lost].Taints; !slices.ContainsFunc(taints,
+			func(t resourceapi.DeviceTaint) bool { return t.Key == "peerlane.dev/no-network" }) {
+			return fmt.Sprintf("%s has the taints %v", lost, taints)
+		}
+		if _, state := c.state("a"); !strings.Contains(state,
+			"The lane of GPU "+gpu+" of container main: no active port") {
+			return state
+		}
 		if text := c.metrics(); !strings.Contains(text, series) {
 			return text
 		}

@@ -19,8 +19,8 @@ import (
 // DriverName is the name of the DRA driver, and the domain of its attributes.
 const DriverName = cdi.Vendor
 
-// Shared is the name of the device "the lanes of the GPUs that the container has". One exists per
-// node, for any number of claims.
+// Shared is the name of the device for the lanes of all GPUs of a container. A node has one such
+// device, for any number of claims.
 const Shared = "lanes"
 
 // Names of Peerlane's own attributes. Every device of a class carries every attribute of the class:
@@ -46,7 +46,7 @@ const maxAttribute = resourceapi.DeviceAttributeMaxValueLength
 // none is the value of a string attribute without a value.
 const none = "none"
 
-// Node is the state of a node from which the node's devices are made.
+// Node is the state of a node; Devices derives the node's devices from it.
 type Node struct {
 	Plan *planner.Plan
 	// Registration is the value of the attribute registration, the same for all lanes.
@@ -57,9 +57,9 @@ type Node struct {
 	Taints map[string][]resourceapi.DeviceTaint
 	// SharedTaints are the taints of the device Shared.
 	SharedTaints []resourceapi.DeviceTaint
-	// Exclusive leaves out the device Shared, for releases that allocate each device once.
+	// Exclusive omits the device Shared, for releases that allocate each device once.
 	Exclusive bool
-	// Withdrawn are the lanes to leave out, by the PCI address of the lane's GPU.
+	// Withdrawn lists the lanes to omit, by the PCI address of the lane's GPU.
 	Withdrawn map[string]bool
 }
 
@@ -159,8 +159,8 @@ func (n Node) fabric(lane planner.Lane) string {
 	return "tcp"
 }
 
-// joined returns names separated by commas, or the first names and the number of the others where
-// all names do not fit into an attribute.
+// joined returns names separated by commas. If the names do not all fit into an attribute, joined
+// returns the first names and the number of further names.
 func joined(names []string) string {
 	all := strings.Join(names, ",")
 	for n := len(names) - 1; len(all) > maxAttribute && n > 0; n-- {

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// board returns the plan of a board with gpus GPUs and a NIC beside every second GPU.
+// board returns the plan of a board with gpus GPUs, and a NIC for every second GPU.
 func board(gpus int) *planner.Plan {
 	p := &planner.Plan{}
 	for i := range gpus {

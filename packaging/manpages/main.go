@@ -1,5 +1,5 @@
-// Command manpages writes the man pages of Peerlane's programs, made from the
-// programs themselves and from docs/configuration.md, which is made from the code.
+// Command manpages writes the man pages of Peerlane's programs from the programs' help texts and
+// from docs/configuration.md.
 package main
 
 import (
@@ -72,7 +72,7 @@ func write(bin, configuration, out string) error {
 			"/etc/peerlane/config.toml",
 		SeeAlso: []string{"peerlane(1)", "peerlane-hook(8)"},
 	}, string(markdown))
-	// Remove the pages of an earlier version.
+	// Remove the pages of an earlier build.
 	if err := os.RemoveAll(out); err != nil {
 		return err
 	}

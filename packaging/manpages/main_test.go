@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// The help of programs becomes a page per command and program, and no page of an earlier version
-// stays.
+// The help of a command or a program becomes a page, and pages of an earlier build disappear.
 func TestWriteMakesPagePerCommand(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, text string) {

@@ -138,7 +138,8 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 		wake.Close()
 		conn.Close()
 		return nil, fmt.Errorf(
-			"the pipe by which the relay wakes this program cannot be waited for: epoll takes no more descriptors (fs.epoll.max_user_watches), or memory is short: %w",
+			"the pipe by which the relay wakes this program cannot be waited for: epoll takes no more descriptors "+
+				"(fs.epoll.max_user_watches), or memory is short: %w",
 			err,
 		)
 	}
@@ -320,7 +321,7 @@ func (s *Session) readSocket() {
 		s.mu.Unlock()
 		if waiting == nil { // the request was given up
 			packet.CloseAll(fds)
-			s.giveBack(m)
+			s.release(m)
 			continue
 		}
 		waiting <- reply{m, fds}
@@ -396,9 +397,9 @@ func (s *Session) giveUp(sequence uint32) bool {
 	return waiting
 }
 
-// giveBack releases the object that a late answer to an abandoned request brought: no caller knows
+// release releases the object that a late answer to an abandoned request brought: no caller knows
 // the object.
-func (s *Session) giveBack(m wire.Message) {
+func (s *Session) release(m wire.Message) {
 	var request wire.Message
 	switch m := m.(type) {
 	case *wire.Exported:
@@ -521,7 +522,7 @@ func (s *Session) Export(ctx context.Context, a Allocation) (*Memory, error) {
 	}
 	if m.Wants == wire.WantsDMABuf {
 		if err := s.lend(m.Memory, a.DMABuf); err != nil {
-			s.giveBack(m)
+			s.release(m)
 			return nil, err
 		}
 	}
@@ -604,7 +605,7 @@ func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) 
 	}
 	if m.Wants == wire.WantsDMABuf {
 		if err := s.lend(m.Memory, a.DMABuf); err != nil {
-			s.giveBack(m)
+			s.release(m)
 			return nil, err
 		}
 	}
@@ -648,7 +649,7 @@ func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error)
 	}
 	data, err := unix.Mmap(fds[0], 0, int(made.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		s.giveBack(made)
+		s.release(made)
 		return nil, fmt.Errorf("host memory: %w", os.NewSyscallError("mmap", err))
 	}
 	if request.Populates == 1 {
@@ -658,7 +659,7 @@ func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error)
 			_, err = ask[*wire.Done](ctx, s, &wire.HostMemoryPopulated{Memory: made.Memory})
 		}
 		if err != nil {
-			s.giveBack(made)
+			s.release(made)
 			return nil, errors.Join(fmt.Errorf("host memory: %w", err), os.NewSyscallError("munmap", unix.Munmap(data)))
 		}
 	}

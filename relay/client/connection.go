@@ -202,7 +202,7 @@ type Operation struct {
 func (op *Operation) end(moved uint64, failure error) {
 	op.moved, op.failure = moved, failure
 	if op.span != nil {
-		op.connection.session.lists.giveBack(op.span)
+		op.connection.session.lists.release(op.span)
 	}
 	close(op.done)
 }

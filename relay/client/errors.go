@@ -38,7 +38,7 @@ var (
 	errClosedSilently = errors.New("closed the connection without a word; it may have died: connect to it again, its " +
 		"successor is there within seconds")
 	errCaptured = errors.New("cannot be captured: every replay of the graph would have the same value, and none but the " +
-		"first would wait; capture the two-phase form, a hand-over (Session.HandOver, StreamTimelines.Take and Give), which " +
-		"waits for its turn and sets it back in the graph")
+		"first would wait; capture the two-phase form, a hand-over (Session.HandOver, StreamTimelines.Take and Give), " +
+		"which waits for its turn and sets it back in the graph")
 	errTurnsOpen = errors.New("operations in turn have not ended; cancel them or wait before the hand-over begins anew")
 )

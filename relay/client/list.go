@@ -103,7 +103,7 @@ func (c *Connection) list(ctx context.Context, kind uint32, entries []ListEntry,
 	}
 	if err != nil {
 		if at != nil {
-			s.lists.giveBack(at)
+			s.lists.release(at)
 		}
 		if s.broken != nil {
 			err = s.broken
@@ -134,7 +134,7 @@ func (c *Connection) submitList(d wire.Descriptor, at *span) (*Operation, error)
 	defer s.mu.Unlock()
 	op, wake, err := c.postLocked(d)
 	if err != nil {
-		s.lists.giveBack(at)
+		s.lists.release(at)
 		return nil, err
 	}
 	op.span = at
@@ -149,7 +149,8 @@ func (s *Session) openLists(ctx context.Context) error {
 	if s.version < wire.ListVersion {
 		return wire.Errorf(
 			wire.StatusVersion,
-			"the relay has no list operations: it speaks version %d of Peerlane's protocol, and they came with version %d; install the same release of Peerlane in the image and on the host",
+			"the relay has no list operations: it speaks version %d of Peerlane's protocol, and they came with version "+
+				"%d; install the same release of Peerlane in the image and on the host",
 			s.version,
 			wire.ListVersion,
 		)
@@ -234,8 +235,8 @@ func (l *lists) take(n uint64) (*span, error) {
 	return at, nil
 }
 
-// giveBack ends take. The session's lock is held.
-func (l *lists) giveBack(at *span) {
+// release ends take. The session's lock is held.
+func (l *lists) release(at *span) {
 	for i, used := range l.used {
 		if used == at {
 			l.used = append(l.used[:i], l.used[i+1:]...)

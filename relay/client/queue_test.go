@@ -4,40 +4,18 @@ import (
 	"context"
 	"errors"
 	"net"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/packet/packettest"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
 func TestDialQueueFullWaitsAndReturnsBusy(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
-		t.Fatal(err)
-	}
-	file := os.NewFile(uintptr(fd), path)
-	l, err := net.FileListener(file)
-	file.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	first, err := packet.Dial(path) // which fills the queue
-	if err != nil {
-		t.Fatal(err)
-	}
-	first.Close()
+	path, l := packettest.FullQueue(t)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()

@@ -55,11 +55,12 @@ func (s *Session) Staging(ctx context.Context, d *cuda.Driver, a Staging) (*Memo
 	}
 	ptr, unmap, err := mapStaging(d, fds[0], made.Bytes, device)
 	if err != nil {
-		s.giveBack(made)
+		s.release(made)
 		return nil, fmt.Errorf("staging memory on server GPU %d (%s): %w", made.Index, made.Server.GPU(), err)
 	}
 	return s.keep(&Memory{
-		session: s, number: made.Memory, Bytes: made.Bytes, Ptr: ptr, Server: made.Server, ServerIndex: int(made.Index), unmap: unmap,
+		session: s, number: made.Memory, Bytes: made.Bytes, Ptr: ptr, Server: made.Server, ServerIndex: int(made.Index),
+		unmap: unmap,
 	})
 }
 
@@ -100,7 +101,8 @@ func mapStaging(
 	handle, err := d.MemImportFD(fd)
 	if errors.Is(err, cuda.ErrInvalidDevice) {
 		err = fmt.Errorf(
-			"%w: that GPU's device node is not in this container; start it with --device peerlane.dev/gpu=N, where N is the client GPU's number on the host",
+			"%w: that GPU's device node is not in this container; start it with --device peerlane.dev/gpu=N, where N is "+
+				"the client GPU's number on the host",
 			err,
 		)
 	}

@@ -86,7 +86,8 @@ func moveBesideKernels() error {
 	}{
 		{"host to GPU", nil, memory[0]}, {"within a GPU", memory[0], memory[1]}, {"GPU to GPU", memory[0], memory[2]},
 	} {
-		for _, n := range []uint64{1, 2, 4, 8, 15, 16, 24, 100, 1000, 16 << 10, 32<<10 - 8, 32 << 10, 64 << 10, 1 << 20, 4 << 20} {
+		for _, n := range []uint64{1, 2, 4, 8, 15, 16, 24, 100, 1000, 16 << 10, 32<<10 - 8, 32 << 10, 64 << 10, 1 << 20,
+			4 << 20} {
 			for i := range source.HostBytes() {
 				source.HostBytes()[i] = byte(uint64(i)*7 + n)
 			}
@@ -131,7 +132,8 @@ func TestQueueBesideAnotherProcessesKernelNeedsNoTimeSlice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const large = "host to GPU, 1 bytes: refused true; within a GPU, 1 bytes: refused true; within a GPU, 4194304 bytes: refused true; "
+	const large = "host to GPU, 1 bytes: refused true; within a GPU, 1 bytes: refused true; within a GPU, 4194304 " +
+		"bytes: refused true; "
 	for _, c := range []struct{ name, variable, want string }{
 		{"beside no kernel", "PEERLANE_SIM_BUSY=", ""},
 		{"beside a kernel", "PEERLANE_SIM_BUSY=refuse", large},

@@ -13,8 +13,10 @@ import (
 // current again.
 func TestFailedContextSwitchKeepsObjects(t *testing.T) {
 	if err := sim.Use(t.TempDir(), []sim.Device{
-		{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:10:00.0"},
-		{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000002", BusID: "0000:20:00.0", Minor: 1},
+		{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000001",
+			BusID: "0000:10:00.0"},
+		{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000002",
+			BusID: "0000:20:00.0", Minor: 1},
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -140,7 +140,8 @@ func copySix() error {
 
 func TestSmallCopiesGoTogether(t *testing.T) {
 	dir := t.TempDir()
-	if err := sim.Write(dir, []sim.Device{{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:10:00.0"}}); err != nil {
+	if err := sim.Write(dir, []sim.Device{{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3",
+		UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:10:00.0"}}); err != nil {
 		t.Fatal(err)
 	}
 	environment, err := sim.Environment(dir)
@@ -153,10 +154,14 @@ func TestSmallCopiesGoTogether(t *testing.T) {
 		{"no copy is issued by itself", single + ":error=1", "6 7 8 9 10 11 ======......"},
 		{"a driver that knows no batches", batch + ":error=801", "6 7 8 9 10 11 ======......"},
 		{"a batch is refused, and none of it by itself", batch + ":times=1:error=1", "6 7 8 9 10 11 ======......"},
-		{"a batch is refused, and one of it by itself", batch + ":times=1:error=1;" + single + ":after=1:times=1:error=1", "7 " + single + " 6 8 9 10 11 13 =.====.=...."},
-		{"the first batch fails, and its stream; what is asked for then does not", batch + ":times=1:error=1;cuStreamSynchronize:after=1:times=1:error=1",
-			"6 " + batch + " 7 " + batch + " 8 " + batch + " 9 " + batch + " 10 " + batch + " 11 " + batch + " 12 13 14 15 16 17 ......======"},
-		{"no batches, and one copy fails", batch + ":error=801;" + single + ":after=1:times=1:error=1", "7 " + single + " 6 13 8 9 10 11 =.====.=...."},
+		{"a batch is refused, and one of it by itself", batch + ":times=1:error=1;" + single + ":after=1:times=1:error=1",
+			"7 " + single + " 6 8 9 10 11 13 =.====.=...."},
+		{"the first batch fails, and its stream; what is asked for then does not",
+			batch + ":times=1:error=1;cuStreamSynchronize:after=1:times=1:error=1",
+			"6 " + batch + " 7 " + batch + " 8 " + batch + " 9 " + batch + " 10 " + batch + " 11 " + batch +
+				" 12 13 14 15 16 17 ......======"},
+		{"no batches, and one copy fails", batch + ":error=801;" + single + ":after=1:times=1:error=1",
+			"7 " + single + " 6 13 8 9 10 11 =.====.=...."},
 	} {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), append(environment, queueVariable+"=1", "PEERLANE_SIM_FAULT="+c.fault)...)

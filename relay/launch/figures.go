@@ -4,9 +4,11 @@ import "time"
 
 // Why operations wait.
 const (
-	StallNoGrant  = "no_grant"  // the receiver has no receive posted, or no slot free
-	StallNoSlot   = "no_slot"   // no staging slot is free here, or the connection has its share
-	StallRingFull = "ring_full" // the client has as many operations as the ring holds that have not ended, or whose completions it does not read
+	StallNoGrant = "no_grant" // the receiver has no receive posted, or no slot free
+	StallNoSlot  = "no_slot"  // no staging slot is free here, or the connection has its share
+	// the client has as many operations as the ring holds that have not ended, or whose completions
+	// it does not read
+	StallRingFull = "ring_full"
 )
 
 // Figures count operations, since the relay was started or the connection made.
@@ -50,11 +52,12 @@ type LaneFigures struct {
 
 // ConnectionFigures are the figures of one end of a connection.
 type ConnectionFigures struct {
-	PID    int    `json:"pid"` // the client's, on the host
-	Number uint32 `json:"number"`
-	GPU    string `json:"gpu"` // PCI address
-	Peer   string `json:"peer"`
-	Route  string `json:"route"`
+	PID     int    `json:"pid"`               // the client's, on the host
+	Program string `json:"program,omitempty"` // of the client, one of Program*
+	Number  uint32 `json:"number"`
+	GPU     string `json:"gpu"` // PCI address
+	Peer    string `json:"peer"`
+	Route   string `json:"route"`
 	// Transport is one of Transport*, and Path the route of a message, with the reason if a better
 	// route exists.
 	Transport string `json:"transport,omitempty"`

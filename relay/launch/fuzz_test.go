@@ -45,7 +45,8 @@ func FuzzMessage(f *testing.F) {
 func FuzzPairs(f *testing.F) {
 	head := line(PairHost{Driver: 13000})
 	for _, seed := range []string{
-		head + line(good(testPairs[0])) + line(good(testPairs[1])), head + line(Pair{PairName: testPairs[1], Verdict: VerdictWrong, Reason: "x"}),
+		head + line(good(testPairs[0])) + line(good(testPairs[1])),
+		head + line(Pair{PairName: testPairs[1], Verdict: VerdictWrong, Reason: "x"}),
 		head + line(good(testPairs[0])) + line(good(testPairs[0])), "{}\n{}", "\n\n", head + `{"gpu":null}`,
 	} {
 		f.Add([]byte(seed))

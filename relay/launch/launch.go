@@ -218,14 +218,16 @@ var DefaultLimits = Limits{
 func (l Limits) WithDefaults() Limits {
 	d := DefaultLimits
 	for _, f := range []struct{ own, standard *int }{
-		{&l.Clients, &d.Clients}, {&l.Memories, &d.Memories}, {&l.Connections, &d.Connections}, {&l.Descriptors, &d.Descriptors},
+		{&l.Clients, &d.Clients}, {&l.Memories, &d.Memories}, {&l.Connections, &d.Connections},
+		{&l.Descriptors, &d.Descriptors},
 	} {
 		if *f.own == 0 {
 			*f.own = *f.standard
 		}
 	}
 	for _, f := range []struct{ own, standard *uint64 }{
-		{&l.HostMemory, &d.HostMemory}, {&l.ClientHostMemory, &d.ClientHostMemory}, {&l.Staging, &d.Staging}, {&l.ClientStaging, &d.ClientStaging},
+		{&l.HostMemory, &d.HostMemory}, {&l.ClientHostMemory, &d.ClientHostMemory}, {&l.Staging, &d.Staging},
+		{&l.ClientStaging, &d.ClientStaging},
 	} {
 		if *f.own == 0 {
 			*f.own = *f.standard
@@ -313,9 +315,17 @@ type WriteTime struct {
 	Stores float64 `json:"storesMicroseconds,omitempty"`
 }
 
-// Client is a process of the container that is attached.
+// Programs of clients, as they name themselves.
+const (
+	ProgramNCCL = "NCCL"
+	ProgramNIXL = "NIXL"
+)
+
+// Client is a session of a process of the container.
 type Client struct {
-	PID         int    `json:"pid"` // the host's
+	PID int `json:"pid"` // the host's
+	// Program is one of Program*; empty of other programs.
+	Program     string `json:"program,omitempty"`
 	Memories    int    `json:"memories"`
 	Bytes       uint64 `json:"bytes"`                 // exported
 	HostMemory  uint64 `json:"hostMemory,omitempty"`  // bytes, of these, that the relay made

@@ -20,7 +20,8 @@ func TestCheckInvalidConfigurationFails(t *testing.T) {
 		{"a generation that leads elsewhere", func(c *Config) { c.Generation = strings.Repeat("../", 10) + "xx" },
 			&ValueError{"generation", strings.Repeat("../", 10) + "xx", "32 hexadecimal digits"}},
 		{"no lane", func(c *Config) { c.Lanes = nil }, &ValueError{"lanes", 0, "at least 1"}},
-		{"a route of the future", func(c *Config) { c.Route = "teleport" }, &ValueError{"route", "teleport", "auto, staged, direct"}},
+		{"a route of the future", func(c *Config) { c.Route = "teleport" }, &ValueError{"route", "teleport",
+			"auto, staged, direct"}},
 		{"a transport of the future", func(c *Config) { c.Transport = "aether" },
 			&ValueError{"transport", "aether", "auto, local, tcp, verbs"}},
 		{"RDMA as it comes", func(c *Config) { v := DefaultVerbs; c.Verbs, c.Transport = &v, TransportVerbs }, nil},
@@ -28,13 +29,18 @@ func TestCheckInvalidConfigurationFails(t *testing.T) {
 			&ValueError{"MTU of RDMA", 1500, "0, 256, 512, 1024, 2048, 4096"}},
 		{"RDMA with negative queue pairs", func(c *Config) { v := DefaultVerbs; v.QueuePairs = -1; c.Verbs = &v },
 			&ValueError{"number of queue pairs of RDMA", -1, fmt.Sprintf("0 to %d", MaxQueuePairs)}},
-		{"RDMA with adaptive routing of the future", func(c *Config) { v := DefaultVerbs; v.AdaptiveRouting = "perhaps"; c.Verbs = &v },
+		{"RDMA with adaptive routing of the future", func(c *Config) {
+			v := DefaultVerbs
+			v.AdaptiveRouting = "perhaps"
+			c.Verbs = &v
+		},
 			&ValueError{"adaptive routing of RDMA", "perhaps", "auto, on, off"}},
 		{"no slots", func(c *Config) { c.Slots = 0 }, &ValueError{"slots", 0, "1 to 1024"}},
 		{"odd slots", func(c *Config) { c.SlotBytes = 64<<10 + 1 },
 			&ValueError{"slot size", uint64(64<<10 + 1), "a multiple of 64 KiB up to 1 GiB"}},
 		{"a NIC without a name", func(c *Config) { c.Lanes[0].NICs = []string{""} }, &ValueError{"RDMA device", "", ""}},
-		{"a NIC that is a directory", func(c *Config) { c.Lanes[0].NICs = []string{".."} }, &ValueError{"RDMA device", "..", ""}},
+		{"a NIC that is a directory", func(c *Config) { c.Lanes[0].NICs = []string{".."} }, &ValueError{"RDMA device", "..",
+			""}},
 		{"a NIC that leads elsewhere", func(c *Config) { c.Lanes[0].NICs = []string{"mlx5_0", "../../tmp/x"} },
 			&ValueError{"RDMA device", "../../tmp/x", ""}},
 	} {

@@ -42,7 +42,9 @@ func (n *Network) Check() error {
 	case n == nil:
 	case len(n.Addresses) == 0 || len(n.Addresses) > MaxAddresses:
 		return &ValueError{"number of addresses of the network", len(n.Addresses), fmt.Sprintf("1 to %d", MaxAddresses)}
-	case slices.ContainsFunc(n.Addresses, func(a address.Chosen) bool { return a.Rail < address.NoRail || a.Rail > MaxRail }):
+	case slices.ContainsFunc(n.Addresses, func(a address.Chosen) bool {
+		return a.Rail < address.NoRail || a.Rail > MaxRail
+	}):
 		return &ValueError{"rail in", n.Addresses, fmt.Sprintf("0 to %d, and %d for none", MaxRail, address.NoRail)}
 	case n.Ports.First == 0 || n.Ports.Last < n.Ports.First:
 		return &ValueError{"range of ports", n.Ports, ""}
@@ -118,7 +120,8 @@ func (s Secrets) Check() error {
 	for _, one := range []struct {
 		what   string
 		secret Secret
-	}{{"the cluster key", s.ClusterKey}, {"the certificate", s.Certificate}, {"its key", s.CertificateKey}, {"the authority", s.Authority}} {
+	}{{"the cluster key", s.ClusterKey}, {"the certificate", s.Certificate}, {"its key", s.CertificateKey},
+		{"the authority", s.Authority}} {
 		if n := len(one.secret.Bytes()); n > MaxSecret {
 			return fmt.Errorf("%s has %d bytes; at most %d are possible", one.what, n, MaxSecret)
 		}

@@ -61,7 +61,9 @@ func TestInvalidSelfTestReportsAreRefused(t *testing.T) {
 		{"a line without end", head + strings.Repeat(" ", 1<<20), 0, bufio.ErrTooLong},
 		{"a pair twice", head + line(good(testPairs[0])) + line(good(testPairs[0])), 3, errNotAsked},
 		{"another pair", change(func(p *Pair) { p.Server.BusID = "0000:ff:00.0" }), 2, errNotAsked},
-		{"another GPU in its place", change(func(p *Pair) { p.GPU.UUID = "GPU-11111111-0000-0000-0000-000000000000" }), 2, errNotAsked},
+		{"another GPU in its place", change(func(p *Pair) {
+			p.GPU.UUID = "GPU-11111111-0000-0000-0000-000000000000"
+		}), 2, errNotAsked},
 		{"no PCI address", change(func(p *Pair) { p.GPU.BusID = "../../x" }), 2, value("PCI address", "../../x")},
 		{"another verdict", change(func(p *Pair) { p.Verdict = "perfect" }), 2, value("verdict", "perfect")},
 		{"bad without a reason", change(func(p *Pair) { p.Verdict = VerdictSlow }), 2, value("reason of verdict slow", "")},
@@ -73,7 +75,8 @@ func TestInvalidSelfTestReportsAreRefused(t *testing.T) {
 		{"a rate of nobody's", change(func(p *Pair) { p.Pull.Bounce = 1e300 }), 2, value("rate in GB/s", 1e300)},
 		{"a chunk of a terabyte", change(func(p *Pair) { p.Chunk = 1 << 40 }), 2, chunk(1 << 40)},
 		{"an odd chunk", change(func(p *Pair) { p.Chunk = 100_000 }), 2, chunk(100_000)},
-		{"streams", change(func(p *Pair) { p.Streams = 1000 }), 2, &ValueError{"streams", 1000, fmt.Sprintf("0 to %d", MaxStreams)}},
+		{"streams", change(func(p *Pair) { p.Streams = 1000 }), 2,
+			&ValueError{"streams", 1000, fmt.Sprintf("0 to %d", MaxStreams)}},
 		{"a depth", change(func(p *Pair) { p.Depth = -1 }), 2, &ValueError{"depth", -1, fmt.Sprintf("0 to %d", MaxDepth)}},
 		{"a driver", `{"driver":-5,"simulated":false}` + "\n", 1, value("driver", -5)},
 	} {
@@ -112,7 +115,8 @@ func TestReadPairsReturnsReport(t *testing.T) {
 	if p := FindPair(got, testPairs[0]); p == nil || p.Chunk != 8<<20 {
 		t.Errorf("found %+v", p)
 	}
-	if p := FindPair(got, PairName{testPairs[0].GPU, GPU{BusID: "0000:18:00.0", UUID: "GPU-33333333-0000-0000-0000-000000000000"}}); p != nil {
+	if p := FindPair(got, PairName{testPairs[0].GPU,
+		GPU{BusID: "0000:18:00.0", UUID: "GPU-33333333-0000-0000-0000-000000000000"}}); p != nil {
 		t.Errorf("another GPU at the same place is %+v", p)
 	}
 }

@@ -55,7 +55,8 @@ func (t *Triple) Age() time.Duration { return time.Since(time.Unix(t.At, 0)) }
 
 // Check returns an error for values that no test can have found.
 func (t Triple) Check() error {
-	if err := (Pair{PairName: t.PairName, Verdict: VerdictGood, Bytes: t.Bytes, Milliseconds: t.Milliseconds, At: t.At}).Check(); err != nil {
+	if err := (Pair{PairName: t.PairName, Verdict: VerdictGood, Bytes: t.Bytes, Milliseconds: t.Milliseconds,
+		At: t.At}).Check(); err != nil {
 		return err
 	}
 	if t.NIC == "" || len(t.NIC) > maxNICName ||

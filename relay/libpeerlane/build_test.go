@@ -221,7 +221,8 @@ func TestPythonAndCProgramsTransfer(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			a, b := newHost(t).pair(route, 0, 1)
-			for _, c := range []struct{ from, to string }{{"examples/transfer.py", transfer}, {transfer, "examples/transfer.py"}, {"examples/transfer.py", "examples/transfer.py"}} {
+			for _, c := range []struct{ from, to string }{{"examples/transfer.py", transfer},
+				{transfer, "examples/transfer.py"}, {"examples/transfer.py", "examples/transfer.py"}} {
 				receives, handle := receiver(t, c.to, b, 1, bytes, count, uint64(seed))
 				sends := sender(t, c.from, a, 0, handle, bytes, count, uint64(seed))
 				want := fmt.Sprintf("%d messages of %d bytes\n", count, bytes)

@@ -197,29 +197,46 @@ func TestDialWithoutRelayNamesTheCause(t *testing.T) {
 		serve func(*fake)
 		want  call
 	}{
-		"a refusal": {answer(wire.Encode(wire.NewFailure(wire.Errorf(wire.StatusLimit, "no room \x1b[31m here")), 1)), call{"dial", wire.StatusLimit, ": no room ?[31m here"}},
+		"a refusal": {answer(wire.Encode(wire.NewFailure(wire.Errorf(wire.StatusLimit, "no room \x1b[31m here")), 1)),
+			call{"dial", wire.StatusLimit, ": no room ?[31m here"}},
 		"a version that it does not speak": {func(f *fake) {
 			_, err := wire.Negotiate("client", wire.NewestVersion+1, wire.NewestVersion+2)
 			f.hear()
 			f.raw(wire.Encode(wire.NewFailure(err), 1))
 			f.hear()
 		}, call{"dial", wire.StatusVersion, "install the same release of Peerlane in the image and on the host"}},
-		"a version of its own":    {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 99 }), call{"dial", wire.StatusVersion, fmt.Sprintf("speaks version 99 of Peerlane's protocol, this client %d to %d; install the same release", wire.OldestVersion, wire.NewestVersion)}},
-		"version 0":               {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 0 }), call{"dial", wire.StatusVersion, "version 0"}},
-		"another message":         {answer(wire.Encode(&wire.Done{}, 1)), call{"dial", wire.StatusMalformed, "no welcome"}},
-		"a byte":                  {answer([]byte{1}), call{"dial", wire.StatusMalformed, "no welcome"}},
-		"a short welcome":         {answer(wire.Encode(&wire.Welcome{Version: 1}, 1)[:16]), call{"dial", wire.StatusMalformed, "no welcome"}},
-		"far too much":            {answer(bytes.Repeat([]byte{2}, 5000)), call{"dial", wire.StatusMalformed, "more than 1024 bytes"}},
-		"no descriptors":          {answer(wire.Encode(&wire.Welcome{Version: 1}, 1)), call{"dial", wire.StatusMalformed, "0 descriptors"}},
-		"three descriptors":       {welcome(func(_ *wire.Welcome, fds *[]int) { *fds = (*fds)[:3] }), call{"dial", wire.StatusMalformed, "3 descriptors"}},
-		"nine descriptors":        {welcome(func(_ *wire.Welcome, fds *[]int) { *fds = append(*fds, *fds...); *fds = append(*fds, (*fds)[0]) }), call{"dial", wire.StatusMalformed, "descriptors"}},
-		"memory that is small":    {welcome(func(_ *wire.Welcome, fds *[]int) { (*fds)[0] = small }), call{"dial", wire.StatusMalformed, "shared memory has"}},
-		"memory that can shrink":  {welcome(func(_ *wire.Welcome, fds *[]int) { (*fds)[0] = unsealed }), call{"dial", wire.StatusMalformed, "not sealed"}},
-		"no memory":               {welcome(func(_ *wire.Welcome, fds *[]int) { (*fds)[1] = int(null.Fd()) }), call{"dial", wire.StatusMalformed, "shared memory has 0 bytes"}},
-		"a pipe for the eventfd":  {welcome(func(_ *wire.Welcome, fds *[]int) { (*fds)[2] = (*fds)[3] }), call{"dial", wire.StatusMalformed, "not an eventfd and a pipe"}},
-		"an eventfd for the pipe": {welcome(func(_ *wire.Welcome, fds *[]int) { (*fds)[3] = (*fds)[2] }), call{"dial", wire.StatusMalformed, "not an eventfd and a pipe"}},
-		"an end":                  {func(f *fake) {}, call{"dial", wire.StatusRelayDied, ""}},
-		"an end after hello":      {func(f *fake) { f.hear() }, call{"dial", wire.StatusRelayDied, "without a word"}},
+		"a version of its own": {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 99 }),
+			call{"dial", wire.StatusVersion,
+				fmt.Sprintf("speaks version 99 of Peerlane's protocol, this client %d to %d; install the same release",
+					wire.OldestVersion, wire.NewestVersion)}},
+		"version 0": {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 0 }),
+			call{"dial", wire.StatusVersion, "version 0"}},
+		"another message": {answer(wire.Encode(&wire.Done{}, 1)), call{"dial", wire.StatusMalformed, "no welcome"}},
+		"a byte":          {answer([]byte{1}), call{"dial", wire.StatusMalformed, "no welcome"}},
+		"a short welcome": {answer(wire.Encode(&wire.Welcome{Version: 1}, 1)[:16]),
+			call{"dial", wire.StatusMalformed, "no welcome"}},
+		"far too much": {answer(bytes.Repeat([]byte{2}, 5000)), call{"dial", wire.StatusMalformed,
+			"more than 1024 bytes"}},
+		"no descriptors": {answer(wire.Encode(&wire.Welcome{Version: 1}, 1)), call{"dial", wire.StatusMalformed,
+			"0 descriptors"}},
+		"three descriptors": {welcome(func(_ *wire.Welcome, fds *[]int) { *fds = (*fds)[:3] }),
+			call{"dial", wire.StatusMalformed, "3 descriptors"}},
+		"nine descriptors": {welcome(func(_ *wire.Welcome, fds *[]int) {
+			*fds = append(*fds, *fds...)
+			*fds = append(*fds, (*fds)[0])
+		}), call{"dial", wire.StatusMalformed, "descriptors"}},
+		"memory that is small": {welcome(func(_ *wire.Welcome, fds *[]int) { (*fds)[0] = small }),
+			call{"dial", wire.StatusMalformed, "shared memory has"}},
+		"memory that can shrink": {welcome(func(_ *wire.Welcome, fds *[]int) { (*fds)[0] = unsealed }),
+			call{"dial", wire.StatusMalformed, "not sealed"}},
+		"no memory": {welcome(func(_ *wire.Welcome, fds *[]int) { (*fds)[1] = int(null.Fd()) }),
+			call{"dial", wire.StatusMalformed, "shared memory has 0 bytes"}},
+		"a pipe for the eventfd": {welcome(func(_ *wire.Welcome, fds *[]int) { (*fds)[2] = (*fds)[3] }),
+			call{"dial", wire.StatusMalformed, "not an eventfd and a pipe"}},
+		"an eventfd for the pipe": {welcome(func(_ *wire.Welcome, fds *[]int) { (*fds)[3] = (*fds)[2] }),
+			call{"dial", wire.StatusMalformed, "not an eventfd and a pipe"}},
+		"an end":             {func(f *fake) {}, call{"dial", wire.StatusRelayDied, ""}},
+		"an end after hello": {func(f *fake) { f.hear() }, call{"dial", wire.StatusRelayDied, "without a word"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			hostile(t, "requests", c.serve, func(p *process) { p.calls(c.want) })
@@ -253,7 +270,9 @@ func TestInvalidAnswersEndSession(t *testing.T) {
 		serve func(*fake)
 		want  []call
 	}{
-		"of another type": {each(func(_ wire.Message, n uint32) []byte { return wire.Encode(&wire.Done{}, n) }), all(wire.StatusMalformed, "a message of type 7")},
+		"of another type": {each(func(_ wire.Message, n uint32) []byte {
+			return wire.Encode(&wire.Done{}, n)
+		}), all(wire.StatusMalformed, "a message of type 7")},
 		"a failure without status": {each(func(_ wire.Message, n uint32) []byte { return wire.Encode(&wire.Failure{}, n) }),
 			all(wire.StatusInternal, "error of its own")},
 		"a failure with a status of ours": {each(func(_ wire.Message, n uint32) []byte {
@@ -292,7 +311,8 @@ func TestInvalidAnswersEndSession(t *testing.T) {
 			c := &wire.Connected{Connection: 5, Route: 77}
 			copy(c.Peer[:], bytes.Repeat([]byte{0xff}, len(c.Peer))) // without a zero byte at the end, as the NIC's name
 			return wire.Encode(c, n)
-		}), append(append(append(allOf(names[:4]), call{"host", wire.StatusMalformed, "4096 bytes and no descriptor"}), allOf(names[5:7])...), call{"connect", wire.StatusMalformed, "to a second connection"})},
+		}), append(append(append(allOf(names[:4]), call{"host", wire.StatusMalformed, "4096 bytes and no descriptor"}),
+			allOf(names[5:7])...), call{"connect", wire.StatusMalformed, "to a second connection"})},
 		"those of an older relay": {func(f *fake) {
 			f.welcome(func(w *wire.Welcome, _ *[]int) { w.Version = wire.LaneNICVersion - 1 })
 			defer f.free()
@@ -306,14 +326,22 @@ func TestInvalidAnswersEndSession(t *testing.T) {
 				}
 				f.raw(wire.Encode(wire.NewFailure(wire.Errorf(wire.StatusLimit, "enough")), n))
 			}
-		}, append([]call{{"statistics", wire.StatusLimit, "enough"}, {"lanes", wire.StatusLimit, "enough"}, {"nic", wire.StatusVersion, "install the same release"}}, all(wire.StatusLimit, "enough")[3:]...)},
-		"garbage":      {each(func(wire.Message, uint32) []byte { return bytes.Repeat([]byte{0xa5}, 333) }), all(wire.StatusMalformed, "cannot be understood")},
-		"a byte":       {each(func(wire.Message, uint32) []byte { return []byte{1} }), all(wire.StatusMalformed, "a message of 1 bytes")},
-		"far too much": {each(func(wire.Message, uint32) []byte { return make([]byte, 3000) }), all(wire.StatusMalformed, "more than 1024 bytes")},
+		}, append([]call{{"statistics", wire.StatusLimit, "enough"}, {"lanes", wire.StatusLimit, "enough"},
+			{"nic", wire.StatusVersion, "install the same release"}}, all(wire.StatusLimit, "enough")[3:]...)},
+		"garbage": {each(func(wire.Message, uint32) []byte {
+			return bytes.Repeat([]byte{0xa5}, 333)
+		}), all(wire.StatusMalformed, "cannot be understood")},
+		"a byte": {each(func(wire.Message, uint32) []byte { return []byte{1} }),
+			all(wire.StatusMalformed, "a message of 1 bytes")},
+		"far too much": {each(func(wire.Message, uint32) []byte { return make([]byte, 3000) }),
+			all(wire.StatusMalformed, "more than 1024 bytes")},
 		"a relay's own end": {each(func(wire.Message, uint32) []byte {
 			return wire.Encode(wire.NewFailure(wire.Errorf(wire.StatusCUDA, "the GPU fell off")), 0)
 		}), all(wire.StatusCUDA, "the GPU fell off")},
-		"the end of a relay": {func(f *fake) { f.welcome(nil); f.free() }, all(wire.StatusRelayDied, "its successor is there within seconds")},
+		"the end of a relay": {func(f *fake) {
+			f.welcome(nil)
+			f.free()
+		}, all(wire.StatusRelayDied, "its successor is there within seconds")},
 		"events first": {each(func(m wire.Message, n uint32) []byte {
 			return wire.Encode(wire.NewFailure(wire.Errorf(wire.StatusLimit, "enough")), n)
 		}), all(wire.StatusLimit, "enough")},
@@ -378,13 +406,19 @@ func TestInvalidHostMemoryAnswersAreRefused(t *testing.T) {
 		older bool // the relay speaks the version before wire.PopulateVersion
 		full  bool // the relay refuses the memory once the client has allocated the pages
 	}{
-		"good":                    {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW, want: call{"host", wire.StatusOK, ""}},
-		"of an older relay":       {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW, want: call{"host", wire.StatusOK, ""}, older: true},
-		"that cannot be pinned":   {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW, want: call{"host", wire.StatusCUDA, "no pin"}, full: true},
-		"less than was asked for": {bytes: 4095, size: 4095, seals: unix.F_SEAL_SHRINK, want: call{"host", wire.StatusMalformed, "4095 bytes"}},
-		"less than it says":       {bytes: 8192, size: 4096, seals: unix.F_SEAL_SHRINK, want: call{"host", wire.StatusMalformed, "has 4096 bytes, not 8192"}},
-		"more than an address":    {bytes: 1 << 63, size: 4096, seals: unix.F_SEAL_SHRINK, want: call{"host", wire.StatusMalformed, "has 4096 bytes"}},
-		"that can shrink":         {bytes: 8192, size: 8192, seals: 0, want: call{"host", wire.StatusMalformed, "not sealed"}},
+		"good": {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW,
+			want: call{"host", wire.StatusOK, ""}},
+		"of an older relay": {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW,
+			want: call{"host", wire.StatusOK, ""}, older: true},
+		"that cannot be pinned": {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW,
+			want: call{"host", wire.StatusCUDA, "no pin"}, full: true},
+		"less than was asked for": {bytes: 4095, size: 4095, seals: unix.F_SEAL_SHRINK,
+			want: call{"host", wire.StatusMalformed, "4095 bytes"}},
+		"less than it says": {bytes: 8192, size: 4096, seals: unix.F_SEAL_SHRINK,
+			want: call{"host", wire.StatusMalformed, "has 4096 bytes, not 8192"}},
+		"more than an address": {bytes: 1 << 63, size: 4096, seals: unix.F_SEAL_SHRINK,
+			want: call{"host", wire.StatusMalformed, "has 4096 bytes"}},
+		"that can shrink": {bytes: 8192, size: 8192, seals: 0, want: call{"host", wire.StatusMalformed, "not sealed"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			hostile(t, "requests", func(f *fake) {
@@ -475,7 +509,9 @@ func TestBrokenCompletionRingEndsSession(t *testing.T) {
 		"a cookie that is none": broken(wire.Completion{Cookie: 1 << 60}),
 		"cookie 0":              broken(wire.Completion{}),
 		"a cookie of later":     broken(wire.Completion{Cookie: 3 + 1<<12}),
-		"more bytes than asked": {"bad", func(f *fake, d []wire.Descriptor) { f.ring.Complete(wire.Completion{Cookie: d[0].Cookie, Length: 101}) }, allBroken},
+		"more bytes than asked": {"bad", func(f *fake, d []wire.Descriptor) {
+			f.ring.Complete(wire.Completion{Cookie: d[0].Cookie, Length: 101})
+		}, allBroken},
 		"one operation twice": {"bad", func(f *fake, d []wire.Descriptor) {
 			f.ring.Complete(wire.Completion{Cookie: d[1].Cookie, Length: 1})
 			f.ring.Complete(wire.Completion{Cookie: d[1].Cookie, Length: 1})

@@ -138,7 +138,8 @@ func (h *host) config(name, route string, server int, gpus ...int) launch.Config
 	}
 	c := launch.Config{
 		Generation: hex.EncodeToString(id[:]), Container: name, Route: route, Transport: launch.TransportAuto,
-		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, CUDAIPC: slices.Contains(h.ipc, name), IPCEvents: slices.Contains(h.events, name),
+		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, CUDAIPC: slices.Contains(h.ipc, name),
+		IPCEvents: slices.Contains(h.events, name),
 	}
 	if route != launch.RouteDirect {
 		softhost.Configure(&c)
@@ -541,7 +542,8 @@ func TestTwoCProgramsTransfer(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			a, b := newHost(t).pair(route, 0, 1)
-			for _, c := range []struct{ bytes, count uint64 }{{1, 1}, {0, 2}, {8, 100}, {4096 + 3, 16}, {1<<20 + 1, 9}, {11<<20 + 5, 2}} {
+			for _, c := range []struct{ bytes, count uint64 }{{1, 1}, {0, 2}, {8, 100}, {4096 + 3, 16}, {1<<20 + 1, 9},
+				{11<<20 + 5, 2}} {
 				receives, handle := receiver(t, transfer, b, 1, c.bytes, c.count, 7)
 				sends := sender(t, transfer, a, 0, handle, c.bytes, c.count, 7)
 				want := fmt.Sprintf("%d messages of %d bytes\n", c.count, c.bytes)

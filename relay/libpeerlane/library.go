@@ -10,7 +10,9 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/peerlane/peerlane/relay/wire"
@@ -31,47 +33,68 @@ var Flags = []string{
 	"-fPIC", "-fvisibility=hidden", "-pthread", "-DPEERLANE_BUILD",
 }
 
-// shared are the flags of a shared library, hardened as every shipped binary. The library is never
-// unloaded: fork() calls its handlers, and a thread may run its code. libpthread and libdl are
-// named because libc before glibc 2.34 does not contain them.
-var shared = []string{
-	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
-	"-shared", "-Wl,-soname," + Name, "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete",
-	"-Wl,--version-script=peerlane.map",
+// Shared returns the flags of a shared library with the list of symbols in the file versions. The
+// library is never unloaded: fork() calls its handlers, and a thread may run its code. libpthread and
+// libdl are named because libc before glibc 2.34 does not contain them.
+func Shared(versions string) []string {
+	return append(slices.Clone(Hardening), "-shared",
+		"-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete", "-Wl,--version-script="+versions)
 }
 
-var libraries = []string{"-Wl,--no-as-needed", "-l:libpthread.so.0", "-l:libdl.so.2"}
+// Hardening are the compiler's flags of shipped binaries.
+var Hardening = []string{"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"}
+
+// Libraries are the linker's arguments of a shared library.
+var Libraries = []string{"-Wl,--no-as-needed", "-l:libpthread.so.0", "-l:libdl.so.2"}
 
 // Unpack writes the source and the headers into dir, and returns the names of the
 // C files.
 func Unpack(dir string) ([]string, error) {
+	names, err := Copy(dir, source, "source", ".c")
+	if err != nil {
+		return nil, err
+	}
+	_, err = Copy(dir, wire.Headers, ".", ".h")
+	return names, err
+}
+
+// Copy writes the files of the directory from into dir, and returns the names that end in suffix.
+// A file that dir has already is an error.
+func Copy(dir string, files fs.FS, from, suffix string) ([]string, error) {
+	entries, err := fs.ReadDir(files, from)
+	if err != nil {
+		return nil, err
+	}
 	var names []string
-	for _, from := range []fs.FS{must(fs.Sub(source, "source")), wire.Headers} {
-		entries, err := fs.ReadDir(from, ".")
+	for _, e := range entries {
+		text, err := fs.ReadFile(files, path.Join(from, e.Name()))
 		if err != nil {
 			return nil, err
 		}
-		for _, e := range entries {
-			text, err := fs.ReadFile(from, e.Name())
-			if err != nil {
-				return nil, err
-			}
-			if err := os.WriteFile(filepath.Join(dir, e.Name()), text, 0o644); err != nil {
-				return nil, err
-			}
-			if strings.HasSuffix(e.Name(), ".c") {
-				names = append(names, e.Name())
-			}
+		f, err := os.OpenFile(filepath.Join(dir, e.Name()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		if err != nil {
+			return nil, err
+		}
+		_, err = f.Write(text)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return nil, err
+		}
+		if strings.HasSuffix(e.Name(), suffix) {
+			names = append(names, e.Name())
 		}
 	}
 	return names, nil
 }
 
-func must(f fs.FS, err error) fs.FS {
-	if err != nil {
-		panic(err) // the name of a folder is wrong
+// Compile runs a compiler in dir. name is the product, for the error.
+func Compile(dir, name string, compiler []string, lists ...[]string) error {
+	args := append(slices.Clone(compiler[1:]), slices.Concat(lists...)...)
+	c := exec.Command(compiler[0], args...)
+	c.Dir = dir
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("compiling %s with %s: %w\n%s", name, compiler[0], err, out)
 	}
-	return f
+	return nil
 }
 
 // Compiler is the C compiler: CC with arguments, else cc, else gcc.
@@ -106,14 +129,10 @@ func Build(dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	args := append(append([]string{}, compiler[1:]...), Flags...)
 	// No name of a temporary directory in it: the same source gives the same library.
-	args = append(append(args, shared...), "-ffile-prefix-map="+work+"=libpeerlane", "-o", Name)
-	args = append(append(args, files...), libraries...)
-	c := exec.Command(compiler[0], args...)
-	c.Dir = work
-	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("compiling %s with %s: %w\n%s", Name, compiler[0], err, out)
+	own := []string{"-Wl,-soname," + Name, "-ffile-prefix-map=" + work + "=libpeerlane", "-o", Name}
+	if err := Compile(work, Name, compiler, Flags, Shared("peerlane.map"), own, files, Libraries); err != nil {
+		return err
 	}
 	if err := os.Symlink(Name, filepath.Join(work, Link)); err != nil {
 		return err

@@ -38,12 +38,16 @@ func TestInvalidListMemoryAnswersAreRefused(t *testing.T) {
 		want  []call
 		entry string
 	}{
-		"good":                  {bytes: bytes, seals: sealed, end: wire.Completion{Length: 8, Status: uint32(wire.StatusOutOfRange), Entry: 1}, want: failed, entry: "entry 1"},
-		"of an older relay":     {older: true, want: []call{{"list", wire.StatusVersion, "install the same release"}}},
-		"less":                  {bytes: bytes - 48, seals: sealed, want: []call{{"list", wire.StatusMalformed, "answered for list memory"}}},
-		"that can shrink":       {bytes: bytes, want: []call{{"list", wire.StatusMalformed, "not sealed"}}},
-		"an entry that is none": {bytes: bytes, seals: sealed, end: wire.Completion{Status: 12, Entry: 2}, want: []call{{"list", wire.StatusOK, ""}, {"wait", wire.StatusBadRing, "broken"}}, entry: "entry 9"},
-		"too many bytes":        {bytes: bytes, seals: sealed, end: wire.Completion{Length: 17}, want: []call{{"list", wire.StatusOK, ""}, {"wait", wire.StatusBadRing, "broken"}}, entry: "entry 9"},
+		"good": {bytes: bytes, seals: sealed, end: wire.Completion{Length: 8,
+			Status: uint32(wire.StatusOutOfRange), Entry: 1}, want: failed, entry: "entry 1"},
+		"of an older relay": {older: true, want: []call{{"list", wire.StatusVersion, "install the same release"}}},
+		"less": {bytes: bytes - 48, seals: sealed,
+			want: []call{{"list", wire.StatusMalformed, "answered for list memory"}}},
+		"that can shrink": {bytes: bytes, want: []call{{"list", wire.StatusMalformed, "not sealed"}}},
+		"an entry that is none": {bytes: bytes, seals: sealed, end: wire.Completion{Status: 12, Entry: 2},
+			want: []call{{"list", wire.StatusOK, ""}, {"wait", wire.StatusBadRing, "broken"}}, entry: "entry 9"},
+		"too many bytes": {bytes: bytes, seals: sealed, end: wire.Completion{Length: 17},
+			want: []call{{"list", wire.StatusOK, ""}, {"wait", wire.StatusBadRing, "broken"}}, entry: "entry 9"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			hostile(t, "lists", func(f *fake) {

@@ -33,7 +33,8 @@ import (
 // PEERLANE_MODEL_PROGRAMS is the number of programs per kind and route; -rapid.seed repeats a
 // failure.
 func TestProcessesModelMessagesMatchReceives(t *testing.T) {
-	for _, f := range []struct{ name, value string }{{"rapid.checks", "2"}, {"rapid.steps", "40"}, {"rapid.nofailfile", "true"}, {"rapid.shrinktime", "5s"}} {
+	for _, f := range []struct{ name, value string }{{"rapid.checks", "2"}, {"rapid.steps", "40"},
+		{"rapid.nofailfile", "true"}, {"rapid.shrinktime", "5s"}} {
 		before := flag.Lookup(f.name).Value.String()
 		if err := flag.Set(f.name, f.value); err != nil {
 			t.Fatal(err)
@@ -581,7 +582,8 @@ func (w *stageOfProcesses) judge(t *rapid.T, c *way) {
 		case o.status == wire.StatusOK || o.status == wire.StatusTruncated:
 		case o.status == wire.StatusCanceled && o.canceled:
 		case died && o.status == wire.StatusPeerClientDied:
-		case c.closed && slices.Contains([]wire.Status{wire.StatusPeerClosed, wire.StatusClosed, wire.StatusUnknownConnection}, o.status):
+		case c.closed && slices.Contains([]wire.Status{wire.StatusPeerClosed, wire.StatusClosed,
+			wire.StatusUnknownConnection}, o.status):
 		default:
 			t.Fatalf("%s ended as %v (closed: %v, somebody died: %v)", o.name, o.status, c.closed, died)
 		}

@@ -49,7 +49,8 @@ func lacks(t *testing.T, k kind) string {
 		if err := os.WriteFile(source, []byte("int main(void) { return 0; }\n"), 0o644); err != nil {
 			return err
 		}
-		for _, c := range []*exec.Cmd{exec.Command("cc", "-fsanitize="+string(k), "-o", binary, source), exec.Command(binary)} {
+		for _, c := range []*exec.Cmd{exec.Command("cc", "-fsanitize="+string(k), "-o", binary, source),
+			exec.Command(binary)} {
 			if out, err := c.CombinedOutput(); err != nil {
 				return os.WriteFile(filepath.Join(dir, "lacks"), fmt.Appendf(nil, "%v: %s", err, out), 0o644)
 			}

@@ -10,6 +10,8 @@ import (
 
 	files "github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/softhost/process"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // layout is a compiler's layout of NCCL's headers, release 2.30.7: size, and offsets of the members
@@ -49,6 +51,17 @@ func alone(t *testing.T, environment []string, arguments ...string) string {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return string(out)
+}
+
+func TestSessionsNameNCCL(t *testing.T) {
+	hello := process.Hello(t, func(socket string) *exec.Cmd {
+		c := exec.Command(program(t, "alone", "-rdynamic"), plugin(t))
+		c.Env = append(os.Environ(), "PEERLANE_SOCKET="+socket)
+		return c
+	})
+	if hello.Program != wire.ProgramNCCL {
+		t.Errorf("the hello names program %d, want %d", hello.Program, wire.ProgramNCCL)
+	}
 }
 
 func demand(t *testing.T, out string, lines ...string) {
@@ -106,10 +119,12 @@ func tunings(t *testing.T, scope string, both bool, variables ...string) map[str
 // NCCL's own number. An answer holds from its size on.
 func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 	const (
-		all     = "1024 ring LL 1; 32769 ring Simple 1; 262145 ring Simple 2; 1048577 ring Simple 4; 4194305 ring Simple 8; 16777217 ring Simple 0"
+		all = "1024 ring LL 1; 32769 ring Simple 1; 262145 ring Simple 2; 1048577 ring Simple 4; 4194305 ring " +
+			"Simple 8; 16777217 ring Simple 0"
 		halves  = "262145 ring Simple 2; 4194305 ring Simple 4; 16777217 ring Simple 8; 67108865 ring Simple 0"
 		eighths = "1048577 ring Simple 2; 16777217 ring Simple 4; 67108865 ring Simple 8; 268435457 ring Simple 0"
-		tree    = "1024 tree LL 1; 16385 tree Simple 1; 131073 tree Simple 2; 524289 tree Simple 4; 2097153 tree Simple 8; 4194305 tree Simple 0"
+		tree    = "1024 tree LL 1; 16385 tree Simple 1; 131073 tree Simple 2; 524289 tree Simple 4; 2097153 tree " +
+			"Simple 8; 4194305 tree Simple 0"
 	)
 	want := []string{
 		"2 ranks, ring first, broadcast: 0; " + all,
@@ -126,7 +141,8 @@ func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 		"2 ranks, pat first, all_gather: 0; 1024 ring LL 1; 65537 ring Simple 1; " + halves,
 		"8 ranks, pat first, all_gather: 0; 1024 pat Simple 0",
 		// NCCL fails where a table has nothing left: a user with NCCL_PROTO=LL gets LL.
-		"2 ranks, LL alone, all_reduce: 0; 1024 ring LL 1; 262145 ring LL 2; 4194305 ring LL 4; 16777217 ring LL 8; 67108865 ring LL 0",
+		"2 ranks, LL alone, all_reduce: 0; 1024 ring LL 1; 262145 ring LL 2; 4194305 ring LL 4; 16777217 ring LL 8; " +
+			"67108865 ring LL 0",
 	}
 	for _, both := range []bool{false, true} {
 		found := tunings(t, launch.ScopeAuto, both)
@@ -143,7 +159,8 @@ func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 // The measurements do not cover networks: there NCCL chooses by size, also if the user has named a
 // different network.
 func TestTunerNetworkLanesLeavesLLAndChannels(t *testing.T) {
-	for _, c := range []struct{ scope, variable string }{{launch.ScopeCluster, "NCCL_NET="}, {launch.ScopeAuto, "NCCL_NET=Socket"}} {
+	for _, c := range []struct{ scope, variable string }{{launch.ScopeCluster, "NCCL_NET="},
+		{launch.ScopeAuto, "NCCL_NET=Socket"}} {
 		for version, lines := range tunings(t, c.scope, false, c.variable) {
 			for _, l := range lines {
 				_, answers, _ := strings.Cut(l, ": 0; ")
@@ -157,7 +174,8 @@ func TestTunerNetworkLanesLeavesLLAndChannels(t *testing.T) {
 
 // The user's channels are the user's. LL is limited nevertheless.
 func TestTunerUsersChannelsAreLeft(t *testing.T) {
-	for _, variable := range []string{"NCCL_MIN_NCHANNELS=32", "NCCL_MAX_NCHANNELS=2", "NCCL_MIN_CTAS=8", "NCCL_MAX_CTAS=8"} {
+	for _, variable := range []string{"NCCL_MIN_NCHANNELS=32", "NCCL_MAX_NCHANNELS=2", "NCCL_MIN_CTAS=8",
+		"NCCL_MAX_CTAS=8"} {
 		for version, lines := range tunings(t, launch.ScopeAuto, false, variable) {
 			if want := "2 ranks, ring first, all_reduce: 0; 1024 ring LL 0; 32769 ring Simple 0"; !slices.Contains(lines, want) {
 				t.Errorf("%s, version %s: no line %q: %s", variable, version, want, strings.Join(lines, "\n"))
@@ -179,7 +197,8 @@ func TestOldNCCLWithLL128IsRefused(t *testing.T) {
 		{"22005", "^LL128", false}, {"22005", "^LL,ll128", false}, {"22005", "Simple", false}, {"22203", "", false},
 	} {
 		out := alone(t, []string{socket, "ALONE_NCCL=" + c.version, "NCCL_PROTO=" + c.protocols})
-		if said := strings.Contains(out, sentence) && strings.Contains(out, "NCCL_PROTO=^LL128") && strings.Contains(out, "\ninit: 5\n"); said != c.refused {
+		if said := strings.Contains(out, sentence) && strings.Contains(out, "NCCL_PROTO=^LL128") && strings.Contains(out,
+			"\ninit: 5\n"); said != c.refused {
 			t.Errorf("%+v: %s", c, out)
 		}
 		if !c.refused && !strings.Contains(out, "\ninit: 0\n") {

@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/peerlane/peerlane/relay/libpeerlane"
@@ -22,17 +20,6 @@ const Name = "libnccl-net-peerlane.so"
 //go:embed source
 var source embed.FS
 
-// shared are the flags of a shared library, as for libpeerlane. The plugin is never unloaded:
-// fork() calls its handlers.
-var shared = []string{
-	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
-	"-shared", "-Wl,-soname," + Name, "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete",
-	"-Wl,--version-script=plugin.map",
-}
-
-// Before glibc 2.34 libpthread and libdl are not in libc.
-var libraries = []string{"-Wl,--no-as-needed", "-l:libpthread.so.0", "-l:libdl.so.2"}
-
 // Unpack writes the source and libpeerlane's into dir, and returns the names of the C
 // files.
 func Unpack(dir string) ([]string, error) {
@@ -40,26 +27,8 @@ func Unpack(dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, err := source.ReadDir("source")
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		text, err := source.ReadFile("source/" + e.Name())
-		if err != nil {
-			return nil, err
-		}
-		if slices.Contains(names, e.Name()) {
-			return nil, fmt.Errorf("%s is a source of the plugin's and of libpeerlane's", e.Name())
-		}
-		if err := os.WriteFile(filepath.Join(dir, e.Name()), text, 0o644); err != nil {
-			return nil, err
-		}
-		if strings.HasSuffix(e.Name(), ".c") {
-			names = append(names, e.Name())
-		}
-	}
-	return names, nil
+	own, err := libpeerlane.Copy(dir, source, "source", ".c")
+	return append(names, own...), err
 }
 
 // Versions are the versions of NCCL's interface with a table in the plugin.
@@ -101,13 +70,10 @@ func build(dir, name string, version int, more []string) (err error) {
 			return err
 		}
 	}
-	args := append(append([]string{}, compiler[1:]...), libpeerlane.Flags...)
-	args = append(append(args, shared...), "-ffile-prefix-map="+work+"=nccl", "-o", Name)
-	args = append(append(append(args, more...), files...), libraries...)
-	c := exec.Command(compiler[0], args...)
-	c.Dir = work
-	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("compiling %s with %s: %w\n%s", Name, compiler[0], err, out)
+	own := []string{"-Wl,-soname," + Name, "-ffile-prefix-map=" + work + "=nccl", "-o", Name}
+	if err := libpeerlane.Compile(work, Name, compiler, libpeerlane.Flags, libpeerlane.Shared("plugin.map"), own, more,
+		files, libpeerlane.Libraries); err != nil {
+		return err
 	}
 	return os.Rename(filepath.Join(work, Name), filepath.Join(dir, name))
 }

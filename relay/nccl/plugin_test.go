@@ -484,7 +484,8 @@ func TestRelayDeathEndsEachCommunicatorWithReason(t *testing.T) {
 	if n := strings.Count(out, " ended: "); n != 6 {
 		t.Errorf("%d communicators have ended: %s", n, out)
 	}
-	for _, want := range []string{"rank 0: link 0 ended: 6: NET/Peerlane: ", a.uuid + " (peerlane.dev/lane=0, NIC nic0), host ", "rank 1: link 0 ended: 2: ", "the relay of this container died"} {
+	for _, want := range []string{"rank 0: link 0 ended: 6: NET/Peerlane: ",
+		a.uuid + " (peerlane.dev/lane=0, NIC nic0), host ", "rank 1: link 0 ended: 2: ", "the relay of this container died"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("nobody says %q: %s", want, out)
 		}

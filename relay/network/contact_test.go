@@ -29,8 +29,10 @@ func TestHandleAddressRoundTrips(t *testing.T) {
 		gave, reads Keys
 		known       bool
 	}{
-		{"the same key", old, old, true}, {"given before the reader was told", both, old, true}, {"given by who was not told", old, both, true},
-		{"given by who has finished", last, both, true}, {"read by who has finished", both, last, true}, {"another key", old, last, false},
+		{"the same key", old, old, true}, {"given before the reader was told", both, old, true},
+		{"given by who was not told", old, both, true},
+		{"given by who has finished", last, both, true}, {"read by who has finished", both, last, true},
+		{"another key", old, last, false},
 	} {
 		e, err := c.reads.OpenContact(toB, generation, c.gave.SealContact(toB, generation, somewhere))
 		if c.known != (err == nil) || c.known && e != somewhere {

@@ -129,7 +129,9 @@ var ErrSilent error = &fault.Error{
 	Code:      fault.KeyNotProven,
 	Operation: "the relay there closed the connection without a word",
 	Cause: fmt.Errorf(
-		"it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version %d of the handshake between hosts and this host version %d (install the same release on both), has no room for now, or is none",
+		"it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version %d of the "+
+			"handshake between hosts and this host version %d (install the same release on both), has no room for now, or "+
+			"is none",
 		handshakeVersion-1, handshakeVersion,
 	),
 }
@@ -493,7 +495,8 @@ func (l *Local) openHello(hello []byte) (*noise.HandshakeState, *Session, error)
 		if version := binary.LittleEndian.Uint32(text); version != handshakeVersion {
 			return nil, nil, wire.Errorf(
 				wire.StatusVersion,
-				"another relay speaks version %d of the handshake between hosts, and this host version %d; install the same release on both",
+				"another relay speaks version %d of the handshake between hosts, and this host version %d; install the same "+
+					"release on both",
 				version,
 				handshakeVersion,
 			)
@@ -537,7 +540,8 @@ func openAnswer(states []*noise.HandshakeState, hello, answer []byte) (*channel,
 }
 
 var errChanged = errors.New(
-	"the answer to hello is not from a relay that has the cluster key: something else listens there, or someone in between changes what is sent",
+	"the answer to hello is not from a relay that has the cluster key: something else listens there, or someone in " +
+		"between changes what is sent",
 )
 
 // channel seals the messages after the Noise messages, with the whole preceding conversation as
@@ -583,9 +587,9 @@ func (c *channel) session(conn net.Conn) *Session {
 	return s
 }
 
-// nobodys is a key that nobody has: a hello with an unknown id takes the same time as a hello with
+// dummyKey is a key of no host: a hello with an unknown id takes the same time as a hello with
 // a wrong proof.
-var nobodys = sync.OnceValue(func() Key { return NewKey(time.Now()) })
+var dummyKey = sync.OnceValue(func() Key { return NewKey(time.Now()) })
 
 // find is the key of an id: the cluster's, that of a session that expects streams, or
 // nobody's.
@@ -598,7 +602,7 @@ func (l *Local) find(keys Keys, id KeyID) (Key, *Session) {
 	if key, s := l.joins.find(id); s != nil {
 		return key, s
 	}
-	return nobodys(), nil
+	return dummyKey(), nil
 }
 
 // bytes of a request, before it is sealed.

@@ -231,10 +231,12 @@ func TestStrangerLearnsNothingFromListener(t *testing.T) {
 		name string
 		say  []byte
 	}{
-		{"nothing", nil}, {"one byte", noise[:1]}, {"half a hello", helloOf(keys.all()...)[:helloSize-1]}, {"noise", noise[:helloSize]}, {"much noise", noise},
+		{"nothing", nil}, {"one byte", noise[:1]}, {"half a hello", helloOf(keys.all()...)[:helloSize-1]},
+		{"noise", noise[:helloSize]}, {"much noise", noise},
 		{"a request of HTTP", []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n" + strings.Repeat("x", 400))},
 		{"zeros", make([]byte, helloSize)},
-		{"another key", helloOf(wrong)}, {"another key under this one's id", helloOf(forged, forged)}, {"another ephemeral key", changed},
+		{"another key", helloOf(wrong)}, {"another key under this one's id", helloOf(forged, forged)},
+		{"another ephemeral key", changed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, b := relays(keys)
@@ -471,7 +473,9 @@ func TestReplayedHelloLearnsNothing(t *testing.T) {
 		return message
 	})
 	agreed(t, i, l)
-	for name, admit := range map[string]func(Greeting) error{"there": admitB, "gone": func(Greeting) error { return wire.Errorf(wire.StatusBadHandle, "no such listener") }} {
+	for name, admit := range map[string]func(Greeting) error{"there": admitB, "gone": func(Greeting) error {
+		return wire.Errorf(wire.StatusBadHandle, "no such listener")
+	}} {
 		admit := func(g Greeting) error { t.Error("it was admitted"); return admit(g) }
 		stranger, theirs := net.Pipe()
 		conn := &counted{Conn: theirs}
@@ -721,7 +725,8 @@ func FuzzListener(f *testing.F) {
 			t.Error(err)
 		}
 		g, bad := parseHello(text)
-		if sound := bad == nil && g.Target == toB && g.purpose == purposeConnect && !g.tls && g.oldest <= 3 && g.newest >= 1; (err == nil) != sound {
+		if sound := bad == nil && g.Target == toB && g.purpose == purposeConnect && !g.tls && g.oldest <= 3 &&
+			g.newest >= 1; (err == nil) != sound {
 			t.Errorf("%v, %v of %+v (%v)", s, err, g, bad)
 		}
 	})

@@ -143,7 +143,8 @@ func TestSecretsAreNotPrinted(t *testing.T) {
 		strings.Trim(fmt.Sprint(secret[8:12]), "[]"), base64.StdEncoding.EncodeToString(secret)[12:18],
 		strings.Trim(fmt.Sprintf("%#v", secret[8:12]), "[]byte{}"), strings.Trim(fmt.Sprintf("%x", secret[8:12]), "[]"),
 	}
-	for _, value := range []any{keys, &keys, keys.Current, keys.Previous, nested{keys, keys, keys.all()}, &nested{hidden: keys}, map[string]any{"k": keys}, *session, session, streams{*session}} {
+	for _, value := range []any{keys, &keys, keys.Current, keys.Previous, nested{keys, keys, keys.all()},
+		&nested{hidden: keys}, map[string]any{"k": keys}, *session, session, streams{*session}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%o"} {
 			text := fmt.Sprintf(verb, value)
 			for _, form := range forms {

@@ -47,7 +47,8 @@ type Server struct {
 // side with a proven key has usually won by a different address (Race).
 func Left(err error) bool {
 	return !errors.Is(err, ErrStranger) &&
-		(errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE))
+		(errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) ||
+			errors.Is(err, unix.EPIPE))
 }
 
 // errCrowded is why a guest had to go.

@@ -28,20 +28,32 @@ func TestRaceFirstConnectionWins(t *testing.T) {
 		begun  []time.Duration
 		failed []error
 	}{
-		"the first answers":                         {[]way{{at(100), nil}, {0, nil}}, 0, 0, at(100), []time.Duration{0}, []error{nil}},
-		"it is silent":                              {[]way{{never, nil}, {at(10), nil}}, 0, 1, at(260), []time.Duration{0, at(250)}, []error{nil, nil}},
-		"all but the last are":                      {[]way{{never, nil}, {never, nil}, {never, nil}, {at(10), nil}}, 0, 3, at(760), []time.Duration{0, at(250), at(500), at(750)}, make([]error, 4)},
-		"it fails at once":                          {[]way{{at(1), wrong}, {at(10), nil}}, 0, 1, at(11), []time.Duration{0, at(1)}, []error{wrong, nil}},
-		"a failure begins the delay anew":           {[]way{{at(200), wrong}, {never, nil}, {at(10), nil}}, 0, 2, at(460), []time.Duration{0, at(200), at(450)}, []error{wrong, nil, nil}},
-		"it is slow, and first all the same":        {[]way{{at(300), nil}, {at(100), nil}}, 0, 0, at(300), []time.Duration{0, at(250)}, []error{nil, nil}},
-		"what fails does not end the others":        {[]way{{at(900), nil}, {at(1), wrong}, {at(1), wrong}}, 0, 0, at(900), []time.Duration{0, at(250), at(251)}, []error{nil, wrong, wrong}},
-		"all fail":                                  {[]way{{at(300), wrong}, {at(100), wrong}}, 0, -1, at(350), []time.Duration{0, at(250)}, []error{wrong, wrong}},
-		"an answer leaves no others to be begun":    {[]way{{at(1), answered}, {0, nil}}, 0, -1, at(1), []time.Duration{0}, []error{answered}},
-		"but those that are under way may go on":    {[]way{{at(300), nil}, {at(1), answered}, {0, nil}}, 0, 0, at(300), []time.Duration{0, at(250)}, []error{nil, answered}},
-		"its time is over":                          {[]way{{never, nil}, {never, nil}, {0, nil}}, at(400), -1, at(400), []time.Duration{0, at(250)}, []error{nil, nil}},
-		"what ends by the end of all is no failure": {[]way{{at(1), wrong}, {never, nil}}, at(400), -1, at(400), []time.Duration{0, at(1)}, []error{wrong, nil}},
-		"there is none":                             {nil, 0, -1, 0, nil, nil},
-		"two at once: one is kept, one taken back":  {[]way{{at(250), nil}, {0, nil}}, 0, -2, at(250), nil, nil},
+		"the first answers": {[]way{{at(100), nil}, {0, nil}}, 0, 0, at(100), []time.Duration{0},
+			[]error{nil}},
+		"it is silent": {[]way{{never, nil}, {at(10), nil}}, 0, 1, at(260),
+			[]time.Duration{0, at(250)}, []error{nil, nil}},
+		"all but the last are": {[]way{{never, nil}, {never, nil}, {never, nil}, {at(10), nil}}, 0, 3,
+			at(760), []time.Duration{0, at(250), at(500), at(750)}, make([]error, 4)},
+		"it fails at once": {[]way{{at(1), wrong}, {at(10), nil}}, 0, 1, at(11),
+			[]time.Duration{0, at(1)}, []error{wrong, nil}},
+		"a failure begins the delay anew": {[]way{{at(200), wrong}, {never, nil}, {at(10), nil}}, 0, 2, at(460),
+			[]time.Duration{0, at(200), at(450)}, []error{wrong, nil, nil}},
+		"it is slow, and first all the same": {[]way{{at(300), nil}, {at(100), nil}}, 0, 0, at(300),
+			[]time.Duration{0, at(250)}, []error{nil, nil}},
+		"what fails does not end the others": {[]way{{at(900), nil}, {at(1), wrong}, {at(1), wrong}}, 0, 0, at(900),
+			[]time.Duration{0, at(250), at(251)}, []error{nil, wrong, wrong}},
+		"all fail": {[]way{{at(300), wrong}, {at(100), wrong}}, 0, -1, at(350),
+			[]time.Duration{0, at(250)}, []error{wrong, wrong}},
+		"an answer leaves no others to be begun": {[]way{{at(1), answered}, {0, nil}}, 0, -1, at(1), []time.Duration{0},
+			[]error{answered}},
+		"but those that are under way may go on": {[]way{{at(300), nil}, {at(1), answered}, {0, nil}}, 0, 0, at(300),
+			[]time.Duration{0, at(250)}, []error{nil, answered}},
+		"its time is over": {[]way{{never, nil}, {never, nil}, {0, nil}}, at(400), -1, at(400),
+			[]time.Duration{0, at(250)}, []error{nil, nil}},
+		"what ends by the end of all is no failure": {[]way{{at(1), wrong}, {never, nil}}, at(400), -1, at(400),
+			[]time.Duration{0, at(1)}, []error{wrong, nil}},
+		"there is none": {nil, 0, -1, 0, nil, nil},
+		"two at once: one is kept, one taken back": {[]way{{at(250), nil}, {0, nil}}, 0, -2, at(250), nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -114,12 +126,17 @@ func TestRaceAnsweredAddressGetsMoreTime(t *testing.T) {
 		winner int
 		begun  []time.Duration
 	}{
-		"it is slow":                     {[]way{{[]time.Duration{at(5)}, at(1490), nil}, silent}, 0, []time.Duration{0}},
-		"it says nothing":                {[]way{{[]time.Duration{at(5)}, time.Hour, nil}, {nil, at(10), nil}}, 1, []time.Duration{0, at(1505)}},
-		"it is behind the second way":    {[]way{silent, {[]time.Duration{at(5)}, at(600), nil}, silent}, 1, []time.Duration{0, at(250)}},
-		"it closes":                      {[]way{{[]time.Duration{at(5), at(205)}, at(100), wrong}, {nil, at(10), nil}}, 1, []time.Duration{0, at(305)}},
-		"it closes, and is met again":    {[]way{{[]time.Duration{at(5), at(1205)}, at(1000), nil}, silent}, 0, []time.Duration{0}},
-		"it is met late, beside another": {[]way{{[]time.Duration{at(300)}, at(1000), nil}, silent, silent}, 0, []time.Duration{0, at(250)}},
+		"it is slow": {[]way{{[]time.Duration{at(5)}, at(1490), nil}, silent}, 0, []time.Duration{0}},
+		"it says nothing": {[]way{{[]time.Duration{at(5)}, time.Hour, nil}, {nil, at(10), nil}}, 1,
+			[]time.Duration{0, at(1505)}},
+		"it is behind the second way": {[]way{silent, {[]time.Duration{at(5)}, at(600), nil}, silent}, 1,
+			[]time.Duration{0, at(250)}},
+		"it closes": {[]way{{[]time.Duration{at(5), at(205)}, at(100), wrong}, {nil, at(10), nil}}, 1,
+			[]time.Duration{0, at(305)}},
+		"it closes, and is met again": {[]way{{[]time.Duration{at(5), at(1205)}, at(1000), nil}, silent}, 0,
+			[]time.Duration{0}},
+		"it is met late, beside another": {[]way{{[]time.Duration{at(300)}, at(1000), nil}, silent, silent}, 0,
+			[]time.Duration{0, at(250)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -109,7 +109,8 @@ func TestHandshakeSecretNeedsEphemeralKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	secret := listener.session(nil).secretBytes()
-	for name, states := range map[string]*channel{"the initiator": must(openAnswer(states, hello, answer)), "who has its ephemeral key": must(openAnswer(thief, hello, answer))} {
+	for name, states := range map[string]*channel{"the initiator": must(openAnswer(states, hello, answer)),
+		"who has its ephemeral key": must(openAnswer(thief, hello, answer))} {
 		if states.session(nil).secretBytes() != secret {
 			t.Errorf("%s has another secret", name)
 		}

@@ -115,7 +115,8 @@ func verify(chain []*x509.Certificate, authorities *x509.CertPool) error {
 	}
 	// A relay is client and server.
 	for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
-		if _, err := chain[0].Verify(x509.VerifyOptions{Roots: authorities, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
+		if _, err := chain[0].Verify(x509.VerifyOptions{Roots: authorities, Intermediates: between,
+			KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
 			return &subjectError{tame(chain[0].Subject.String()), err}
 		}
 	}

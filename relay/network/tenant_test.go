@@ -56,7 +56,8 @@ func TestTenantKeysDifferByNameAndCluster(t *testing.T) {
 func TestTenantKeyOfBadFileOrNameFails(t *testing.T) {
 	good := Keys{Current: NewKey(someDay)}.Text()
 	changed := bytes.Replace(good, []byte("current "), []byte("current 0"), 1)
-	for name, text := range map[string][]byte{"": good, "two words": good, "tab\t": good, "e\x1b": good, strings.Repeat("n", clusterkey.MaxTenant+1): good,
+	for name, text := range map[string][]byte{"": good, "two words": good, "tab\t": good, "e\x1b": good,
+		strings.Repeat("n", clusterkey.MaxTenant+1): good,
 		"empty": nil, "head": []byte("peerlane cluster key 1\n"), "part": good[:len(good)-9], "changed": changed} {
 		if made, err := clusterkey.Tenant(text, name); err == nil {
 			t.Errorf("tenant %.20q gets %d bytes", name, len(made))
@@ -76,7 +77,8 @@ func TestRelaysOfTwoTenantsRefuseEachOther(t *testing.T) {
 			a, b := relays(one)
 			b.Keys = func() Keys { return other }
 			target, generation := Target{Host: b.Host, Token: wire.UUID{1}}, wire.UUID{2}
-			if _, err := one.OpenContact(target, generation, other.SealContact(target, generation, address.Endpoint{})); errors.Is(
+			if _, err := one.OpenContact(target, generation, other.SealContact(target, generation,
+				address.Endpoint{})); errors.Is(
 				err,
 				ErrOtherKey,
 			) != (from != to) {

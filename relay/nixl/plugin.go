@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/peerlane/peerlane/relay/libpeerlane"
@@ -37,20 +38,17 @@ func Files() []string {
 //go:embed source forward
 var source embed.FS
 
-var shared = []string{
-	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
-	"-shared", "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete", "-Wl,--version-script=plugin.map",
-}
-
 // cxxFlags compile the plugin's own source. The ABI of std::string is the one that NIXL's builds
 // have, regardless of the compiler's default.
 var cxxFlags = []string{
-	"-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
-	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-D_GLIBCXX_USE_CXX11_ABI=1", "-pthread", "-DPEERLANE_BUILD",
+	"-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-fvisibility=hidden",
+	"-fvisibility-inlines-hidden",
+	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-D_GLIBCXX_USE_CXX11_ABI=1", "-pthread",
+	"-DPEERLANE_BUILD",
 }
 
-// Before glibc 2.34 libpthread and libdl are not in libc.
-var libraries = []string{"-Wl,--no-as-needed", "-l:libpthread.so.0", "-l:libdl.so.2", "-Wl,--as-needed"}
+// libraries are those of libpeerlane, and others if needed.
+var libraries = append(slices.Clone(libpeerlane.Libraries), "-Wl,--as-needed")
 
 // Unpack writes the source and libpeerlane's into dir, and returns the names of the C and of the
 // C++ files.
@@ -59,22 +57,11 @@ func Unpack(dir string) (c, cxx []string, err error) {
 		return nil, nil, err
 	}
 	for _, from := range []string{"source", "forward"} {
-		entries, err := source.ReadDir(from)
+		own, err := libpeerlane.Copy(dir, source, from, ".cpp")
 		if err != nil {
 			return nil, nil, err
 		}
-		for _, e := range entries {
-			text, err := source.ReadFile(from + "/" + e.Name())
-			if err != nil {
-				return nil, nil, err
-			}
-			if err := os.WriteFile(filepath.Join(dir, e.Name()), text, 0o644); err != nil {
-				return nil, nil, err
-			}
-			if strings.HasSuffix(e.Name(), ".cpp") {
-				cxx = append(cxx, e.Name())
-			}
-		}
+		cxx = append(cxx, own...)
 	}
 	return c, cxx, nil
 }
@@ -130,19 +117,10 @@ func Build(dir string, more ...string) (err error) {
 	}
 	prefix := "-ffile-prefix-map=" + work + "=nixl"
 	run := func(compiler []string, lists ...[]string) error {
-		args := append([]string{}, compiler[1:]...)
-		for _, l := range lists {
-			args = append(args, l...)
-		}
-		cmd := exec.Command(compiler[0], args...)
-		cmd.Dir = work
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("compiling %s with %s: %w\n%s", Name, compiler[0], err, out)
-		}
-		return nil
+		return libpeerlane.Compile(work, Name, compiler, lists...)
 	}
-	hardened := shared[:3]
-	if err := run(c, libpeerlane.Flags, hardened, []string{prefix, "-c"}, more, cFiles); err != nil {
+	shared := libpeerlane.Shared("plugin.map")
+	if err := run(c, libpeerlane.Flags, libpeerlane.Hardening, []string{prefix, "-c"}, more, cFiles); err != nil {
 		return err
 	}
 	if err := run(cxx, cxxFlags, []string{prefix, "-c"}, more, cxxFiles); err != nil {
@@ -156,7 +134,8 @@ func Build(dir string, more ...string) (err error) {
 		return err
 	}
 	// A single binary under several names: a forwarder reads the name of its file.
-	if err := run(c, libpeerlane.Flags, shared, more, []string{prefix, "-o", "forward.so", "forward.c"}, libraries); err != nil {
+	if err := run(c, libpeerlane.Flags, shared, more, []string{prefix, "-o", "forward.so", "forward.c"},
+		libraries); err != nil {
 		return err
 	}
 	text, err := os.ReadFile(filepath.Join(work, "forward.so"))

@@ -22,6 +22,7 @@ import (
 	"github.com/peerlane/peerlane/relay/libpeerlane"
 	"github.com/peerlane/peerlane/relay/nixl"
 	"github.com/peerlane/peerlane/relay/softhost/process"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // sources are the sources of the plugin; programs of tests have further sources.
@@ -43,7 +44,8 @@ func build(t *testing.T, name string, make func(dir string) error, own ...string
 }
 
 // sanitized are the flags of plugin and harness for sanitizers.
-var sanitized = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-sanitize=vptr", "-DPEERLANE_UNBOUND", "-O1"}
+var sanitized = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-sanitize=vptr",
+	"-DPEERLANE_UNBOUND", "-O1"}
 
 func plugin(t *testing.T) string {
 	t.Helper()
@@ -77,7 +79,9 @@ func compile(dir, name string, flags ...string) error {
 
 func program(t *testing.T, name string, flags ...string) string {
 	t.Helper()
-	return filepath.Join(build(t, name+strings.Join(flags, ""), func(dir string) error { return compile(dir, name, flags...) }, "tests/"+name+".cpp"), name)
+	return filepath.Join(build(t, name+strings.Join(flags, ""), func(dir string) error {
+		return compile(dir, name, flags...)
+	}, "tests/"+name+".cpp"), name)
 }
 
 // library stands for libnixl.so in the harness.
@@ -107,7 +111,8 @@ type run struct {
 }
 
 func (r run) command(a, b *lane) *exec.Cmd {
-	c := exec.Command(r.harness, r.plugin, r.library, r.mode, strconv.FormatUint(r.seed, 10), a.socket, a.uuid, b.socket, b.uuid,
+	c := exec.Command(r.harness, r.plugin, r.library, r.mode, strconv.FormatUint(r.seed, 10), a.socket, a.uuid, b.socket,
+		b.uuid,
 		strconv.Itoa(r.regions), strconv.Itoa(r.blocks), strconv.Itoa(r.bytes), strconv.Itoa(r.times))
 	c.Env = append(os.Environ(), r.environment...)
 	return c
@@ -137,14 +142,16 @@ func seed(t *testing.T) uint64 {
 }
 
 func newRun(t *testing.T, mode string) run {
-	return run{plugin: plugin(t), harness: program(t, "harness"), library: library(t), mode: mode, seed: seed(t), regions: 4, blocks: 64, bytes: 4096, times: 3}
+	return run{plugin: plugin(t), harness: program(t, "harness"), library: library(t), mode: mode, seed: seed(t),
+		regions: 4, blocks: 64, bytes: 4096, times: 3}
 }
 
 func TestPluginCalledAsVLLMDoesMovesBlocks(t *testing.T) {
 	for _, route := range []string{launch.RouteDirect, launch.RouteStaged} {
 		h := newHost(t, route)
 		out := newRun(t, "vllm").must(t, h.lane(0), h.lane(1))
-		if line := "PEERLANE: agent agent 0: route " + route + ", lane " + process.Devices[1].UUID + " to " + process.Devices[0].UUID + ", list operations"; strings.Count(out, line) != 1 {
+		if line := "PEERLANE: agent agent 0: route " + route + ", lane " + process.Devices[1].UUID + " to " +
+			process.Devices[0].UUID + ", list operations"; strings.Count(out, line) != 1 {
 			t.Errorf("no line %q in %s", line, out)
 		}
 	}
@@ -271,8 +278,10 @@ func TestForwarderLoadsPluginOfNIXL(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	for backend, want := range map[string]string{"UCX": "0x77\n", "POSIX": "PEERLANE: libplugin_POSIX.so: NIXL's own plugin cannot be loaded from " + dir + "/plugins"} {
-		out, err := exec.Command(filepath.Join(dir, "forwarded"), filepath.Join(dir, "libnixl.so"), filepath.Join(filepath.Dir(plugin(t)), nixl.ForwarderName(backend))).CombinedOutput()
+	for backend, want := range map[string]string{"UCX": "0x77\n",
+		"POSIX": "PEERLANE: libplugin_POSIX.so: NIXL's own plugin cannot be loaded from " + dir + "/plugins"} {
+		out, err := exec.Command(filepath.Join(dir, "forwarded"), filepath.Join(dir, "libnixl.so"),
+			filepath.Join(filepath.Dir(plugin(t)), nixl.ForwarderName(backend))).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), want) {
 			t.Errorf("%s: %v: %s", backend, err, out)
 		}
@@ -300,6 +309,17 @@ func TestPluginWithoutHostMemoryEndsTransfers(t *testing.T) {
 				t.Errorf("%d lines, want %q among few: %.4000s", strings.Count(out, "\n"), c.statuses, out)
 			}
 		})
+	}
+}
+
+func TestSessionsNameNIXL(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	other := h.lane(1)
+	hello := process.Hello(t, func(socket string) *exec.Cmd {
+		return newRun(t, "vllm").command(&lane{uuid: other.uuid, socket: socket}, other)
+	})
+	if hello.Program != wire.ProgramNIXL {
+		t.Errorf("the hello names program %d, want %d", hello.Program, wire.ProgramNIXL)
 	}
 }
 
@@ -335,7 +355,8 @@ func TestPluginDeathOfPeerIsRemoteDisconnect(t *testing.T) {
 		if kills > 3 {
 			victim = random.IntN(3)
 		}
-		slowest = max(slowest, killOne(t, newRun(t, "kill"), lanes, victim, time.Duration(random.IntN(50))*time.Millisecond, func() {}))
+		slowest = max(slowest, killOne(t, newRun(t, "kill"), lanes, victim, time.Duration(random.IntN(50))*time.Millisecond,
+			func() {}))
 		if victim < 2 {
 			lanes[victim] = h.lane(victim)
 		}

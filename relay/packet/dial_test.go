@@ -107,19 +107,7 @@ func TestDialContextQueueFullEndsWithContext(t *testing.T) {
 
 // The listener that is waited for is closed.
 func TestDialContextQueueFullListenerEnds(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Dial(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	path, l := fullQueue(t)
 	done := make(chan error, 1)
 	go func() {
 		_, err := DialContext(t.Context(), path)
@@ -128,7 +116,7 @@ func TestDialContextQueueFullListenerEnds(t *testing.T) {
 	for len(blockedDials) == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	unix.Close(fd)
+	l.Close()
 	if err := <-done; !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("%v", err)
 	}

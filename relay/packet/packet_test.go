@@ -190,7 +190,8 @@ func TestClosingPortSendsQueuedMessages(t *testing.T) {
 	const messages = 3000
 	loop.Call(func() {
 		var port *Port
-		if port, err = NewPort(loop, fdA, func(wire.Message, uint32, []int) {}, func(error) { t.Error("it hears of the end") }); err != nil {
+		if port, err = NewPort(loop, fdA, func(wire.Message, uint32, []int) {},
+			func(error) { t.Error("it hears of the end") }); err != nil {
 			return
 		}
 		for i := range uint64(messages) {
@@ -272,7 +273,8 @@ func TestSocketDrainedBeforeClose(t *testing.T) {
 			} else {
 				defer unix.Close(a)
 			}
-			if err := errors.Join(unix.Shutdown(b, unix.SHUT_RDWR), unix.SetsockoptInt(b, unix.SOL_SOCKET, unix.SO_PASSCRED, 1)); err != nil {
+			if err := errors.Join(unix.Shutdown(b, unix.SHUT_RDWR), unix.SetsockoptInt(b, unix.SOL_SOCKET, unix.SO_PASSCRED,
+				1)); err != nil {
 				t.Fatal(err)
 			}
 			if is := drain(b); is != c.drained {

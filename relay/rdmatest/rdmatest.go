@@ -22,14 +22,14 @@ import (
 
 const (
 	memory = 2 << 20 // bytes of each memory, which is the granularity of a GPU's
-	piece  = 1 << 20 // of a request that is timed
-	depth  = 4       // requests under way
-	// limit is how long one completion may take.
+	piece  = 1 << 20 // of a timed request
+	depth  = 4       // outstanding requests
+	// limit is the maximum duration of a completion.
 	limit  = 30 * time.Second
 	remote = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead
 )
 
-// RateTime is how long a rate is measured.
+// RateTime is the duration of a measurement of a rate.
 const RateTime = 100 * time.Millisecond
 
 // Run tests the NICs in sequence. openCUDA opens the driver for GPUs' memory; each rate is measured
@@ -69,12 +69,12 @@ func Run(
 	}
 }
 
-// untested is why there is nothing to try.
+// untested is the reason for a missing test.
 type untested string
 
 func (u untested) Error() string { return string(u) }
 
-// bench is an open NIC with host memory that data comes from and goes to.
+// bench is an open NIC with host memory as source and target of data.
 type bench struct {
 	context *verbs.Context
 	domain  *verbs.Domain
@@ -322,7 +322,7 @@ func differ(a, b []byte) (n uint64) {
 type loop struct {
 	queue *verbs.Queue
 	pairs []*verbs.Pair // requests are posted to the first
-	depth int           // requests under way
+	depth int           // outstanding requests
 }
 
 func (p *loop) close() error {
@@ -341,7 +341,7 @@ type endpoint struct {
 	mtu    verbs.MTU
 }
 
-// endpoint picks the first port that is active, with the configuration's GID.
+// endpoint picks the first active port, with the configuration's GID.
 func (b *bench) endpoint() (*endpoint, error) {
 	c := b.context
 	limits, err := c.Attributes()
@@ -378,7 +378,7 @@ func (b *bench) endpoint() (*endpoint, error) {
 	return at, nil
 }
 
-// lead connects a pair with another one of the same port.
+// lead connects a pair with a second pair of the same port.
 func (b *bench) lead(pair, to *verbs.Pair, at *endpoint) error {
 	err := pair.ReadyToReceive(verbs.Route{
 		Pair: to.Number(), MTU: at.mtu, LID: at.port.LID, Port: at.number, Reads: 1, ReceiverTimer: 12,
@@ -391,7 +391,7 @@ func (b *bench) lead(pair, to *verbs.Pair, at *endpoint) error {
 	return err
 }
 
-// connect makes the pairs, for so many requests under way, and connects them as relays do theirs.
+// connect creates the pairs for depth outstanding requests, and connects them as relays do.
 func (b *bench) connect(r *launch.RDMAResult, depth int) (_ *loop, err error) {
 	at, err := b.endpoint()
 	if err != nil {
@@ -425,7 +425,7 @@ func (b *bench) connect(r *launch.RDMAResult, depth int) (_ *loop, err error) {
 	return p, nil
 }
 
-// do has n of a request done, as many at a time as there is room for.
+// do makes n requests, with at most depth outstanding.
 func (p *loop) do(request verbs.Send, n int) error {
 	done := make([]verbs.Completion, p.depth)
 	for posted, ended := 0, 0; ended < n; {
@@ -444,7 +444,7 @@ func (p *loop) do(request verbs.Send, n int) error {
 	return nil
 }
 
-// completed waits for completions, and returns their number or the error of one.
+// completed waits for completions, and returns their number or the error of a failed completion.
 func (p *loop) completed(done []verbs.Completion) (int, error) {
 	n, err := p.wait(done)
 	for _, c := range done[:n] {
@@ -477,7 +477,7 @@ func (p *loop) wait(into []verbs.Completion) (int, error) {
 	}
 }
 
-// rate returns the rate of requests of that kind, GB/s.
+// rate returns the rate of requests, GB/s.
 func (p *loop) rate(request verbs.Send, each time.Duration) (float64, error) {
 	request.Length = piece
 	moved, begun := 0, time.Now()

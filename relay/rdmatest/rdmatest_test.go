@@ -33,8 +33,10 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := sim.Use(dir, []sim.Device{{UUID: "GPU-5eed0000-0000-4000-8000-000000000000", BusID: busID, Memory: 256 << 20, Name: "Simulated GPU"},
-		{Index: 1, Minor: 1, UUID: "GPU-5eed0000-0000-4000-8000-000000000001", BusID: serverBusID, Memory: 256 << 20, Name: "Simulated GPU"}}); err != nil {
+	if err := sim.Use(dir, []sim.Device{{UUID: "GPU-5eed0000-0000-4000-8000-000000000000", BusID: busID,
+		Memory: 256 << 20, Name: "Simulated GPU"},
+		{Index: 1, Minor: 1, UUID: "GPU-5eed0000-0000-4000-8000-000000000001", BusID: serverBusID, Memory: 256 << 20,
+			Name: "Simulated GPU"}}); err != nil {
 		return 0, err
 	}
 	return m.Run(), nil
@@ -66,10 +68,13 @@ func TestNICTestReportsDeviceState(t *testing.T) {
 		want [3]string
 	}{
 		{"all is well", good, "", [3]string{all, all, all}},
-		{"no DMA-BUF", with(func(d *softdevice.Device) { d.NoDMABuf = true }), "", [3]string{all, "register: EOPNOTSUPP", all}},
-		{"no nvidia-peermem", with(func(d *softdevice.Device) { d.Peermem = "no" }), "", [3]string{all, all, "register: EFAULT"}},
+		{"no DMA-BUF", with(func(d *softdevice.Device) { d.NoDMABuf = true }), "", [3]string{all, "register: EOPNOTSUPP",
+			all}},
+		{"no nvidia-peermem", with(func(d *softdevice.Device) { d.Peermem = "no" }), "",
+			[3]string{all, all, "register: EFAULT"}},
 		{"an old nvidia-peermem", with(func(d *softdevice.Device) { d.Peermem = "alloc" }), "", [3]string{all, all, all}},
-		{"the port is down", with(func(d *softdevice.Device) { d.Down = true }), "", [3]string{"connect: port 1 of mlx5_0 is DOWN", "connect: is DOWN", "connect: is DOWN"}},
+		{"the port is down", with(func(d *softdevice.Device) { d.Down = true }), "",
+			[3]string{"connect: port 1 of mlx5_0 is DOWN", "connect: is DOWN", "connect: is DOWN"}},
 		{"little locked memory", good, "ibv_reg_mr errno=12", [3]string{"open: ulimit -l"}},
 		{"the node may not be opened", good, "ibv_open_device errno=13", [3]string{"open: /dev/infiniband"}},
 		{"writes fail", good, "send status=10 call=1", [3]string{"write: remote access error", all, all}},
@@ -150,9 +155,13 @@ func TestNICTestUsesConfiguredConnection(t *testing.T) {
 		asked  map[string]string // of the driver; nil where it does not come to that
 		failed string
 	}{
-		{func(*launch.Verbs) {}, "port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 0", map[string]string{"gid": "3", "class": "0", "level": "0"}, ""},
-		{func(v *launch.Verbs) { v.GIDIndex = 2 }, "port 1, GID 2 (192.0.2.1, RoCE v1), pkey index 0", map[string]string{"gid": "2"}, ""},
-		{func(v *launch.Verbs) { v.TrafficClass, v.ServiceLevel = 104, 3 }, "GID 3", map[string]string{"class": "104", "level": "3"}, ""},
+		{func(*launch.Verbs) {}, "port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 0",
+			map[string]string{"gid": "3", "class": "0", "level": "0"}, ""},
+		{func(v *launch.Verbs) { v.GIDIndex = 2 }, "port 1, GID 2 (192.0.2.1, RoCE v1), pkey index 0",
+			map[string]string{"gid": "2"}, ""},
+		{func(v *launch.Verbs) {
+			v.TrafficClass, v.ServiceLevel = 104, 3
+		}, "GID 3", map[string]string{"class": "104", "level": "3"}, ""},
 		{func(v *launch.Verbs) { v.MTU = 512 }, "GID 3", map[string]string{"mtu": "2"}, ""}, // IBV_MTU_512
 		{func(v *launch.Verbs) { v.GIDIndex = 9 }, "", nil, "GID index 9 is empty"},
 		{func(v *launch.Verbs) { v.PKey = 1 }, "pkey index 1", nil, "EINVAL"}, // the software device has one

@@ -227,7 +227,8 @@ func (t *tripleTest) prepare(on cuda.Device) (err error) {
 	if t.target.Way() == registration.Peermem {
 		t.result.Memory = launch.MemoryPeermem
 	}
-	if t.own, err = device.Create(t.client.Driver, t.client.Ordinal, slot, cuda.Access{Device: t.client.Ordinal, Write: true}); err != nil {
+	if t.own, err = device.Create(t.client.Driver, t.client.Ordinal, slot, cuda.Access{Device: t.client.Ordinal,
+		Write: true}); err != nil {
 		return err
 	}
 	t.later(t.own.Close)
@@ -335,7 +336,8 @@ func (t *tripleTest) inbound(inside, found []byte, at, n int) error {
 	t.fill(inside[at : at+n])
 	copy(out[at:], inside[at:at+n])
 	base := uint64(t.target.Memory.Address())
-	if err := t.write(uint64(address(out))+uint64(at), t.region.LKey(), base+uint64(at), t.target.Regions[0].RKey(), n); err != nil {
+	if err := t.write(uint64(address(out))+uint64(at), t.region.LKey(), base+uint64(at), t.target.Regions[0].RKey(),
+		n); err != nil {
 		return err
 	}
 	if t.flush {
@@ -390,7 +392,8 @@ func (t *tripleTest) outbound(sent, found []byte, at, n int) error {
 		return err
 	}
 	far := t.bytes[slot:]
-	if err := t.write(base+uint64(at), t.source.Regions[0].LKey(), uint64(address(far))+uint64(at), t.region.RKey(), n); err != nil {
+	if err := t.write(base+uint64(at), t.source.Regions[0].LKey(), uint64(address(far))+uint64(at), t.region.RKey(),
+		n); err != nil {
 		return err
 	}
 	return t.compare(t.result.NIC+" read behind a copy of GPU "+t.result.GPU.BusID, sent[at:at+n], far[at:at+n], n)

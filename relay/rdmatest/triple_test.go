@@ -56,7 +56,9 @@ func TestTripleOfGoodDevicePasses(t *testing.T) {
 		{"far GPU", func(*softdevice.Device) {}, serverBusID, launch.MemoryDMABuf},
 		{"near GPU", func(d *softdevice.Device) { d.Holds = false }, busID, launch.MemoryDMABuf},
 		{"peermem", func(d *softdevice.Device) { d.NoDMABuf, d.Peermem = true, "yes" }, serverBusID, launch.MemoryPeermem},
-		{"peermem of cuMemAlloc", func(d *softdevice.Device) { d.NoDMABuf, d.Peermem = true, "alloc" }, serverBusID, launch.MemoryPeermem},
+		{"peermem of cuMemAlloc", func(d *softdevice.Device) {
+			d.NoDMABuf, d.Peermem = true, "alloc"
+		}, serverBusID, launch.MemoryPeermem},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			// Holds: the device needs the flush. Relays flush no writes into a near GPU's memory.
@@ -67,7 +69,8 @@ func TestTripleOfGoodDevicePasses(t *testing.T) {
 				r.Flushed != nic.Holds {
 				t.Errorf("%+v", r)
 			}
-			for made, given := range map[string]string{"ibv_create_qp": "ibv_destroy_qp", "ibv_alloc_pd": "ibv_dealloc_pd", "ibv_open_device": "ibv_close_device"} {
+			for made, given := range map[string]string{"ibv_create_qp": "ibv_destroy_qp", "ibv_alloc_pd": "ibv_dealloc_pd",
+				"ibv_open_device": "ibv_close_device"} {
 				a, err := h.Calls(made)
 				check(t, err)
 				b, err := h.Calls(given)

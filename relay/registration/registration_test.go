@@ -42,8 +42,10 @@ func run(m *testing.M) (code int, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if err := sim.Use(dir, []sim.Device{
-		{Index: 0, Minor: 0, UUID: "GPU-5eed0000-0000-4000-8000-000000000000", BusID: "0000:17:00.0", Memory: 256 * mib, Name: "Simulated GPU"},
-		{Index: 1, Minor: 1, UUID: "GPU-5eed0000-0000-4000-8000-000000000001", BusID: "0000:18:00.0", Memory: 256 * mib, Name: "Simulated GPU"},
+		{Index: 0, Minor: 0, UUID: "GPU-5eed0000-0000-4000-8000-000000000000", BusID: "0000:17:00.0", Memory: 256 * mib,
+			Name: "Simulated GPU"},
+		{Index: 1, Minor: 1, UUID: "GPU-5eed0000-0000-4000-8000-000000000001", BusID: "0000:18:00.0", Memory: 256 * mib,
+			Name: "Simulated GPU"},
 	}); err != nil {
 		return 0, err
 	}
@@ -143,12 +145,13 @@ func TestFirstWorkingRegistrationIsUsed(t *testing.T) {
 			"none: nvidia-peermem, memory of cuMemAlloc: ibv_reg_mr",
 			"through host memory (bounce)",
 		}},
-		{"cuMemAlloc would do, on a GPU where no context may be", other, []softdevice.Device{old}, "", registration.Bounce, []string{
-			"old: DMA-BUF, memory of cuMemCreate: ",
-			"old: nvidia-peermem, memory of cuMemCreate: ",
-			"all NICs: nvidia-peermem, memory of cuMemAlloc: memory of cuMemAlloc on GPU 1 needs a context there",
-			"through host memory (bounce)",
-		}},
+		{"cuMemAlloc would do, on a GPU where no context may be", other, []softdevice.Device{old}, "", registration.Bounce,
+			[]string{
+				"old: DMA-BUF, memory of cuMemCreate: ",
+				"old: nvidia-peermem, memory of cuMemCreate: ",
+				"all NICs: nvidia-peermem, memory of cuMemAlloc: memory of cuMemAlloc on GPU 1 needs a context there",
+				"through host memory (bounce)",
+			}},
 		// No other memory is smaller.
 		{"locked memory is limited", own, []softdevice.Device{peermem}, "ibv_reg_mr errno=12", registration.Bounce, []string{
 			"peermem: DMA-BUF, memory of cuMemCreate: ",
@@ -170,12 +173,15 @@ func TestFirstWorkingRegistrationIsUsed(t *testing.T) {
 			"old: DMA-BUF, memory of cuMemAlloc: ",
 			"old: nvidia-peermem, memory of cuMemAlloc",
 		}},
-		{"the driver says no of cuMemCreate", &incapable{Allocator: own, kinds: map[registration.Kind]bool{registration.VMM: true}}, []softdevice.Device{peermem}, "", registration.Peermem, []string{
-			"peermem: DMA-BUF, memory of cuMemCreate: the CUDA driver lets no NIC have this memory",
-			"peermem: DMA-BUF, memory of cuMemAlloc: ",
-			"peermem: nvidia-peermem, memory of cuMemAlloc",
-		}},
-		{"the driver says no of all", &incapable{Allocator: own, kinds: map[registration.Kind]bool{registration.VMM: true, registration.Allocated: true}}, []softdevice.Device{yes}, "", registration.Bounce, []string{
+		{"the driver says no of cuMemCreate",
+			&incapable{Allocator: own, kinds: map[registration.Kind]bool{registration.VMM: true}},
+			[]softdevice.Device{peermem}, "", registration.Peermem, []string{
+				"peermem: DMA-BUF, memory of cuMemCreate: the CUDA driver lets no NIC have this memory",
+				"peermem: DMA-BUF, memory of cuMemAlloc: ",
+				"peermem: nvidia-peermem, memory of cuMemAlloc",
+			}},
+		{"the driver says no of all", &incapable{Allocator: own, kinds: map[registration.Kind]bool{registration.VMM: true,
+			registration.Allocated: true}}, []softdevice.Device{yes}, "", registration.Bounce, []string{
 			"yes: DMA-BUF, memory of cuMemCreate: the CUDA driver lets no NIC",
 			"yes: DMA-BUF, memory of cuMemAlloc: the CUDA driver lets no NIC",
 			"through host memory (bounce)",
@@ -317,7 +323,8 @@ func TestClientMemoryUsesItsOwnDescriptorAlone(t *testing.T) {
 	check(t, err)
 	calls, err := h.Calls("ibv_reg_dmabuf_mr")
 	check(t, err)
-	for name, want := range map[string]string{"fd": fmt.Sprint(fd), "offset": "0x1000", "length": "8192", "iova": "0x10000"} {
+	for name, want := range map[string]string{"fd": fmt.Sprint(fd), "offset": "0x1000", "length": "8192",
+		"iova": "0x10000"} {
 		if got := calls[0].Arguments[name]; got != want {
 			t.Errorf("%s %s, want %s", name, got, want)
 		}
@@ -335,7 +342,8 @@ func TestClientMemoryUsesItsOwnDescriptorAlone(t *testing.T) {
 func TestRegistrationErrorTriesNextMethod(t *testing.T) {
 	h, list := nics(t, softdevice.Device{Name: "n", Peermem: "yes"})
 	for _, refused := range []syscall.Errno{
-		syscall.EPERM, syscall.EIO, syscall.EBADF, syscall.EAGAIN, syscall.ENOMEM, syscall.EACCES, syscall.EFAULT, syscall.EBUSY, syscall.EINVAL,
+		syscall.EPERM, syscall.EIO, syscall.EBADF, syscall.EAGAIN, syscall.ENOMEM, syscall.EACCES, syscall.EFAULT,
+		syscall.EBUSY, syscall.EINVAL,
 		syscall.ENOTTY, syscall.ENOSPC, syscall.ENOSYS, syscall.EPROTONOSUPPORT, syscall.EOPNOTSUPP, syscall.ETIMEDOUT,
 	} {
 		check(t, h.Script(fmt.Sprintf("ibv_reg_dmabuf_mr errno=%d", int(refused))))

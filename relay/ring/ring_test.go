@@ -131,7 +131,8 @@ func TestReachedComparesCyclically(t *testing.T) {
 	for _, c := range []struct {
 		now, value uint64
 		want       bool
-	}{{0, 0, true}, {0, 1, false}, {2, 1, true}, {1, ^uint64(0), true}, {^uint64(0), 1, false}, {wire.TimelineEnd, 1 << 40, true}} {
+	}{{0, 0, true}, {0, 1, false}, {2, 1, true}, {1, ^uint64(0), true}, {^uint64(0), 1, false},
+		{wire.TimelineEnd, 1 << 40, true}} {
 		if got := Reached(c.now, c.value); got != c.want {
 			t.Errorf("Reached(%#x, %#x) = %v", c.now, c.value, got)
 		}

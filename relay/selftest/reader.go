@@ -99,7 +99,8 @@ func (b *bench) read(from, to ends) (why, err error) {
 		return nil, err
 	case seen.Words > 0:
 		return nil, wrong(
-			"a kernel that runs on %s read %d wrong words of 8 bytes after a copy from %s whose end it was told of, the first at offset %d in round %d",
+			"a kernel that runs on %s read %d wrong words of 8 bytes after a copy from %s whose end it was told of, the "+
+				"first at offset %d in round %d",
 			to.on.BusID,
 			seen.Words,
 			from.on.BusID,

@@ -75,7 +75,8 @@ func do(t *testing.T, fault string, memory uint64, job launch.PairJob) ([]launch
 	var devices []sim.Device
 	for i := range 3 {
 		devices = append(devices, sim.Device{
-			Index: i, Minor: i, BusID: gpu(i, "").BusID, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i), Memory: memory, Name: "Simulated",
+			Index: i, Minor: i, BusID: gpu(i, "").BusID, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i),
+			Memory: memory, Name: "Simulated",
 		})
 	}
 	if err := sim.Write(dir, devices); err != nil {
@@ -239,19 +240,28 @@ func TestFaultyPairFailsWithReason(t *testing.T) {
 		name, fault, verdict, reason string
 		other                        bool // a second pair is tested
 	}{
-		{"one wrong byte", "cuMemcpyAsync:after=9:times=1:corrupt", launch.VerdictWrong, "1 arrived wrong, and 0 beside them", true},
-		{"one wrong byte of two copies in a call", "cuMemcpyBatchAsync:after=9:times=1:corrupt", launch.VerdictWrong, "of 2 bytes from", false},
-		{"a wrong byte of a large copy", "cuMemcpyAsync:after=11:times=1:corrupt", launch.VerdictWrong, "of 8388608 bytes from", false},
-		{"a copy that fails", "cuMemcpyAsync:after=3:times=1:error=1", launch.VerdictWrong, "failed: GPU 0000:10:00.0: cuMemcpyAsync", true},
-		{"a copy that loses the context", "cuMemcpyAsync:after=3:times=1:error=700", launch.VerdictWrong, "CUDA_ERROR_ILLEGAL_ADDRESS", true},
+		{"one wrong byte", "cuMemcpyAsync:after=9:times=1:corrupt", launch.VerdictWrong,
+			"1 arrived wrong, and 0 beside them", true},
+		{"one wrong byte of two copies in a call", "cuMemcpyBatchAsync:after=9:times=1:corrupt", launch.VerdictWrong,
+			"of 2 bytes from", false},
+		{"a wrong byte of a large copy", "cuMemcpyAsync:after=11:times=1:corrupt", launch.VerdictWrong,
+			"of 8388608 bytes from", false},
+		{"a copy that fails", "cuMemcpyAsync:after=3:times=1:error=1", launch.VerdictWrong,
+			"failed: GPU 0000:10:00.0: cuMemcpyAsync", true},
+		{"a copy that loses the context", "cuMemcpyAsync:after=3:times=1:error=700", launch.VerdictWrong,
+			"CUDA_ERROR_ILLEGAL_ADDRESS", true},
 		{"no room", "cuMemCreate:times=1:oom", launch.VerdictUntested, "CUDA_ERROR_OUT_OF_MEMORY", true},
-		{"a GPU that is taken", "cuCtxCreate*:times=1:error=46", launch.VerdictUntested, "CUDA_ERROR_DEVICE_UNAVAILABLE", true},
-		{"a wrong byte that a running kernel reads", "cuMemcpyAsync:after=14:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:11:00.0 read 1 wrong words of 8 bytes", false},
-		{"the same in the other direction", "cuMemcpyAsync:after=25:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:10:00.0 read 1 wrong words of 8 bytes", false},
+		{"a GPU that is taken", "cuCtxCreate*:times=1:error=46", launch.VerdictUntested, "CUDA_ERROR_DEVICE_UNAVAILABLE",
+			true},
+		{"a wrong byte that a running kernel reads", "cuMemcpyAsync:after=14:times=1:corrupt", launch.VerdictWrong,
+			"a kernel that runs on 0000:11:00.0 read 1 wrong words of 8 bytes", false},
+		{"the same in the other direction", "cuMemcpyAsync:after=25:times=1:corrupt", launch.VerdictWrong,
+			"a kernel that runs on 0000:10:00.0 read 1 wrong words of 8 bytes", false},
 		// After the compared copies every copy between the GPUs is late, and no copy between GPU
 		// and host: a round of 4 per direction, 2 and 2 by the server, and a round per direction of
 		// the second measurement, which exceeds the limit.
-		{"slower than the bounce", "cuMemcpyAsync:after=28:times=20:delay=1000", launch.VerdictSlow, "and the bounce through the host's memory", false},
+		{"slower than the bounce", "cuMemcpyAsync:after=28:times=20:delay=1000", launch.VerdictSlow,
+			"and the bounce through the host's memory", false},
 		{"slow for a moment", "cuMemcpyAsync:after=28:times=4:delay=800", launch.VerdictGood, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -284,9 +294,12 @@ func TestHangingCopyFailsItsPair(t *testing.T) {
 		copy, pair      time.Duration
 		verdict, reason string
 	}{
-		{"a copy", "cuMemcpyAsync:after=9:times=1:delay=60000", 3 * time.Second, time.Hour, launch.VerdictWrong, "a copy does not end within 3s"},
-		{"a copy of the rates", "cuMemcpyAsync:after=53:times=1:delay=60000", 3 * time.Second, time.Hour, launch.VerdictWrong, "a copy does not end within 3s"},
-		{"a context", "cuCtxCreate*:times=1:delay=60000", time.Second, 3 * time.Second, launch.VerdictUntested, "the test has not ended within 3s"},
+		{"a copy", "cuMemcpyAsync:after=9:times=1:delay=60000", 3 * time.Second, time.Hour, launch.VerdictWrong,
+			"a copy does not end within 3s"},
+		{"a copy of the rates", "cuMemcpyAsync:after=53:times=1:delay=60000", 3 * time.Second, time.Hour,
+			launch.VerdictWrong, "a copy does not end within 3s"},
+		{"a context", "cuCtxCreate*:times=1:delay=60000", time.Second, 3 * time.Second, launch.VerdictUntested,
+			"the test has not ended within 3s"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv(patience, fmt.Sprint(int64(c.copy), " ", int64(c.pair)))

@@ -31,7 +31,8 @@ func Secrets(key string) launch.Secrets {
 // into GPU memory until a read of that memory, as a NIC may before a flush.
 func Devices(holds bool, names ...string) (list []softdevice.Device) {
 	for i, name := range names {
-		list = append(list, softdevice.Device{Name: name, GUID: uint64(i + 1), Address: fmt.Sprintf("10.0.0.%d", i+1), Holds: holds})
+		list = append(list, softdevice.Device{Name: name, GUID: uint64(i + 1), Address: fmt.Sprintf("10.0.0.%d", i+1),
+			Holds: holds})
 	}
 	return list
 }

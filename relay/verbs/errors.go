@@ -60,7 +60,8 @@ func (e *Error) remedy() string {
 	case "ibv_reg_mr", "ibv_reg_dmabuf_mr":
 		switch e.Errno {
 		case syscall.ENOMEM:
-			return "locked memory is limited (ulimit -l): raise it, or give CAP_IPC_LOCK; or the NIC has no room for more regions"
+			return "locked memory is limited (ulimit -l): raise it, or give CAP_IPC_LOCK; or the NIC has no room for more " +
+				"regions"
 		case syscall.EFAULT:
 			return "the memory is not there, is read-only though the NIC is to write it, or is a GPU's without nvidia-peermem"
 		case syscall.EOPNOTSUPP, syscall.EPROTONOSUPPORT:

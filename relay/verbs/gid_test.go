@@ -87,7 +87,8 @@ func TestPortRatesMatchIbstat(t *testing.T) {
 		width, speed uint8
 		want         float64
 	}{
-		{2, 128, 400}, {2, 64, 200}, {2, 32, 100}, {2, 16, 56}, {2, 4, 40}, {1, 1, 2.5}, {16, 128, 200}, {2, 0, 0}, {3, 32, 0},
+		{2, 128, 400}, {2, 64, 200}, {2, 32, 100}, {2, 16, 56}, {2, 4, 40}, {1, 1, 2.5}, {16, 128, 200}, {2, 0, 0},
+		{3, 32, 0},
 	} {
 		rate := laneCount[c.width] * laneRate[c.speed]
 		if math.Abs(rate-c.want) > c.want*0.07 {
@@ -101,13 +102,17 @@ func TestErrorsOfVerbsNameTheRemedy(t *testing.T) {
 		err  error
 		want []string
 	}{
-		{&Error{Call: "ibv_reg_mr", On: "mlx5_0, 4096 bytes", Errno: syscall.ENOMEM}, []string{"ibv_reg_mr (mlx5_0, 4096 bytes): cannot allocate memory (ENOMEM)", "ulimit -l"}},
+		{&Error{Call: "ibv_reg_mr", On: "mlx5_0, 4096 bytes", Errno: syscall.ENOMEM},
+			[]string{"ibv_reg_mr (mlx5_0, 4096 bytes): cannot allocate memory (ENOMEM)", "ulimit -l"}},
 		{&Error{Call: "ibv_open_device", On: "mlx5_0", Errno: syscall.EACCES}, []string{"/dev/infiniband"}},
 		{&Error{Call: "ibv_reg_dmabuf_mr", Errno: syscall.EOPNOTSUPP}, []string{"EOPNOTSUPP", "5.12"}},
 		{&loadError{Library: defaultLibrary, Reason: "no such file"}, []string{"libibverbs1", "no such file"}},
 		{&loadError{Library: managerLibrary, Reason: "no such file"}, []string{"librdmacm1"}},
-		{&loadError{Library: defaultLibrary, Missing: "ibv_reg_mr_iova2"}, []string{"lacks ibv_reg_mr_iova2", "rdma-core 32"}},
-		{(&Completion{Status: ReceiverRetryExceeded, Pair: 17, Vendor: 0x87}).Err(), []string{"queue pair 17: RNR retry counter exceeded (completion status 13, vendor's code 0x87): the other side has posted no receive"}},
+		{&loadError{Library: defaultLibrary, Missing: "ibv_reg_mr_iova2"}, []string{"lacks ibv_reg_mr_iova2",
+			"rdma-core 32"}},
+		{(&Completion{Status: ReceiverRetryExceeded, Pair: 17, Vendor: 0x87}).Err(),
+			[]string{"queue pair 17: RNR retry counter exceeded (completion status 13, vendor's code 0x87): the other " +
+				"side has posted no receive"}},
 		{(&Completion{Status: LocalProtectionError}).Err(), []string{"local protection error", "is not registered"}},
 		{(&Completion{Status: 99, Pair: 17}).Err(), []string{"completion status 99"}},
 	} {

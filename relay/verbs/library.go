@@ -63,7 +63,8 @@ func (e *loadError) Error() string {
 	remedy := "check " + LibraryVariable
 	switch e.Library {
 	case defaultLibrary:
-		remedy = "install rdma-core's libibverbs and the providers of the host's NICs (Debian: libibverbs1, ibverbs-providers; RPM: libibverbs)"
+		remedy = "install rdma-core's libibverbs and the providers of the host's NICs (Debian: libibverbs1, " +
+			"ibverbs-providers; RPM: libibverbs)"
 	case managerLibrary:
 		remedy = "install rdma-core's librdmacm (Debian: librdmacm1; RPM: librdmacm)"
 	}

@@ -125,10 +125,28 @@ func (e ConnectionEvent) Err() error {
 	case AddressResolved, RouteResolved, ConnectRequest, Established, TimeWaitExit:
 		return nil
 	}
+	return &ConnectionError{e.Kind, e.Status}
+}
+
+// ConnectionError is the error of a ConnectionEvent.
+type ConnectionError struct {
+	Kind   ConnectionKind
+	Status int // of the event
+}
+
+func (e *ConnectionError) Error() string {
 	if e.Status < 0 {
-		return fmt.Errorf("%s: %w", e.Kind, syscall.Errno(-e.Status))
+		return fmt.Sprintf("%s: %v", e.Kind, e.Unwrap())
 	}
-	return fmt.Errorf("%s (status %d)", e.Kind, e.Status)
+	return fmt.Sprintf("%s (status %d)", e.Kind, e.Status)
+}
+
+// Unwrap returns the errno; nil for a Status of the transport.
+func (e *ConnectionError) Unwrap() error {
+	if e.Status >= 0 {
+		return nil
+	}
+	return syscall.Errno(-e.Status)
 }
 
 // Next takes the next event; ok is false when there is none (rdma_get_cm_event).

@@ -14,6 +14,9 @@
 /* the relay. A stream waits for any bit of TurnStream and TimelineEnd. */
 #define PEERLANE_TURN_STREAM (1)
 #define PEERLANE_TURN_RELAY (2)
+/* Programs of Hello, for reports alone; 0 is any other program. Older relays ignore the field. */
+#define PEERLANE_PROGRAM_NCCL (1)
+#define PEERLANE_PROGRAM_NIXL (2)
 /* Bounds of one session. */
 #define PEERLANE_MAX_MEMORIES (4096)
 #define PEERLANE_MAX_CONNECTIONS (1024)

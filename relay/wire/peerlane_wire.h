@@ -364,7 +364,7 @@ struct peerlane_hello {
 	uint64_t magic;
 	uint32_t oldest;
 	uint32_t newest;
-	uint64_t reserved;
+	uint64_t program;
 };
 _Static_assert(sizeof(struct peerlane_hello) == 32, "peerlane_hello");
 _Static_assert(offsetof(struct peerlane_hello, type) == 0, "peerlane_hello.type");
@@ -372,7 +372,7 @@ _Static_assert(offsetof(struct peerlane_hello, sequence) == 4, "peerlane_hello.s
 _Static_assert(offsetof(struct peerlane_hello, magic) == 8, "peerlane_hello.magic");
 _Static_assert(offsetof(struct peerlane_hello, oldest) == 16, "peerlane_hello.oldest");
 _Static_assert(offsetof(struct peerlane_hello, newest) == 20, "peerlane_hello.newest");
-_Static_assert(offsetof(struct peerlane_hello, reserved) == 24, "peerlane_hello.reserved");
+_Static_assert(offsetof(struct peerlane_hello, program) == 24, "peerlane_hello.program");
 
 /* With four descriptors: submit memory (to map for reading and writing), */
 /* complete memory (for reading), the eventfd that wakes the relay, the pipe that */

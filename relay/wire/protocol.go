@@ -49,6 +49,9 @@ const (
 	// BufferedSend: the send may end when the relay has copied the bytes, before their delivery. An OpFlush
 	// of the connection ends after the delivery, and has the status of the first failure.
 	BufferedSend = 2
+	// Programs of Hello, for reports alone; 0 is any other program. Older relays ignore the field.
+	ProgramNCCL = 1
+	ProgramNIXL = 2
 	// Sizes and offsets, in bytes, in the memory of Welcome's descriptors.
 	SubmitBytes     = 0x25000
 	SubmitEntries   = 0x1000
@@ -255,10 +258,10 @@ const (
 // Hello is 32 bytes.
 type Hello struct {
 	Header
-	Magic    uint64
-	Oldest   uint32
-	Newest   uint32
-	Reserved uint64
+	Magic   uint64
+	Oldest  uint32
+	Newest  uint32
+	Program uint64
 }
 
 func (m *Hello) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
@@ -1488,7 +1491,7 @@ var layouts = []struct {
 	size    uintptr
 	offsets []uintptr
 }{
-	{"Hello", unsafe.Sizeof(Hello{}), []uintptr{unsafe.Offsetof(Hello{}.Header.Type), unsafe.Offsetof(Hello{}.Header.Sequence), unsafe.Offsetof(Hello{}.Magic), unsafe.Offsetof(Hello{}.Oldest), unsafe.Offsetof(Hello{}.Newest), unsafe.Offsetof(Hello{}.Reserved)}},
+	{"Hello", unsafe.Sizeof(Hello{}), []uintptr{unsafe.Offsetof(Hello{}.Header.Type), unsafe.Offsetof(Hello{}.Header.Sequence), unsafe.Offsetof(Hello{}.Magic), unsafe.Offsetof(Hello{}.Oldest), unsafe.Offsetof(Hello{}.Newest), unsafe.Offsetof(Hello{}.Program)}},
 	{"Welcome", unsafe.Sizeof(Welcome{}), []uintptr{unsafe.Offsetof(Welcome{}.Header.Type), unsafe.Offsetof(Welcome{}.Header.Sequence), unsafe.Offsetof(Welcome{}.Version), unsafe.Offsetof(Welcome{}.Reserved), unsafe.Offsetof(Welcome{}.Session)}},
 	{"Failure", unsafe.Sizeof(Failure{}), []uintptr{unsafe.Offsetof(Failure{}.Header.Type), unsafe.Offsetof(Failure{}.Header.Sequence), unsafe.Offsetof(Failure{}.Status), unsafe.Offsetof(Failure{}.Reserved), unsafe.Offsetof(Failure{}.Reason)}},
 	{"Export", unsafe.Sizeof(Export{}), []uintptr{unsafe.Offsetof(Export{}.Header.Type), unsafe.Offsetof(Export{}.Header.Sequence), unsafe.Offsetof(Export{}.Bytes), unsafe.Offsetof(Export{}.Offset), unsafe.Offsetof(Export{}.Length), unsafe.Offsetof(Export{}.GPU), unsafe.Offsetof(Export{}.Access), unsafe.Offsetof(Export{}.Parts)}},

@@ -316,7 +316,8 @@ func Negotiate(side string, oldest, newest uint32) (uint32, error) {
 	if oldest > newest || version < max(oldest, OldestVersion) {
 		return 0, Errorf(
 			StatusVersion,
-			"the %s speaks versions %d to %d of Peerlane's protocol, this relay %d to %d; install the same release of Peerlane in the image and on the host",
+			"the %s speaks versions %d to %d of Peerlane's protocol, this relay %d to %d; install the same release of "+
+				"Peerlane in the image and on the host",
 			side,
 			oldest,
 			newest,

@@ -72,7 +72,8 @@ func TestCAndGoLayoutsMatch(t *testing.T) {
 	if err := os.WriteFile(source, []byte(program.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", binary, source).CombinedOutput(); err != nil {
+	if out, err := exec.Command(compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-I.", "-o", binary,
+		source).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	got, err := exec.Command(binary).Output()

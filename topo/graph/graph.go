@@ -423,21 +423,21 @@ func (s *search) from(base int, bandwidth float64) {
 }
 
 // offer stores a better path to a node, and queues the node.
-func (s *search) offer(to int, way step) {
-	if !way.better(s.found.best[to]) {
+func (s *search) offer(to int, path step) {
+	if !path.better(s.found.best[to]) {
 		return
 	}
-	s.found.best[to] = way
+	s.found.best[to] = path
 	if s.queued[to] != s.level {
 		s.queued[to] = s.level
 		s.next = append(s.next, to)
 	}
 }
 
-// passes reports whether a path can continue over l behind the GPU that so reaches. NCCL
-// continues only over NVLink between two neighbours of the GPU; nvidia-smi never continues.
-func (s *search) passes(so step, l link) bool {
-	return s.rules != topo.RulesSMI && l.via == topo.NVL && s.graph.nodes[l.to].Kind == GPUNode && so.hops <= 1
+// passes reports whether a path can continue over l after the GPU of step at. NCCL continues only
+// over NVLink between two peers of the GPU; nvidia-smi never continues.
+func (s *search) passes(at step, l link) bool {
+	return s.rules != topo.RulesSMI && l.via == topo.NVL && s.graph.nodes[l.to].Kind == GPUNode && at.hops <= 1
 }
 
 // Nearest is the nearest path between two devices.
@@ -512,7 +512,7 @@ func NewPathFinder(h *topo.Host, rules topo.Rules) PathFinder {
 // a device. The function is valid until the next call of To; keep extends the validity.
 func (f PathFinder) To(b Endpoint) func(a Endpoint) Nearest {
 	if f.graph == nil {
-		return func(a Endpoint) Nearest { return f.told(a, b) }
+		return func(a Endpoint) Nearest { return f.stated(a, b) }
 	}
 	bandwidth := float64(bandwidths.Local)
 	if b.rate > 0 {
@@ -529,10 +529,10 @@ func (f PathFinder) way(found *found, from int, a, b *Endpoint) Nearest {
 	return Nearest{finish(s.Path, a, b, f.rules), s.hops, found, from}
 }
 
-// between calls tell for the path from each end that wanted selects to each end of to, an index of
-// ends. between looks up the node of a device only once; To looks up a node for each pair.
+// between calls yield with the path from each end that wanted selects to each end in to, by index
+// in ends. between looks up the node of a device only once; To looks up a node for each pair.
 func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int) bool,
-	tell func(from, to int, w Nearest)) {
+	yield func(from, to int, w Nearest)) {
 	nodes := make([]int, len(ends))
 	if f.graph != nil {
 		for i := range ends {
@@ -549,7 +549,7 @@ func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int)
 		if f.graph == nil {
 			for i := range ends {
 				if i != j && wanted(i, j) {
-					tell(i, j, way(ends[i]))
+					yield(i, j, way(ends[i]))
 				}
 			}
 			continue
@@ -560,16 +560,16 @@ func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int)
 			case i == j || !wanted(i, j):
 			case plain[i] && plain[j]:
 				s := &found.best[node]
-				tell(i, j, Nearest{s.Path, s.hops, found, node})
+				yield(i, j, Nearest{s.Path, s.hops, found, node})
 			default:
-				tell(i, j, f.way(found, node, &ends[i], &ends[j]))
+				yield(i, j, f.way(found, node, &ends[i], &ends[j]))
 			}
 		}
 	}
 }
 
-// alike returns for each end the first end that differs in nothing that a path depends on: both
-// are leaves of the same parent with equal links. Their paths to a third end are equal.
+// alike returns for each end the first end with equal paths to every third end: both ends are
+// leaves of one parent, with equal links.
 func (f PathFinder) alike(ends []Endpoint) []int {
 	type leaf struct {
 		kind       NodeKind
@@ -615,8 +615,8 @@ func (f PathFinder) keep() {
 	}
 }
 
-// told returns a path that a matrix states.
-func (f PathFinder) told(a, b Endpoint) Nearest {
+// stated returns a path that a matrix states.
+func (f PathFinder) stated(a, b Endpoint) Nearest {
 	if a.ID == b.ID && a.Name == b.Name {
 		return Nearest{Path: topo.Path{Type: topo.LOC, Bandwidth: 0}}
 	}

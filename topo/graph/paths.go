@@ -63,7 +63,7 @@ func Each(h *topo.Host, rules topo.Rules) iter.Seq[Pair] {
 					Path: w.Path, Hops: w.hops, Reason: w.reason(a, b),
 				}
 				if after != nil {
-					pair.Policy, pair.PXN = after.answer(i, j).tell(after)
+					pair.Policy, pair.PXN = after.answer(i, j).fields(after)
 				}
 				if !yield(pair) {
 					return
@@ -106,7 +106,7 @@ func NewTable(h *topo.Host, rules topo.Rules) *Table {
 		}
 	}
 	known := map[topo.Path]int32{}
-	var last topo.Path // neighbours often share the path to a device
+	var last topo.Path // consecutive devices often have the same path
 	lastAt := int32(-1)
 	unknown := func(i, j int) bool { return t.rows[t.first[i]][j] < 0 }
 	finder.between(ends, firsts, unknown, func(i, j int, w Nearest) {
@@ -130,15 +130,13 @@ func NewTable(h *topo.Host, rules topo.Rules) *Table {
 }
 
 // Row returns the paths from a device, an index among the GPUs and then the NICs, to each other
-// device, as indices of t.Paths. The cell of the device itself is that of another device with the same
-// row, or -1.
+// device, as indices of t.Paths. The cell of the device itself is that of another device with the
+// same row, or -1.
 func (t *Table) Row(from int) []int32 { return t.rows[t.first[from]] }
 
 // First returns the first device whose row is that of the device.
 func (t *Table) First(device int) int { return t.first[device] }
 
-// Between finds the nearest path between two devices. A name is a PCI address or a NIC's name;
-// "HOST/NAME" for several hosts. The rules are NCCL's, before the policies on P2P, GPUDirect
 // DeviceError reports a name without a device, or with devices of several hosts.
 type DeviceError struct {
 	Name  string
@@ -153,7 +151,9 @@ func (e *DeviceError) Error() string {
 		e.Hosts[0], e.Name)
 }
 
-// and PXN.
+// Between finds the nearest path between two devices. A name is a PCI address or a NIC's name;
+// "HOST/NAME" for several hosts. The rules are NCCL's, before the policies on P2P, GPUDirect RDMA
+// and PXN. The error is a [DeviceError].
 func Between(h *topo.Host, busA, busB string) (topo.Path, error) {
 	devices := Devices(h)
 	a, err := findDevice(devices, busA)

@@ -265,7 +265,8 @@ func TestPathAloneEqualsPathInTableAndPairs(t *testing.T) {
 	}
 }
 
-// addTwins adds two devices beside each device, with the same parent: GPUs without NVLinks, and NICs.
+// addTwins adds two devices beside each device, with the same parent: GPUs without NVLinks, and
+// NICs.
 func addTwins(h *topo.Host) {
 	gpus, nics := h.GPUs, h.NICs
 	for n := range 2 {
@@ -280,7 +281,7 @@ func addTwins(h *topo.Host) {
 	}
 }
 
-// A consumer may have enough at any pair.
+// A consumer can stop after any pair.
 func TestEachPathCanBeLeft(t *testing.T) {
 	h := topotest.MachineOf(rand.New(rand.NewPCG(3, 2)))
 	all := graph.All(h, topo.RulesNCCL)

@@ -24,13 +24,13 @@ type policy struct {
 	cpuGPU [][]topo.Path // [GPU][CPU]: from the CPU
 	nicCPU [][]topo.Path // [NIC][CPU], bounded by the NIC's port
 	local  []int         // [GPU]: the CPU of the GPU (ncclGetLocalCpu), or -1
-	// direct and via are of the results.
+	// gpuDirect and NICDirect have PolicyPath.Direct of the pairs: [GPU][GPU] and [GPU][NIC].
 	gpuDirect [][]bool
 	NICDirect [][]bool
 	Via       [][]int // [GPU][NIC]: the GPU on the path, or -1
-	// amd: NCCL uses P2P through an AMD CPU on hosts with at most two GPUs.
+	// amd reports an AMD CPU on a host with at most two GPUs: NCCL then uses P2P through the CPU.
 	amd bool
-	// withoutPXN: NCCL_PXN_DISABLE is 1.
+	// withoutPXN is set for NCCL_PXN_DISABLE=1.
 	withoutPXN bool
 }
 
@@ -231,31 +231,31 @@ func (p *policy) gdr(g, n int) bool {
 	return p.toNIC[g][n].Type <= topo.P2C
 }
 
-// dealing is NCCL's distribution of NICs to a GPU (ncclTopoGetLocalNet): channel c uses the
+// assignment is NCCL's distribution of NICs to a GPU (ncclTopoGetLocalNet): channel c uses the
 // nearest NIC at index (first + c mod perGPU), modulo the number of nearest NICs.
-type dealing struct {
+type assignment struct {
 	nearest       []int // NICs
 	first, PerGPU int
 }
 
-// Dealt returns the NICs of a GPU; false for a GPU without a NIC.
-func (p *policy) Dealt(g int) (dealing, bool) {
+// Assigned returns the NICs that NCCL assigns to a GPU; false for a GPU without a NIC.
+func (p *policy) Assigned(g int) (assignment, bool) {
 	near := p.localNICs(g)
 	if len(near) == 0 {
-		return dealing{}, false
+		return assignment{}, false
 	}
 	sharing := len(p.localGPUs(near[0]))
 	if sharing == 0 {
-		return dealing{}, false
+		return assignment{}, false
 	}
 	first := p.GPUs[g].Index % sharing
 	if len(near)&(len(near)-1) == 0 {
 		first = mirrorBits(first, len(near))
 	}
-	return dealing{near, first, (len(near) + sharing - 1) / sharing}, true
+	return assignment{near, first, (len(near) + sharing - 1) / sharing}, true
 }
 
-func (d dealing) NIC(channel int) int {
+func (d assignment) NIC(channel int) int {
 	return d.nearest[(d.first+channel%d.PerGPU)%len(d.nearest)]
 }
 
@@ -263,9 +263,9 @@ func (d dealing) NIC(channel int) int {
 // nearest GPUs; -1 without a GPU.
 func (p *policy) localGPU(n int, local []int) int {
 	const channels = 64 // MAXCHANNELS
-	shares := map[int]dealing{}
+	shares := map[int]assignment{}
 	for _, g := range local {
-		if d, ok := p.Dealt(g); ok {
+		if d, ok := p.Assigned(g); ok {
 			shares[g] = d
 		}
 	}
@@ -356,8 +356,8 @@ func (p *policy) answer(i, j int) policyAnswer {
 	return policyAnswer{}
 }
 
-// tell converts the answer to the fields of a Pair.
-func (a policyAnswer) tell(p *policy) (*topo.PolicyPath, *topo.PXNPath) {
+// fields converts the answer to the fields of a Pair.
+func (a policyAnswer) fields(p *policy) (*topo.PolicyPath, *topo.PXNPath) {
 	switch {
 	case !a.known:
 		return nil, nil

@@ -69,23 +69,23 @@ func (w Nearest) passes(a, b Endpoint) string {
 
 // Kinds of sentences that two numbers distinguish.
 const (
-	saysText uint8 = iota
-	saysGPU
-	saysNVSwitches
-	saysNVLinkCPU
-	saysNVLink
-	saysC2C
-	saysSockets
-	saysBridges
-	saysNode
-	saysSwitch
+	reasonText uint8 = iota
+	reasonGPU
+	reasonNVSwitches
+	reasonNVLinkCPU
+	reasonNVLink
+	reasonC2C
+	reasonSockets
+	reasonBridges
+	reasonNode
+	reasonSwitch
 )
 
-// says returns a key for the sentence of a path: a kind and two numbers. saysText means that
-// only the sentence is the key.
-func (w Nearest) says() (kind uint8, x, y int32) {
+// reasonKey returns a key for the sentence of a path: a kind and two numbers. For reasonText only
+// the sentence is the key.
+func (w Nearest) reasonKey() (kind uint8, x, y int32) {
 	if w.found == nil || w.Type == topo.DIS || w.from == w.found.base {
-		return saysText, 0, 0
+		return reasonText, 0, 0
 	}
 	gpu, first, last, sw := -1, -1, -1, -1
 	nodes, switches, nvswitches := 0, 0, false
@@ -110,23 +110,23 @@ func (w Nearest) says() (kind uint8, x, y int32) {
 	}
 	switch { // in the order of passes
 	case gpu >= 0:
-		return saysGPU, int32(gpu), 0
+		return reasonGPU, int32(gpu), 0
 	case w.Type == topo.NVL && nvswitches:
-		return saysNVSwitches, 0, 0
+		return reasonNVSwitches, 0, 0
 	case w.Type == topo.NVL && nodes > 0:
-		return saysNVLinkCPU, int32(first), 0
+		return reasonNVLinkCPU, int32(first), 0
 	case w.Type == topo.NVL:
-		return saysNVLink, 0, 0
+		return reasonNVLink, 0, 0
 	case w.Type == topo.C2C:
-		return saysC2C, 0, 0
+		return reasonC2C, 0, 0
 	case nodes > 1:
-		return saysSockets, int32(first), int32(last)
+		return reasonSockets, int32(first), int32(last)
 	case w.Type == topo.NODE:
-		return saysBridges, 0, 0 // the bridges imply the node
+		return reasonBridges, 0, 0 // the bridges imply the node
 	case nodes == 1:
-		return saysNode, int32(first), 0
+		return reasonNode, int32(first), 0
 	case switches == 1:
-		return saysSwitch, int32(sw), 0
+		return reasonSwitch, int32(sw), 0
 	}
-	return saysText, 0, 0
+	return reasonText, 0, 0
 }

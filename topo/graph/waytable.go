@@ -41,7 +41,7 @@ type wayKey struct {
 	kind   uint8
 	x, y   int32  // the numbers in the sentence, by kind
 	port   int32  // the device whose port is the limit, from 1
-	text   string // the sentence, for saysText
+	text   string // the sentence, for reasonText
 	policy policyAnswer
 }
 
@@ -72,14 +72,14 @@ func NewWayTable(h *topo.Host, rules topo.Rules) *WayTable {
 	for i := range all {
 		all[i] = i
 	}
-	var last wayKey // neighbours often share the path to a device
+	var last wayKey // consecutive devices often have the same path
 	lastAt := int32(-1)
 	finder.between(ends, all, func(_, _ int) bool { return true }, func(i, j int, w Nearest) {
 		k := wayKey{path: w.Path, hops: int32(w.hops)}
-		if k.kind, k.x, k.y = w.says(); k.kind == saysText {
+		if k.kind, k.x, k.y = w.reasonKey(); k.kind == reasonText {
 			k.text = w.reason(ends[i], ends[j])
 		} else {
-			if k.kind == saysBridges {
+			if k.kind == reasonBridges {
 				k.x, k.y = bridge[i], bridge[j]
 			}
 			for _, end := range [...]int{i, j} {
@@ -97,7 +97,7 @@ func NewWayTable(h *topo.Host, rules topo.Rules) *WayTable {
 				at = int32(len(t.Ways))
 				known[k] = at
 				way := Way{Path: w.Path, Hops: w.hops, Reason: cmp.Or(k.text, w.reason(ends[i], ends[j]))}
-				way.Policy, way.PXN = k.policy.tell(after)
+				way.Policy, way.PXN = k.policy.fields(after)
 				t.Ways = append(t.Ways, way)
 			}
 			last, lastAt = k, at

@@ -222,7 +222,7 @@ func documentOf(h *topo.Host) (*element, error) {
 	h = AsNCCLReads(h)
 	w := &ncclWriter{
 		host: h, root: &element{name: "system", comments: h.Notes}, nets: map[string]int{},
-		cpus: map[graph.NodeID]*element{}, switches: map[graph.NodeID]*element{}, bare: hostsToldByClass(h),
+		cpus: map[graph.NodeID]*element{}, switches: map[graph.NodeID]*element{}, bare: hostsKnownByClass(h),
 	}
 	version := "1"
 	if slices.ContainsFunc(h.GPUs, ofRCCL) {
@@ -251,26 +251,26 @@ func AsNCCLReads(h *topo.Host) *topo.Host {
 	if h.Source.Kind == topo.SourceNCCLXML {
 		return h
 	}
-	told := *h
-	told.Notes = slices.Clone(h.Notes)
-	told.CPUs = slices.Clone(h.CPUs)
-	for i := range told.CPUs {
+	read := *h
+	read.Notes = slices.Clone(h.Notes)
+	read.CPUs = slices.Clone(h.CPUs)
+	for i := range read.CPUs {
 		// CPUID has an extended family, which NCCL shifts and the kernel adds.
-		if c := &told.CPUs[i]; c.Family > 15 {
+		if c := &read.CPUs[i]; c.Family > 15 {
 			c.Family = 15 + (c.Family-15)<<4
 		}
 	}
-	told.NICs = nil
+	read.NICs = nil
 	listed := map[string]int{} // ports by PCI device
 	nics := slices.Clone(h.NICs)
 	slices.SortStableFunc(nics, func(a, b topo.NIC) int { return topo.CompareBusID(a.BusID, b.BusID) })
 	for _, n := range nics {
 		switch {
 		case n.Software:
-			told.Note("%s is omitted: it is software RDMA, which has no place in the tree", nicOnHost(n))
+			read.Note("%s is omitted: it is software RDMA, which has no place in the tree", nicOnHost(n))
 			continue
 		case !n.Active():
-			told.Note("%s is omitted: none of its ports is active", nicOnHost(n))
+			read.Note("%s is omitted: none of its ports is active", nicOnHost(n))
 			continue
 		}
 		n.GUID, n.SystemGUID = ncclGUID(cmp.Or(n.SystemGUID, n.GUID)), ""
@@ -287,14 +287,14 @@ func AsNCCLReads(h *topo.Host) *topo.Host {
 			// NCCL lists both functions (ncclIbInitDevices, NCCL_IB_DATA_DIRECT).
 			own := n.OwnFunction()
 			own.BusID, own.Card = own.CardFunction(), ""
-			told.NICs = append(told.NICs, own)
+			read.NICs = append(read.NICs, own)
 			n.Name += DataDirectSuffix
 		}
 		n.BusID, n.Card, n.DataDirect, n.Own = n.CardFunction(), "", "", nil
-		told.NICs = append(told.NICs, n)
+		read.NICs = append(read.NICs, n)
 	}
-	slices.SortStableFunc(told.NICs, func(a, b topo.NIC) int { return topo.CompareNatural(a.Name, b.Name) })
-	return &told
+	slices.SortStableFunc(read.NICs, func(a, b topo.NIC) int { return topo.CompareNatural(a.Name, b.Name) })
+	return &read
 }
 
 // DataDirectSuffix ends NCCL's name of the <net> at a NIC's Data Direct function.
@@ -318,9 +318,9 @@ func ncclGUID(text string) string {
 	return fmt.Sprintf("%#x", bits.ReverseBytes64(n))
 }
 
-// hostsToldByClass returns the hosts for which only the addresses of GPUs are known, as in the
+// hostsKnownByClass returns the hosts for which only the addresses of GPUs are known, as in the
 // skeletons of cloud providers. NCCL reads missing values from the host.
-func hostsToldByClass(h *topo.Host) map[string]bool {
+func hostsKnownByClass(h *topo.Host) map[string]bool {
 	bare := map[string]bool{}
 	next := map[string]int{}
 	last := map[string]string{}
@@ -587,7 +587,7 @@ func (w *ncclWriter) addNICs() error {
 				function := pciElement(n.BusID, class, n.Device, n.Place)
 				function.device, function.place = true, n.Order
 				up.within = append(up.within, function)
-				if nicToldByClass(n) {
+				if nicKnownByClass(n) {
 					continue
 				}
 				up = function
@@ -600,8 +600,8 @@ func (w *ncclWriter) addNICs() error {
 	return nil
 }
 
-// nicToldByClass reports whether only the PCI function of the NIC is known.
-func nicToldByClass(n topo.NIC) bool {
+// nicKnownByClass reports whether only the PCI function of the NIC is known.
+func nicKnownByClass(n topo.NIC) bool {
 	d := n.Device
 	known := networkOf(xmlPCI{Class: d.Class, Vendor: d.Vendor, Device: d.Device}, topo.NIC{})
 	return n.Name == "nic@"+n.BusID && len(n.Ports) == 0 && n.GUID == "" && n.GDR == nil && n.Ethernet == known.Ethernet

@@ -32,7 +32,7 @@ type GPUHealth struct {
 	BAR1, BAR1Free uint64
 	// Memory is the size of the GPU's memory (nvmlDeviceGetMemoryInfo).
 	Memory, MemoryFree uint64
-	// Persistence is nvmlDeviceGetPersistenceMode's; nil where unknown.
+	// Persistence is the persistence mode (nvmlDeviceGetPersistenceMode); nil where unknown.
 	Persistence *bool
 	// NoP2P has the driver's reason (nvmlDeviceGetP2PStatus) for each GPU whose memory this GPU
 	// cannot read or write, by PCI address.
@@ -41,7 +41,7 @@ type GPUHealth struct {
 	Failures []string
 }
 
-// Health reads the health of driver and GPUs. Without the library the error is ErrNoLibrary.
+// Health reads the health of driver and GPUs. Without the library the error is topo.ErrNoNVML.
 func (l *Library) Health() (h Health, err error) {
 	err = l.while(func(count int) {
 		version, result := l.nvml.SystemGetDriverVersion()
@@ -56,70 +56,70 @@ func (l *Library) Health() (h Health, err error) {
 		} else {
 			h.Failures = append(h.Failures, l.failed("nvmlSystemGetCudaDriverVersion", result).Error())
 		}
-		asked := make([]asking, count)
-		for i := range asked {
-			asked[i] = asking{library: l, gpu: topo.NVMLGPU{Index: i}}
-			asked[i].place()
+		queries := make([]query, count)
+		for i := range queries {
+			queries[i] = query{library: l, gpu: topo.NVMLGPU{Index: i}}
+			queries[i].place()
 		}
-		for i := range asked {
-			h.GPUs = append(h.GPUs, asked[i].health(asked))
+		for i := range queries {
+			h.GPUs = append(h.GPUs, queries[i].health(queries))
 		}
 	})
 	return h, err
 }
 
 // place reads only the address.
-func (a *asking) place() {
-	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
-	if !a.told("nvmlDeviceGetHandleByIndex", result) {
+func (q *query) place() {
+	device, result := q.library.nvml.DeviceGetHandleByIndex(q.gpu.Index)
+	if !q.succeeded("nvmlDeviceGetHandleByIndex", result) {
 		return
 	}
-	a.device = device
-	if pci, result := device.GetPciInfo(); a.told("nvmlDeviceGetPciInfo", result) {
+	q.device = device
+	if pci, result := device.GetPciInfo(); q.succeeded("nvmlDeviceGetPciInfo", result) {
 		busID, err := topo.ParseBusID(text(pci.BusId[:]))
 		if err != nil {
-			a.gpu.Failures = append(a.gpu.Failures, fmt.Sprintf("nvmlDeviceGetPciInfo: %v", err))
+			q.gpu.Failures = append(q.gpu.Failures, fmt.Sprintf("nvmlDeviceGetPciInfo: %v", err))
 		}
-		a.gpu.BusID = busID
+		q.gpu.BusID = busID
 	}
 }
 
-func (a *asking) health(all []asking) GPUHealth {
-	h := GPUHealth{Index: a.gpu.Index, BusID: a.gpu.BusID, NoP2P: map[string]string{}}
-	if a.device != nil && !a.gpu.Lost {
-		if bar, result := a.device.GetBAR1MemoryInfo(); a.told("nvmlDeviceGetBAR1MemoryInfo", result) {
+func (q *query) health(all []query) GPUHealth {
+	h := GPUHealth{Index: q.gpu.Index, BusID: q.gpu.BusID, NoP2P: map[string]string{}}
+	if q.device != nil && !q.gpu.Lost {
+		if bar, result := q.device.GetBAR1MemoryInfo(); q.succeeded("nvmlDeviceGetBAR1MemoryInfo", result) {
 			h.BAR1, h.BAR1Free = bar.Bar1Total, bar.Bar1Free
 		}
-		if memory, result := a.device.GetMemoryInfo(); a.told("nvmlDeviceGetMemoryInfo", result) {
+		if memory, result := q.device.GetMemoryInfo(); q.succeeded("nvmlDeviceGetMemoryInfo", result) {
 			h.Memory, h.MemoryFree = memory.Total, memory.Free
 		}
-		if mode, result := a.device.GetPersistenceMode(); a.told("nvmlDeviceGetPersistenceMode", result) {
+		if mode, result := q.device.GetPersistenceMode(); q.succeeded("nvmlDeviceGetPersistenceMode", result) {
 			on := mode == nvml.FEATURE_ENABLED
 			h.Persistence = &on
 		}
-		a.refused(all, h.NoP2P)
+		q.refused(all, h.NoP2P)
 	}
-	h.Failures = a.gpu.Failures
+	h.Failures = q.gpu.Failures
 	return h
 }
 
 // refused adds the GPUs that deny this GPU peer-to-peer access.
-func (a *asking) refused(all []asking, why map[string]string) {
+func (q *query) refused(all []query, why map[string]string) {
 	for i := range all {
 		peer := &all[i]
-		if peer.gpu.Index == a.gpu.Index || peer.device == nil || peer.gpu.BusID == "" || !a.has("nvmlDeviceGetP2PStatus") {
+		if peer.gpu.Index == q.gpu.Index || peer.device == nil || peer.gpu.BusID == "" || !q.has("nvmlDeviceGetP2PStatus") {
 			continue
 		}
-		for _, way := range []struct {
+		for _, direction := range []struct {
 			index nvml.GpuP2PCapsIndex
 			verb  string
 		}{{nvml.P2P_CAPS_INDEX_READ, "read"}, {nvml.P2P_CAPS_INDEX_WRITE, "write"}} {
-			status, result := a.device.GetP2PStatus(peer.device, way.index)
-			lost := a.gpu.Lost // the call does not identify the lost GPU of the two
-			told := a.told(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
-			a.gpu.Lost = lost
-			if told && status != nvml.P2P_STATUS_OK {
-				why[peer.gpu.BusID] = strings.TrimSpace(way.verb + ": " + p2pWords(status))
+			status, result := q.device.GetP2PStatus(peer.device, direction.index)
+			lost := q.gpu.Lost // the call does not identify the lost GPU of the two
+			ok := q.succeeded(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
+			q.gpu.Lost = lost
+			if ok && status != nvml.P2P_STATUS_OK {
+				why[peer.gpu.BusID] = strings.TrimSpace(direction.verb + ": " + p2pWords(status))
 			}
 		}
 	}

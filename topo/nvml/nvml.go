@@ -16,7 +16,7 @@ import (
 )
 
 // errNoLibrary is the error on a host without libnvidia-ml.so.1, for example without NVIDIA's
-// driver. ErrNoLibrary wraps topo.ErrNoNVML.
+// driver. errNoLibrary wraps topo.ErrNoNVML.
 var errNoLibrary error = &fault.Error{Code: fault.NoCUDA, Operation: "open", Object: "libnvidia-ml.so.1",
 	Cause: topo.ErrNoNVML,
 	Remedy: "install NVIDIA's driver, or run the command on the host in place of a container without the driver's " +
@@ -30,38 +30,47 @@ func New() *Library { return &Library{nvml.New()} }
 
 var _ topo.NVML = (*Library)(nil)
 
-// GPUs lists the GPUs that the driver manages. Without the library the error is ErrNoLibrary. A
+// GPUs lists the GPUs that the driver manages. Without the library the error is topo.ErrNoNVML. A
 // failed call for a GPU is in the GPU's Failures.
 func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
 	err = l.while(func(count int) {
-		asked := make([]asking, count)
-		for i := range asked {
-			asked[i] = asking{library: l, gpu: topo.NVMLGPU{Index: i, Minor: -1}}
-			asked[i].all()
+		queries := make([]query, count)
+		for i := range queries {
+			queries[i] = query{library: l, gpu: topo.NVMLGPU{Index: i, Minor: -1}}
+			queries[i].all()
 		}
-		for i := range asked {
-			asked[i].gpu.NoP2P = asked[i].noP2P(asked)
-			gpus = append(gpus, asked[i].gpu)
+		for i := range queries {
+			queries[i].gpu.NoP2P = queries[i].noP2P(queries)
+			gpus = append(gpus, queries[i].gpu)
 		}
 	})
 	return gpus, err
 }
 
-// Processes lists processes that use GPUs. Without the library the error is ErrNoLibrary. A
-// list beside another error is correct but incomplete; the error names the GPUs without an
-// answer.
+// Processes lists processes that use GPUs. Without the library the error is topo.ErrNoNVML. A list
+// beside another error is correct but incomplete; the error names the GPUs without an answer.
 func (l *Library) Processes() (processes []topo.GPUProcess, err error) {
 	var silent []error
 	err = l.while(func(count int) {
 		for i := range count {
-			a := asking{library: l, gpu: topo.NVMLGPU{Index: i}}
-			processes = append(processes, a.processes()...)
-			if len(a.gpu.Failures) > 0 {
-				silent = append(silent, fmt.Errorf("GPU %d: %s", i, strings.Join(a.gpu.Failures, ", ")))
+			q := query{library: l, gpu: topo.NVMLGPU{Index: i}}
+			processes = append(processes, q.processes()...)
+			if len(q.gpu.Failures) > 0 {
+				silent = append(silent, &gpuError{i, q.gpu.Failures})
 			}
 		}
 	})
 	return processes, errors.Join(append(silent, err)...)
+}
+
+// gpuError is the error of a GPU for which calls failed.
+type gpuError struct {
+	index    int
+	failures []string // as in NVMLGPU.Failures
+}
+
+func (e *gpuError) Error() string {
+	return fmt.Sprintf("GPU %d: %s", e.index, strings.Join(e.failures, ", "))
 }
 
 // while opens the library, calls do with the number of GPUs, and closes the library.
@@ -99,55 +108,55 @@ type callError struct {
 
 func (e *callError) Error() string { return e.call + ": " + e.text }
 
-// asking collects NVML's answers about a GPU.
-type asking struct {
+// query collects NVML's answers about a GPU.
+type query struct {
 	library *Library
 	device  nvml.Device // nil without a handle from NVML
 	gpu     topo.NVMLGPU
 }
 
-// told reports whether a call succeeded, and records a failure. An unsupported call is no
+// succeeded reports whether a call succeeded, and records a failure. An unsupported call is no
 // failure: drivers and GPUs lack features.
-func (a *asking) told(call string, result nvml.Return) bool {
+func (q *query) succeeded(call string, result nvml.Return) bool {
 	switch result {
 	case nvml.SUCCESS:
 		return true
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND:
 		return false
 	case nvml.ERROR_GPU_IS_LOST:
-		if a.gpu.Lost {
-			return false // said once
+		if q.gpu.Lost {
+			return false // reported once
 		}
-		a.gpu.Lost = true
+		q.gpu.Lost = true
 	}
-	a.gpu.Failures = append(a.gpu.Failures, a.library.failed(call, result).Error())
+	q.gpu.Failures = append(q.gpu.Failures, q.library.failed(call, result).Error())
 	return false
 }
 
 // has reports whether the library has a function that older drivers lack; false for a lost GPU.
-func (a *asking) has(symbol string) bool { return !a.gpu.Lost && a.library.has(symbol) }
+func (q *query) has(symbol string) bool { return !q.gpu.Lost && q.library.has(symbol) }
 
-func (a *asking) all() {
-	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
-	if !a.told("nvmlDeviceGetHandleByIndex", result) {
+func (q *query) all() {
+	device, result := q.library.nvml.DeviceGetHandleByIndex(q.gpu.Index)
+	if !q.succeeded("nvmlDeviceGetHandleByIndex", result) {
 		return
 	}
-	a.device = device
-	if pci, result := device.GetPciInfo(); a.told("nvmlDeviceGetPciInfo", result) {
-		a.gpu.BusID = text(pci.BusId[:])
+	q.device = device
+	if pci, result := device.GetPciInfo(); q.succeeded("nvmlDeviceGetPciInfo", result) {
+		q.gpu.BusID = text(pci.BusId[:])
 	}
 	// Skip further calls to a lost GPU: the calls would only repeat the failure.
-	for _, ask := range []func(){a.names, a.modes, a.links, a.chipToChip} {
-		if !a.gpu.Lost {
+	for _, ask := range []func(){q.names, q.modes, q.links, q.chipToChip} {
+		if !q.gpu.Lost {
 			ask()
 		}
 	}
 }
 
 // processes lists the GPU's compute processes and graphics processes.
-func (a *asking) processes() (all []topo.GPUProcess) {
-	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
-	if !a.told("nvmlDeviceGetHandleByIndex", result) {
+func (q *query) processes() (all []topo.GPUProcess) {
+	device, result := q.library.nvml.DeviceGetHandleByIndex(q.gpu.Index)
+	if !q.succeeded("nvmlDeviceGetHandleByIndex", result) {
 		return nil
 	}
 	for _, kind := range []struct {
@@ -158,11 +167,11 @@ func (a *asking) processes() (all []topo.GPUProcess) {
 		{"nvmlDeviceGetComputeRunningProcesses", device.GetComputeRunningProcesses, false},
 		{"nvmlDeviceGetGraphicsRunningProcesses", device.GetGraphicsRunningProcesses, true},
 	} {
-		if !a.has(kind.call) {
+		if !q.has(kind.call) {
 			continue
 		}
 		running, result := kind.ask()
-		if !a.told(kind.call, result) {
+		if !q.succeeded(kind.call, result) {
 			continue
 		}
 		for _, p := range running {
@@ -170,7 +179,7 @@ func (a *asking) processes() (all []topo.GPUProcess) {
 			if memory == notAvailable {
 				memory = 0
 			}
-			all = append(all, topo.GPUProcess{GPU: a.gpu.Index, PID: int(p.Pid), Graphics: kind.graphics, Memory: memory})
+			all = append(all, topo.GPUProcess{GPU: q.gpu.Index, PID: int(p.Pid), Graphics: kind.graphics, Memory: memory})
 		}
 	}
 	return all
@@ -179,49 +188,49 @@ func (a *asking) processes() (all []topo.GPUProcess) {
 // notAvailable is NVML_VALUE_NOT_AVAILABLE, (-1) in nvml.h.
 const notAvailable = ^uint64(0)
 
-func (a *asking) names() {
-	uuid, result := a.device.GetUUID()
-	if a.told("nvmlDeviceGetUUID", result) {
-		a.gpu.UUID = uuid
+func (q *query) names() {
+	uuid, result := q.device.GetUUID()
+	if q.succeeded("nvmlDeviceGetUUID", result) {
+		q.gpu.UUID = uuid
 	}
-	name, result := a.device.GetName()
-	if a.told("nvmlDeviceGetName", result) {
-		a.gpu.Name = name
+	name, result := q.device.GetName()
+	if q.succeeded("nvmlDeviceGetName", result) {
+		q.gpu.Name = name
 	}
-	minor, result := a.device.GetMinorNumber()
-	if a.told("nvmlDeviceGetMinorNumber", result) { // some systems do not number device nodes
-		a.gpu.Minor = minor
+	minor, result := q.device.GetMinorNumber()
+	if q.succeeded("nvmlDeviceGetMinorNumber", result) { // some systems do not number device nodes
+		q.gpu.Minor = minor
 	}
-	major, minor, result := a.device.GetCudaComputeCapability()
-	if a.told("nvmlDeviceGetCudaComputeCapability", result) {
-		a.gpu.Capability = 10*major + minor
+	major, minor, result := q.device.GetCudaComputeCapability()
+	if q.succeeded("nvmlDeviceGetCudaComputeCapability", result) {
+		q.gpu.Capability = 10*major + minor
 	}
 }
 
 // modes reads the modes that prevent sharing of the GPU.
-func (a *asking) modes() {
-	if a.has("nvmlDeviceGetMigMode") {
-		current, _, result := a.device.GetMigMode()
-		a.gpu.MIG = a.told("nvmlDeviceGetMigMode", result) && current == nvml.DEVICE_MIG_ENABLE
+func (q *query) modes() {
+	if q.has("nvmlDeviceGetMigMode") {
+		current, _, result := q.device.GetMigMode()
+		q.gpu.MIG = q.succeeded("nvmlDeviceGetMigMode", result) && current == nvml.DEVICE_MIG_ENABLE
 	}
-	if a.has("nvmlDeviceGetComputeMode") {
-		mode, result := a.device.GetComputeMode()
+	if q.has("nvmlDeviceGetComputeMode") {
+		mode, result := q.device.GetComputeMode()
 		switch {
-		case !a.told("nvmlDeviceGetComputeMode", result):
+		case !q.succeeded("nvmlDeviceGetComputeMode", result):
 		case mode == nvml.COMPUTEMODE_PROHIBITED:
-			a.gpu.ComputeMode = "prohibited"
+			q.gpu.ComputeMode = "prohibited"
 		case mode == nvml.COMPUTEMODE_EXCLUSIVE_PROCESS, mode == nvml.COMPUTEMODE_EXCLUSIVE_THREAD:
-			a.gpu.ComputeMode = "exclusive-process"
+			q.gpu.ComputeMode = "exclusive-process"
 		}
 	}
-	if a.has("nvmlDeviceGetVirtualizationMode") {
-		mode, result := a.device.GetVirtualizationMode()
-		a.gpu.VGPU = a.told("nvmlDeviceGetVirtualizationMode", result) && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
+	if q.has("nvmlDeviceGetVirtualizationMode") {
+		mode, result := q.device.GetVirtualizationMode()
+		q.gpu.VGPU = q.succeeded("nvmlDeviceGetVirtualizationMode", result) && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
 	}
 }
 
-// mostLinks returns the number of NVLinks that NCCL queries, by compute capability.
-func mostLinks(capability int) int {
+// maxLinks returns the number of NVLinks that NCCL queries, by compute capability.
+func maxLinks(capability int) int {
 	switch {
 	case capability < 60:
 		return 0
@@ -236,73 +245,73 @@ func mostLinks(capability int) int {
 }
 
 // links counts the active NVLinks by peer, as ncclTopoGetXmlFromGpu does.
-func (a *asking) links() {
+func (q *query) links() {
 	peers := map[string]int{}
-	for link := range mostLinks(a.gpu.Capability) {
-		if a.gpu.Lost {
+	for link := range maxLinks(q.gpu.Capability) {
+		if q.gpu.Lost {
 			break
 		}
-		if able, result := a.device.GetNvLinkCapability(link,
-			nvml.NVLINK_CAP_P2P_SUPPORTED); !a.linkTold("nvmlDeviceGetNvLinkCapability", link, result) || able == 0 {
+		if able, result := q.device.GetNvLinkCapability(link,
+			nvml.NVLINK_CAP_P2P_SUPPORTED); !q.linkSucceeded("nvmlDeviceGetNvLinkCapability", link, result) || able == 0 {
 			continue
 		}
-		if !a.active(link) {
+		if !q.active(link) {
 			continue
 		}
 		kind := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_UNKNOWN)
-		if a.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
-			if far, result := a.device.GetNvLinkRemoteDeviceType(link); a.linkTold("nvmlDeviceGetNvLinkRemoteDeviceType", link,
-				result) {
+		if q.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
+			far, result := q.device.GetNvLinkRemoteDeviceType(link)
+			if q.linkSucceeded("nvmlDeviceGetNvLinkRemoteDeviceType", link, result) {
 				kind = far
 			}
 		}
 		switch kind {
 		case nvml.NVLINK_DEVICE_TYPE_IBMNPU:
-			a.gpu.NVLinksCPU++
+			q.gpu.NVLinksCPU++
 			continue
 		case nvml.NVLINK_DEVICE_TYPE_SWITCH:
 			peers[""]++
 			continue
 		}
-		if remote, result := a.device.GetNvLinkRemotePciInfo(link); a.linkTold("nvmlDeviceGetNvLinkRemotePciInfo", link,
+		if remote, result := q.device.GetNvLinkRemotePciInfo(link); q.linkSucceeded("nvmlDeviceGetNvLinkRemotePciInfo", link,
 			result) {
 			peers[text(remote.BusId[:])]++
 		}
 	}
-	a.gpu.NVLinks = peers
+	q.gpu.NVLinks = peers
 }
 
-// linkTold is told for a call about a link. A missing link is no failure.
-func (a *asking) linkTold(call string, link int, result nvml.Return) bool {
-	return result != nvml.ERROR_INVALID_ARGUMENT && a.told(fmt.Sprintf("%s of link %d", call, link), result)
+// linkSucceeded is succeeded for a call about a link. A missing link is no failure.
+func (q *query) linkSucceeded(call string, link int, result nvml.Return) bool {
+	return result != nvml.ERROR_INVALID_ARGUMENT && q.succeeded(fmt.Sprintf("%s of link %d", call, link), result)
 }
 
 // active reports whether a link is up. GPUs of compute capability 9.0 and later report the
 // state in a field.
-func (a *asking) active(link int) bool {
-	if a.gpu.Capability < 90 {
-		state, result := a.device.GetNvLinkState(link)
-		return a.linkTold("nvmlDeviceGetNvLinkState", link, result) && state == nvml.FEATURE_ENABLED
+func (q *query) active(link int) bool {
+	if q.gpu.Capability < 90 {
+		state, result := q.device.GetNvLinkState(link)
+		return q.linkSucceeded("nvmlDeviceGetNvLinkState", link, result) && state == nvml.FEATURE_ENABLED
 	}
-	state, told := a.field(nvml.FI_DEV_NVLINK_GET_STATE, link)
-	return told && state == uint32(nvml.FEATURE_ENABLED)
+	state, ok := q.field(nvml.FI_DEV_NVLINK_GET_STATE, link)
+	return ok && state == uint32(nvml.FEATURE_ENABLED)
 }
 
 // chipToChip counts the links to the CPU, on GPUs of compute capability 9.0 and later. Like
 // NCCL, chipToChip uses the bandwidth of the last link for every link.
-func (a *asking) chipToChip() {
-	if a.gpu.Capability < 90 {
+func (q *query) chipToChip() {
+	if q.gpu.Capability < 90 {
 		return
 	}
-	count, _ := a.field(nvml.FI_DEV_C2C_LINK_COUNT, 0)
+	count, _ := q.field(nvml.FI_DEV_C2C_LINK_COUNT, 0)
 	for link := range int(min(count, maxC2C)) {
-		up, told := a.field(nvml.FI_DEV_C2C_LINK_GET_STATUS, link)
-		if !told || up != 1 {
+		up, ok := q.field(nvml.FI_DEV_C2C_LINK_GET_STATUS, link)
+		if !ok || up != 1 {
 			continue
 		}
-		if bandwidth, told := a.field(nvml.FI_DEV_C2C_LINK_GET_MAX_BW, link); told {
-			a.gpu.C2C++
-			a.gpu.C2CBandwidth = int(bandwidth)
+		if bandwidth, ok := q.field(nvml.FI_DEV_C2C_LINK_GET_MAX_BW, link); ok {
+			q.gpu.C2C++
+			q.gpu.C2CBandwidth = int(bandwidth)
 		}
 	}
 }
@@ -311,14 +320,14 @@ func (a *asking) chipToChip() {
 const maxC2C = 64
 
 // field reads a field of 32 bits.
-func (a *asking) field(id, scope int) (value uint32, told bool) {
-	if !a.has("nvmlDeviceGetFieldValues") {
+func (q *query) field(id, scope int) (value uint32, ok bool) {
+	if !q.has("nvmlDeviceGetFieldValues") {
 		return 0, false
 	}
 	values := []nvml.FieldValue{{FieldId: uint32(id), ScopeId: uint32(scope)}}
 	call := fmt.Sprintf("nvmlDeviceGetFieldValues(%d)", id)
-	if !a.linkTold(call, scope, a.device.GetFieldValues(values)) ||
-		!a.linkTold(call, scope, nvml.Return(values[0].NvmlReturn)) {
+	if !q.linkSucceeded(call, scope, q.device.GetFieldValues(values)) ||
+		!q.linkSucceeded(call, scope, nvml.Return(values[0].NvmlReturn)) {
 		return 0, false
 	}
 	return binary.NativeEndian.Uint32(values[0].Value[:]), true
@@ -326,23 +335,23 @@ func (a *asking) field(id, scope int) (value uint32, told bool) {
 
 // noP2P reports whether the driver denies access to the memory of every other GPU. Access of
 // unknown status counts as allowed.
-func (a *asking) noP2P(all []asking) bool {
+func (q *query) noP2P(all []query) bool {
 	refused := 0
 	for i := range all {
 		peer := &all[i]
-		if peer.gpu.Index == a.gpu.Index || peer.device == nil || peer.gpu.Lost {
+		if peer.gpu.Index == q.gpu.Index || peer.device == nil || peer.gpu.Lost {
 			continue
 		}
-		if a.device == nil || !a.has("nvmlDeviceGetP2PStatus") {
+		if q.device == nil || !q.has("nvmlDeviceGetP2PStatus") {
 			return false
 		}
 		denied := false
 		for _, way := range []nvml.GpuP2PCapsIndex{nvml.P2P_CAPS_INDEX_READ, nvml.P2P_CAPS_INDEX_WRITE} {
-			status, result := a.device.GetP2PStatus(peer.device, way)
-			lost := a.gpu.Lost // the call does not identify the lost GPU of the two
-			told := a.told(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
-			a.gpu.Lost = lost
-			denied = denied || told && status != nvml.P2P_STATUS_OK
+			status, result := q.device.GetP2PStatus(peer.device, way)
+			lost := q.gpu.Lost // the call does not identify the lost GPU of the two
+			ok := q.succeeded(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
+			q.gpu.Lost = lost
+			denied = denied || ok && status != nvml.P2P_STATUS_OK
 		}
 		if !denied {
 			return false

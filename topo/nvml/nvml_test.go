@@ -440,10 +440,16 @@ func TestProcessesAreNamed(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	wantErr := "GPU 0: nvmlDeviceGetComputeRunningProcesses: " + nvml.ERROR_NO_PERMISSION.Error() + "\n" +
-		"GPU 1: nvmlDeviceGetHandleByIndex: " + nvml.ERROR_GPU_IS_LOST.Error()
-	if err == nil || err.Error() != wantErr {
-		t.Errorf("%v; want %s", err, wantErr)
+	wantErrors := []error{
+		&gpuError{0, []string{"nvmlDeviceGetComputeRunningProcesses: " + nvml.ERROR_NO_PERMISSION.Error()}},
+		&gpuError{1, []string{"nvmlDeviceGetHandleByIndex: " + nvml.ERROR_GPU_IS_LOST.Error()}},
+	}
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		t.Fatalf("%v is not a join of errors", err)
+	}
+	if diff := cmp.Diff(wantErrors, joined.Unwrap(), cmp.AllowUnexported(gpuError{})); diff != "" {
+		t.Error(diff)
 	}
 	if n := len(m.ShutdownCalls()); n != 1 {
 		t.Errorf("%d times shut down", n)

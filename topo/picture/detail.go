@@ -197,7 +197,7 @@ func (n *node) nvlinks() string {
 	return words
 }
 
-// nvlink is the maker's name of the links between GPUs.
+// nvlink returns the maker's name of the links between GPUs.
 func (n *node) nvlink() string {
 	if n.gpu.Vendor == "AMD" {
 		return "xGMI link"

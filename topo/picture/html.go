@@ -36,7 +36,7 @@ type row struct {
 	Reason           string
 }
 
-// rates are the estimate's figures, printed.
+// rates are the figures of an estimate, formatted.
 type rates struct {
 	Planned, Today, Off                string
 	AlonePlanned, AloneToday, AloneOff string

@@ -85,7 +85,7 @@ func (p *Picture) addLanes() {
 	p.sortPorts()
 }
 
-// bounced are the NICs that a lane reaches through host memory.
+// bounced returns the NICs that a lane reaches through host memory.
 func bounced(l planner.Lane) (nics []string) {
 	if l.Kind == planner.KindBounce {
 		return l.NICs

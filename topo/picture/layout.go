@@ -105,7 +105,7 @@ func (p *Picture) placeTree() (deck float64) {
 	hosts := map[string]int{}
 	for _, r := range p.tree.roots {
 		hidden = hidden && r.hidden
-		if r.told {
+		if r.listed {
 			hosts[r.host]++
 			between = between || hosts[r.host] > 1
 		}
@@ -281,7 +281,7 @@ func (p *Picture) joinRoots() {
 		j := i
 		var nodes []*node
 		for ; j < len(p.tree.roots) && p.tree.roots[j].host == p.tree.roots[i].host; j++ {
-			if p.tree.roots[j].told {
+			if p.tree.roots[j].listed {
 				nodes = append(nodes, p.tree.roots[j])
 			}
 		}

@@ -68,7 +68,8 @@ func (b *builder) nvswitches(links int, each float64) *builder {
 	return b
 }
 
-// large has switches with gpus GPUs; the first of every group of every switches has a NIC.
+// large returns a host of switches with gpus GPUs each. In every group of every switches, the first
+// switch has a NIC.
 func large(numas, switches, gpus, every int) *topo.Host {
 	b := build(numas)
 	for s := range switches {

@@ -106,7 +106,7 @@ func TestLinkLabelsShowTopologyValues(t *testing.T) {
 		source       string
 		above, below string
 	}{
-		{"all is told", gen(5), topo.SourceSysfs, "PCIe 5.0 x16", "48 GB/s"},
+		{"the file states each value", gen(5), topo.SourceSysfs, "PCIe 5.0 x16", "48 GB/s"},
 		{"old words", topo.Place{Link: 6, LinkSpeed: "8 GT/s", LinkWidth: 8}, topo.SourceNCCLXML, "PCIe 3.0 x8", "6 GB/s"},
 		{"slower now", topo.Place{Link: 48, LinkSpeed: "32.0 GT/s PCIe", LinkWidth: 16, LinkNow: 3}, topo.SourceSysfs,
 			"PCIe 5.0 x16", "48 GB/s (now 3)"},

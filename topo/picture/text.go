@@ -131,7 +131,7 @@ func plain(text string) string {
 	}, strings.ToValidUTF8(text, string(unicode.ReplacementChar)))
 }
 
-// figure prints a bandwidth with its significant digits: 0.001, 0.5, 12.3, 400.
+// figure formats a bandwidth with its significant digits: 0.001, 0.5, 12.3, 400.
 func figure(b float64) string {
 	switch {
 	case b > 0 && b < 0.1:
@@ -144,12 +144,12 @@ func figure(b float64) string {
 
 func gbs(b float64) string { return figure(b) + " GB/s" }
 
-// coordinate prints a place in the picture, in tenths of a pixel.
+// coordinate formats a coordinate in the picture, in tenths of a pixel.
 func coordinate(v float64) string {
 	return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64)
 }
 
-// count is "1 lane", "2 lanes".
+// count returns "1 lane" or "2 lanes".
 func count(n int, what string) string {
 	if n != 1 {
 		what += "s"
@@ -157,7 +157,7 @@ func count(n int, what string) string {
 	return strconv.Itoa(n) + " " + what
 }
 
-// list is "a, b and c".
+// list joins words: "a, b and c".
 func list(words []string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")

@@ -32,9 +32,9 @@ type node struct {
 	place    topo.Place
 	// hidden is a placeholder root: the nodes below have no link.
 	hidden bool
-	// told is a root that the source lists. Devices of unknown place are below a root that the
-	// source does not list.
-	told bool
+	// listed is set for a root that the source lists. Devices of unknown place are below a root
+	// that the source does not list.
+	listed bool
 
 	name    string // display name: "GPU 3"
 	address string
@@ -87,7 +87,7 @@ func newTree(h *topo.Host, p *planner.Plan) *tree {
 	for _, c := range h.CPUs {
 		if h.Matrix == nil {
 			r := root(c.Host, c.NUMA)
-			r.cpu, r.told = c, true
+			r.cpu, r.listed = c, true
 		}
 	}
 	switches := map[key]*node{}
@@ -166,8 +166,7 @@ func (n *node) prune() (pruned int) {
 
 const notThere = "it is not in the topology"
 
-// addMissing adds the NICs that lanes go to and the host does not have, as
-// configuration can say.
+// addMissing adds the NICs that lanes use and the host lacks: the configuration can name such NICs.
 func (t *tree) addMissing(p *planner.Plan) {
 	var missing *node
 	for _, l := range p.Lanes {
@@ -255,7 +254,7 @@ func (n *node) firstGPU() int {
 	return first
 }
 
-// leaves are the devices below a node, from top to bottom.
+// leaves returns the devices below a node, from top to bottom.
 func (n *node) leaves() (all []*node) {
 	if n.leaf() {
 		return []*node{n}

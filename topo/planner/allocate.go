@@ -14,19 +14,19 @@ import (
 // best loads server GPUs least, then has the fewest members, then the nearest.
 type allocation struct {
 	p *planner
-	// flows are the GPUs with a way to the network. flows[open:] have pinned lanes, with a
+	// flows are the GPUs with a route to the network. flows[open:] have pinned lanes, with a
 	// single candidate per lane.
-	flows []int
-	open  int
-	ways  [][]candidate // [flow]
-	rows  int           // links that the candidates cross, with a capacity of 1
-	full  []float64     // [row]: capacity, 1
+	flows  []int
+	open   int
+	routes [][]candidate // [flow]
+	rows   int           // links that the candidates cross, with a capacity of 1
+	full   []float64     // [row]: capacity, 1
 	// optimum is the rate of a flow that no choice exceeds in the order of max-min fairness,
 	// GB/s. bound is an upper bound of the rate of the slowest flow, GB/s.
 	optimum []float64
 	bound   float64
-	// rough is true if ways holds a part of the possible ways: the revised simplex algorithm
-	// adds ways later.
+	// rough is true if routes holds a part of the possible routes: the revised simplex algorithm
+	// adds routes later.
 	rough bool
 	parts *pieces // nil unless rough
 	owner []int   // [row]: pipe
@@ -41,11 +41,11 @@ type allocation struct {
 	steps int
 }
 
-// candidate is a possible way of a lane.
+// candidate is a possible route of a lane.
 type candidate struct {
 	parts []part // a single part, except for a pinned lane
 	load  load   // on rows, for 1 GB/s
-	// alone is the rate of the way with the host to itself.
+	// alone is the rate of the route with the host to itself.
 	alone float64
 	// crossings is how often a byte crosses the link of a server GPU.
 	crossings float64
@@ -56,7 +56,7 @@ type candidate struct {
 type mix []share1
 
 type share1 struct {
-	way    int
+	route  int
 	weight float64
 }
 
@@ -94,23 +94,23 @@ func (p *planner) newAllocation(staged bool) *allocation {
 			found = append(found, candidate{parts: q})
 		}
 		if len(found) > 0 {
-			a.flows, a.ways = append(a.flows, g), append(a.ways, found)
+			a.flows, a.routes = append(a.flows, g), append(a.routes, found)
 		}
 	}
 	var gpus []int
-	ways := 0
+	routes := 0
 	for g := range p.host.GPUs {
 		if p.refused[g] == "" && p.pinned[g] == nil {
 			gpus = append(gpus, g)
-			ways += len(p.host.NICs)
+			routes += len(p.host.NICs)
 			for _, beside := range p.beside {
-				ways += len(beside)
+				routes += len(beside)
 			}
 		}
 	}
-	if a.rough = ways > maxCandidates; a.rough {
+	if a.rough = routes > maxCandidates; a.rough {
 		a.parts = a.pieces(gpus, staged)
-		today, pxn := p.nowadays(gpus, false), p.nowadays(gpus, true)
+		today, pxn := p.cachedDefaults(gpus, false), p.cachedDefaults(gpus, true)
 		for i, found := range a.parts.find(gpus) {
 			g := gpus[i]
 			for _, q := range slices.Concat(today[i].parts, pxn[i].parts) {
@@ -148,7 +148,7 @@ func (p *planner) newAllocation(staged bool) *allocation {
 	return a
 }
 
-// allows reports whether a way is among the candidates of a GPU.
+// allows reports whether a route is among the candidates of a GPU.
 func (p *planner) allows(g int, q part, staged bool) bool {
 	switch q.kind(g) {
 	case KindDirect:
@@ -162,34 +162,34 @@ func (p *planner) allows(g int, q part, staged bool) bool {
 		!(p.config.Near == nearDirect && p.isNear(g))
 }
 
-// candidates are the ways of a GPU: directly over near NICs, through the CPU's memory, and
+// candidates are the routes of a GPU: directly over near NICs, through the CPU's memory, and
 // staged on GPUs near a NIC.
-func (p *planner) candidates(g int, staged bool) (ways []part) {
+func (p *planner) candidates(g int, staged bool) (routes []part) {
 	onlyDirect := p.config.Near == nearDirect && p.isNear(g)
 	for n := range p.host.NICs {
 		if !p.usable(n) || p.exclude.toNIC[[2]int{g, n}] {
 			continue
 		}
 		if p.near(g, n) {
-			ways = append(ways, part{g, n, 1})
+			routes = append(routes, part{g, n, 1})
 		}
 		if onlyDirect {
 			continue
 		}
 		if p.toNIC[g][n].Type < topo.DIS {
-			ways = append(ways, part{throughMemory, n, 1})
+			routes = append(routes, part{throughMemory, n, 1})
 		}
 		if !staged {
 			continue
 		}
 		direct := p.near(g, n) && p.toNIC[g][n].Type <= topo.PXB
 		for _, s := range p.stagers(g, n) {
-			if !direct || copyKind(p.toGPU[g][s].Path) == topo.NVL { // otherwise a direct way is as good
-				ways = append(ways, part{s, n, 1})
+			if !direct || copyKind(p.toGPU[g][s].Path) == topo.NVL { // otherwise a direct route is as good
+				routes = append(routes, part{s, n, 1})
 			}
 		}
 	}
-	return ways
+	return routes
 }
 
 // measure finds the load of the candidates on links. Links with equal loads from all candidates
@@ -204,8 +204,8 @@ func (a *allocation) measure() {
 		}
 	}
 	for f, g := range a.flows {
-		for k := range a.ways[f] {
-			c := &a.ways[f][k]
+		for k := range a.routes[f] {
+			c := &a.routes[f][k]
 			loads = append(loads, n.load(carried{gpu: g, parts: c.parts}, bothWays))
 			a.rank(g, c)
 		}
@@ -246,9 +246,9 @@ func (a *allocation) measure() {
 	}
 	capacity := n.capacity()
 	at := 0
-	for f := range a.ways {
-		for k := range a.ways[f] {
-			c := &a.ways[f][k]
+	for f := range a.routes {
+		for k := range a.routes[f] {
+			c := &a.routes[f][k]
 			c.load, c.alone = nil, alone(loads[at], capacity)
 			for _, on := range loads[at] {
 				if r := row[on.pipe]; r >= 0 && owner[r] == on.pipe {
@@ -281,17 +281,18 @@ func (a *allocation) rank(g int, c *candidate) {
 	c.cost = a.costOf(g, c)
 }
 
-// costOf orders equally fast candidates: crossings of server GPUs cost most, then ways through the
-// CPU's memory, then distance. Further terms prefer GPUs and NICs at equal places in the order of
-// the host, then the first server. The order of GPUs is that of the addresses. The number of GPUs
-// does not matter: a refused or missing GPU leaves the costs of other ways unchanged if the other
-// GPUs keep Index and places stays. If a GPU is missing when the host boots, the driver renumbers
-// the others: a GPU after the missing GPU can then change to another NIC at the same distance.
+// costOf orders equally fast candidates: crossings of server GPUs cost most, then routes through
+// the CPU's memory, then distance. Further terms prefer GPUs and NICs at equal places in the order
+// of the host, then the first server. The order of GPUs is that of the addresses. The number of
+// GPUs does not matter: a refused or missing GPU leaves the costs of other routes unchanged if the
+// other GPUs keep Index and places stays. If a GPU is missing when the host boots, the driver
+// renumbers the others: a GPU after the missing GPU can then change to another NIC at the same
+// distance.
 func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }
-	apart := place(a.ordinal[g], a.places) - place(q.nic, len(n.h.NICs))
-	cost := c.crossings + float64(1e-2*float64(n.toNIC[g][q.nic].Type)) + float64(1e-4*apart*apart)
+	distance := place(a.ordinal[g], a.places) - place(q.nic, len(n.h.NICs))
+	cost := c.crossings + float64(1e-2*float64(n.toNIC[g][q.nic].Type)) + float64(1e-4*distance*distance)
 	switch q.kind(g) {
 	case KindBounce:
 		cost += 0.2
@@ -314,11 +315,11 @@ func (a *allocation) rates(lanes []mix) []float64 {
 
 func (a *allocation) loadOf(f int, m mix) (l load) {
 	if len(m) == 1 {
-		return a.ways[f][m[0].way].load
+		return a.routes[f][m[0].route].load
 	}
 	sum := m.total()
 	for _, s := range m {
-		for _, on := range a.ways[f][s.way].load {
+		for _, on := range a.routes[f][s.route].load {
 			weight := on.weight * s.weight / sum
 			if i := slices.IndexFunc(l, func(o onPipe) bool { return o.pipe == on.pipe }); i >= 0 {
 				l[i].weight += weight
@@ -330,7 +331,7 @@ func (a *allocation) loadOf(f int, m mix) (l load) {
 	return l
 }
 
-// alone is the rate of a lane with the host to itself.
+// alone returns the rate of a lane with the host to itself.
 func (a *allocation) alone(f int, m mix) float64 {
 	n := a.p.network
 	return alone(n.load(carried{gpu: a.flows[f], parts: a.partsOf(f, m)}, bothWays), n.capacity())
@@ -339,7 +340,7 @@ func (a *allocation) alone(f int, m mix) float64 {
 func (a *allocation) partsOf(f int, m mix) (parts []part) {
 	sum := m.total()
 	for _, s := range m {
-		c := &a.ways[f][s.way]
+		c := &a.routes[f][s.route]
 		total := 0.0
 		for _, q := range c.parts {
 			total += q.weight
@@ -377,13 +378,13 @@ func (a *allocation) exactly() []mix {
 		unit = max(unit, a.p.nicRate(i))
 	}
 	for f := range a.flows {
-		for k := range a.ways[f] {
-			c := &a.ways[f][k]
-			w := programWay{flow: f, cost: c.cost}
+		for k := range a.routes[f] {
+			c := &a.routes[f][k]
+			w := programRoute{flow: f, cost: c.cost}
 			for _, on := range c.load {
 				w.load = append(w.load, onPipe{on.pipe, on.weight * unit})
 			}
-			p.ways = append(p.ways, w)
+			p.routes = append(p.routes, w)
 		}
 	}
 	amounts, slowest := p.maxMinFair()
@@ -392,10 +393,10 @@ func (a *allocation) exactly() []mix {
 	at := 0
 	for f := range a.flows {
 		sum := 0.0
-		for k := range a.ways[f] {
+		for k := range a.routes[f] {
 			sum += amounts[at+k]
 		}
-		for k := range a.ways[f] {
+		for k := range a.routes[f] {
 			if amounts[at+k] > 1e-4*sum {
 				lanes[f] = append(lanes[f], share1{k, amounts[at+k]})
 			}
@@ -403,16 +404,16 @@ func (a *allocation) exactly() []mix {
 		if len(lanes[f]) == 0 {
 			lanes[f] = mix{{a.cheapest(f), 1}}
 		}
-		at += len(a.ways[f])
+		at += len(a.routes[f])
 	}
 	return lanes
 }
 
-// cheapest returns the fastest way of a flow with an idle host; of equally fast ways, the
+// cheapest returns the fastest route of a flow with an idle host; of equally fast routes, the
 // cheapest.
 func (a *allocation) cheapest(f int) (best int) {
-	for k := range a.ways[f] {
-		c, b := &a.ways[f][k], &a.ways[f][best]
+	for k := range a.routes[f] {
+		c, b := &a.routes[f][k], &a.routes[f][best]
 		if cmp.Or(-compareRoughly(c.alone, b.alone), cmp.Compare(c.cost, b.cost)) < 0 {
 			best = k
 		}
@@ -473,14 +474,14 @@ func (a *allocation) simplify(lanes []mix) {
 		}
 		m := slices.Clone(lanes[f])
 		slices.SortStableFunc(m, func(x, y share1) int {
-			return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(a.ways[f][x.way].cost, a.ways[f][y.way].cost),
-				cmp.Compare(x.way, y.way))
+			return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(a.routes[f][x.route].cost, a.routes[f][y.route].cost),
+				cmp.Compare(x.route, y.route))
 		})
-		if slices.ContainsFunc(m, func(s share1) bool { return try(f, mix{{s.way, 1}}) }) {
+		if slices.ContainsFunc(m, func(s share1) bool { return try(f, mix{{s.route, 1}}) }) {
 			continue
 		}
 		for i := len(m) - 1; i >= 0 && len(lanes[f]) > 2; i-- {
-			less := slices.DeleteFunc(slices.Clone(lanes[f]), func(s share1) bool { return s.way == m[i].way })
+			less := slices.DeleteFunc(slices.Clone(lanes[f]), func(s share1) bool { return s.route == m[i].route })
 			try(f, less)
 		}
 	}
@@ -516,7 +517,7 @@ func (a *allocation) round(lanes []mix, most int) {
 	for f := range a.open {
 		m := lanes[f].scaled()
 		if len(m) == 1 {
-			lanes[f] = mix{{m[0].way, 1}}
+			lanes[f] = mix{{m[0].route, 1}}
 			continue
 		}
 		found := false
@@ -546,11 +547,11 @@ func (a *allocation) round(lanes []mix, most int) {
 func rounded(m mix) mix {
 	m = m.scaled()
 	slices.SortStableFunc(m, func(x, y share1) int {
-		return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(x.way, y.way))
+		return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(x.route, y.route))
 	})
 	m = slices.DeleteFunc(m, func(s share1) bool { return s.weight < 1.0/maxWeights }).scaled()
 	if len(m) == 1 {
-		return mix{{m[0].way, 1}}
+		return mix{{m[0].route, 1}}
 	}
 	const exact = 0.002
 	out := slices.Clone(m)
@@ -572,10 +573,10 @@ func rounded(m mix) mix {
 			return out
 		}
 	}
-	return mix{{m[0].way, 1}} // as many members as weights
+	return mix{{m[0].route, 1}} // as many members as weights
 }
 
-// choose finds the lanes, as members with whole weights. If NCCL's choice of ways is faster,
+// choose finds the lanes, as members with whole weights. If NCCL's choice of routes is faster,
 // choose returns NCCL's choice, with a description in ahead.
 func (a *allocation) choose() (lanes []mix, ahead string) {
 	if len(a.flows) == 0 {
@@ -626,18 +627,18 @@ func (a *allocation) slowestOf(rates []float64) float64 {
 	return slices.Min(rates[:a.open])
 }
 
-// nccl returns NCCL's default choice of ways, without PXN or with PXN, whichever is faster.
-// lanes is nil if configuration forbids a way of the choice. On hosts with more than
+// nccl returns NCCL's default choice of routes, without PXN or with PXN, whichever is faster.
+// lanes is nil if configuration forbids a route of the choice. On hosts with more than
 // maxPolished GPUs the weights are not whole: NCCL assigns hundreds of NICs to a GPU, and
 // rounding the weights takes as long as the plan.
 func (a *allocation) nccl() (name string, lanes []mix) {
 	for _, pxn := range []bool{false, true} {
 		all := slices.Clone(a.pinnedMixes())
-		for _, c := range a.p.nowadays(a.flows[:a.open], pxn) {
+		for _, c := range a.p.cachedDefaults(a.flows[:a.open], pxn) {
 			f := len(all) - (len(a.flows) - a.open)
 			var m mix
 			for _, q := range c.parts {
-				if k := a.way(f, q.server, q.nic); k >= 0 {
+				if k := a.route(f, q.server, q.nic); k >= 0 {
 					m = append(m, share1{k, q.weight})
 				}
 			}
@@ -660,19 +661,20 @@ func (a *allocation) nccl() (name string, lanes []mix) {
 	return name, lanes
 }
 
-// nowadays caches today: today is slow and has several callers.
-func (p *planner) nowadays(gpus []int, pxn bool) []carried {
-	if known, is := p.asked[pxn]; is && slices.EqualFunc(known, gpus, func(c carried, g int) bool { return c.gpu == g }) {
+// cachedDefaults caches ncclDefaults, which is slow and has several callers.
+func (p *planner) cachedDefaults(gpus []int, pxn bool) []carried {
+	same := func(c carried, g int) bool { return c.gpu == g }
+	if known, is := p.defaults[pxn]; is && slices.EqualFunc(known, gpus, same) {
 		return known
 	}
-	if p.asked == nil {
-		p.asked = map[bool][]carried{}
+	if p.defaults == nil {
+		p.defaults = map[bool][]carried{}
 	}
-	p.asked[pxn] = p.onPhysical(p.today(gpus, pxn))
-	return p.asked[pxn]
+	p.defaults[pxn] = p.onPhysical(p.ncclDefaults(gpus, pxn))
+	return p.defaults[pxn]
 }
 
-// onPhysical moves ways from excluded virtual functions to the NIC that owns the port. NCCL
+// onPhysical moves routes from excluded virtual functions to the NIC that owns the port. NCCL
 // uses the NIC and the virtual functions; lanes use only the NIC.
 func (p *planner) onPhysical(all []carried) []carried {
 	for i, c := range all {
@@ -699,9 +701,9 @@ func (a *allocation) pinnedMixes() (all []mix) {
 	return all
 }
 
-// way returns the index of a candidate, or -1.
-func (a *allocation) way(f, server, nic int) int {
-	return slices.IndexFunc(a.ways[f], func(c candidate) bool {
+// route returns the index of a candidate, or -1.
+func (a *allocation) route(f, server, nic int) int {
+	return slices.IndexFunc(a.routes[f], func(c candidate) bool {
 		return len(c.parts) == 1 && c.parts[0].server == server && c.parts[0].nic == nic
 	})
 }
@@ -731,12 +733,12 @@ func (a *allocation) merit(f int, lanes []mix) (m merit) {
 	m.alone, m.members = a.alone(f, lanes[f]), len(lanes[f])
 	sum := lanes[f].total()
 	for _, s := range lanes[f] {
-		m.crossings += float64(a.ways[f][s.way].crossings * s.weight / sum)
-		m.cost += float64(a.ways[f][s.way].cost * s.weight / sum)
+		m.crossings += float64(a.routes[f][s.route].crossings * s.weight / sum)
+		m.cost += float64(a.routes[f][s.route].cost * s.weight / sum)
 	}
 	servers := map[int]bool{}
 	for _, s := range lanes[f] {
-		if q := a.ways[f][s.way].parts[0]; q.kind(a.flows[f]) == KindStaged {
+		if q := a.routes[f][s.route].parts[0]; q.kind(a.flows[f]) == KindStaged {
 			servers[q.server] = true
 		}
 	}
@@ -748,7 +750,7 @@ func (a *allocation) merit(f int, lanes []mix) (m merit) {
 	for i, lane := range lanes {
 		sum := lane.total()
 		for _, s := range lane {
-			c := &a.ways[i][s.way]
+			c := &a.routes[i][s.route]
 			for _, q := range c.parts {
 				if q.server >= 0 && q.server != a.flows[i] {
 					on[q.server] += float64(c.crossings * s.weight / sum / float64(len(c.parts)))
@@ -798,13 +800,13 @@ func (a *allocation) polish(lanes []mix) {
 	}
 }
 
-// alternatives are other ways of a lane to the same NICs. For a NIC the alternatives are:
+// alternatives are other routes of a lane to the same NICs. For a NIC the alternatives are:
 // through the CPU's memory, staged on a single GPU, and evenly over the server GPUs.
 func (a *allocation) alternatives(f int, m mix) (all []mix) {
 	g := a.flows[f]
 	var nics []int
 	for _, s := range m {
-		q := a.ways[f][s.way].parts[0]
+		q := a.routes[f][s.route].parts[0]
 		if q.server != g && !slices.Contains(nics, q.nic) {
 			nics = append(nics, q.nic)
 		}
@@ -813,7 +815,7 @@ func (a *allocation) alternatives(f int, m mix) (all []mix) {
 		weight := 0.0
 		var others mix
 		for _, s := range m {
-			if q := a.ways[f][s.way].parts[0]; q.nic == n && q.server != g {
+			if q := a.routes[f][s.route].parts[0]; q.nic == n && q.server != g {
 				weight += s.weight
 			} else {
 				others = append(others, s)
@@ -822,7 +824,7 @@ func (a *allocation) alternatives(f int, m mix) (all []mix) {
 		over := func(servers ...int) {
 			m := slices.Clone(others)
 			for _, s := range servers {
-				k := a.way(f, s, n)
+				k := a.route(f, s, n)
 				if k < 0 {
 					return
 				}
@@ -863,7 +865,7 @@ func (a *allocation) members(f int, m mix) []part {
 	var parts []part
 	divisor := 0
 	for _, s := range m {
-		q := a.ways[f][s.way].parts[0]
+		q := a.routes[f][s.route].parts[0]
 		q.weight = s.weight
 		parts = append(parts, q)
 		divisor = gcd(divisor, int(s.weight))

@@ -10,17 +10,17 @@ import (
 	"github.com/peerlane/peerlane/topo/graph"
 )
 
-// The revised simplex algorithm solves hosts with too many ways for the dense algorithm
-// (columns.go). The first ways come from rounds with prices of links: the price of a link grows
+// The revised simplex algorithm solves hosts with too many routes for the dense algorithm
+// (columns.go). The first routes come from rounds with prices of links: the price of a link grows
 // with the traffic of the link, and every GPU in turn sends a unit of traffic over the cheapest
-// way (Garg and Könemann's algorithm for the maximum concurrent flow). Later ways come from the
+// route (Garg and Könemann's algorithm for the maximum concurrent flow). Later routes come from the
 // prices of the simplex algorithm. The prices also prove a bound: the rate of the slowest GPU
 // is at most the sum of the prices of links, divided by the sum of the costs of the cheapest
-// ways of the GPUs. The algorithm ends when no GPU has a cheaper way; the choice then reaches
+// routes of the GPUs. The algorithm ends when no GPU has a cheaper route; the choice then reaches
 // the bound.
 //
-// The search for the cheapest way of a GPU compares parts of ways: a host has far fewer parts
-// than ways.
+// The search for the cheapest route of a GPU compares parts of routes: a host has far fewer parts
+// than routes.
 
 const (
 	// sharpness is the logarithm of the price ratio of two links with loads that differ by the
@@ -28,14 +28,14 @@ const (
 	sharpness  = 0.5
 	findRounds = 10 // rounds over the GPUs
 	maxFound   = 16 // largest number of candidates of a GPU from find
-	maxTries   = 2  // attempts at finding more ways, per level after the first
+	maxTries   = 2  // attempts at finding more routes, per level after the first
 	// maxPivots limits the search for the fastest lanes, maxCheaper the search for the
 	// cheapest of the fastest. Hosts of 256 GPUs take about 2,000 pivots for the fastest lanes.
 	maxPivots, maxCheaper = 10_000, 2_000
 	minAmount             = 1e-4 // smallest share of a lane that becomes a member
 )
 
-// maxCandidates is the largest number of ways of a host for the dense algorithm. Tests change
+// maxCandidates is the largest number of routes of a host for the dense algorithm. Tests change
 // maxCandidates.
 var maxCandidates = 4_000
 
@@ -67,9 +67,9 @@ func (p *prices) next() {
 	}
 }
 
-// send puts a unit of traffic on a way. way is divided by the capacities of links.
-func (p *prices) send(way load) {
-	for _, on := range way {
+// send puts a unit of traffic on a route. route is divided by the capacities of links.
+func (p *prices) send(route load) {
+	for _, on := range route {
 		p.load[on.pipe] += on.weight
 		if p.full > 0 {
 			p.price[on.pipe] *= math.Exp(min(20, sharpness*p.round*on.weight/p.full))
@@ -77,15 +77,15 @@ func (p *prices) send(way load) {
 	}
 }
 
-func (p *prices) cost(way load) (sum float64) {
-	for _, on := range way {
+func (p *prices) cost(route load) (sum float64) {
+	for _, on := range route {
 		sum += float64(p.price[on.pipe] * on.weight)
 	}
 	return sum
 }
 
-// pieces are the parts of ways. A way through the CPU's memory has a part of the GPU, a part
-// between CPUs and a part of the NIC. A staged way has a copy and a part of the server.
+// pieces are the parts of routes. A route through the CPU's memory has a part of the GPU, a part
+// between CPUs and a part of the NIC. A staged route has a copy and a part of the server.
 type pieces struct {
 	a        *allocation
 	up, down []load   // [GPU], [NIC]
@@ -95,7 +95,7 @@ type pieces struct {
 	memory   []load   // [NIC]: load of the CPU's forwarding
 	own      []bool   // [GPU]: has C2C or NVLink to the CPU
 	copies   [][]load
-	direct   [][]piece // [GPU]: direct ways
+	direct   [][]piece // [GPU]: direct routes
 	served   [][]piece // [server GPU]: from the memory of the server to near NICs
 	usable   []bool    // [NIC]
 	rate     []float64 // [pipe]: capacity; 0 if the twin represents the pipe
@@ -236,7 +236,7 @@ func (b *pieces) scaled(l load) load {
 	return out
 }
 
-// nicCosts are the costs of the second halves of ways: from the CPU to a NIC, with and without
+// nicCosts are the costs of the second halves of routes: from the CPU to a NIC, with and without
 // the CPU's forwarding, and from a server GPU to the cheapest NIC.
 type nicCosts struct {
 	down, through []float64
@@ -271,7 +271,7 @@ func (b *pieces) nicCosts(p *prices) *nicCosts {
 	return c
 }
 
-// cheapest returns the cheapest way of a GPU.
+// cheapest returns the cheapest route of a GPU.
 func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, least float64) {
 	least = math.Inf(1)
 	take := func(server, nic int, cost float64) {
@@ -316,7 +316,7 @@ func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, least float
 	return best, least
 }
 
-// whole is the load of a way of a GPU.
+// whole is the load of a route of a GPU.
 func (b *pieces) whole(g int, q part, into load) load {
 	from := func(list []piece) load {
 		return list[slices.IndexFunc(list, func(p piece) bool { return p.nic == q.nic })].load
@@ -335,7 +335,7 @@ func (b *pieces) whole(g int, q part, into load) load {
 	return append(append(into, b.copies[g][q.server]...), from(b.served[q.server])...)
 }
 
-// find returns the ways of the rounds with prices as candidates, the most frequent first.
+// find returns the routes of the rounds with prices as candidates, the most frequent first.
 func (b *pieces) find(gpus []int) (found [][]part) {
 	p := newPrices(len(b.rate))
 	taken := make([]map[part]int, len(gpus))
@@ -343,7 +343,7 @@ func (b *pieces) find(gpus []int) (found [][]part) {
 		taken[i] = map[part]int{}
 	}
 	const block = 16 // GPUs per update of the costs of NICs
-	var way load
+	var route load
 	for range findRounds {
 		p.next()
 		var costs *nicCosts
@@ -353,8 +353,8 @@ func (b *pieces) find(gpus []int) (found [][]part) {
 			}
 			if q, cost := b.cheapest(g, p, costs); !math.IsInf(cost, 1) {
 				taken[i][q]++
-				way = b.whole(g, q, way)
-				p.send(way)
+				route = b.whole(g, q, route)
+				p.send(route)
 			}
 		}
 	}
@@ -372,7 +372,7 @@ func (b *pieces) find(gpus []int) (found [][]part) {
 }
 
 // prove bounds the rate of the slowest GPU by the prices of links. prove also returns the
-// cheapest ways at the prices, and the costs of the ways.
+// cheapest routes at the prices, and the costs of the routes.
 func (a *allocation) prove(m *master) (bound float64, cheapest []part, costs []float64) {
 	b := a.parts
 	p := &prices{price: make([]float64, len(b.rate))}
@@ -401,19 +401,19 @@ func (a *allocation) roughly() []mix {
 			a.bound += a.p.nicRate(i) / float64(a.open)
 		}
 	}
-	var way load
+	var route load
 	add := func(f int, q part) bool {
 		c := candidate{parts: []part{q}}
 		a.rank(a.flows[f], &c)
-		way = a.parts.whole(a.flows[f], q, way)
-		return m.add(f, q, way, c.cost)
+		route = a.parts.whole(a.flows[f], q, route)
+		return m.add(f, q, route, c.cost)
 	}
 	for f := range a.flows {
-		for k := range a.ways[f] {
+		for k := range a.routes[f] {
 			if f < a.open {
-				add(f, a.ways[f][k].parts[0])
+				add(f, a.routes[f][k].parts[0])
 			} else {
-				m.add(f, part{}, a.parts.pinned(a.p.network.load(carried{a.flows[f], a.ways[f][k].parts}, bothWays)), 0)
+				m.add(f, part{}, a.parts.pinned(a.p.network.load(carried{a.flows[f], a.routes[f][k].parts}, bothWays)), 0)
 			}
 		}
 	}
@@ -448,8 +448,8 @@ func (a *allocation) roughly() []mix {
 	return lanes
 }
 
-// mixesOf returns the shares of the flows, and replaces the ways of each open flow by ways with a
-// share, and the earlier ways after them.
+// mixesOf returns the shares of the flows, and replaces the routes of each open flow by routes with
+// a share, and the earlier routes after them.
 func (a *allocation) mixesOf(m *master) []mix {
 	lanes := make([]mix, len(a.flows))
 	for f := range lanes {
@@ -457,19 +457,19 @@ func (a *allocation) mixesOf(m *master) []mix {
 			lanes[f] = mix{{0, 1}}
 			continue
 		}
-		var ways []candidate
+		var routes []candidate
 		for i, x := range m.amounts(f) {
 			if i == 0 || x.rate > minAmount*m.rate[f] {
-				lanes[f] = append(lanes[f], share1{len(ways), max(x.rate, math.SmallestNonzeroFloat32)})
-				ways = append(ways, candidate{parts: []part{m.columns[x.column].way}})
+				lanes[f] = append(lanes[f], share1{len(routes), max(x.rate, math.SmallestNonzeroFloat32)})
+				routes = append(routes, candidate{parts: []part{m.columns[x.column].route}})
 			}
 		}
-		for _, c := range a.ways[f] {
-			if !slices.ContainsFunc(ways, func(o candidate) bool { return o.parts[0] == c.parts[0] }) {
-				ways = append(ways, c)
+		for _, c := range a.routes[f] {
+			if !slices.ContainsFunc(routes, func(o candidate) bool { return o.parts[0] == c.parts[0] }) {
+				routes = append(routes, c)
 			}
 		}
-		a.ways[f] = ways
+		a.routes[f] = routes
 	}
 	return lanes
 }

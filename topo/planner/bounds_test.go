@@ -127,8 +127,8 @@ func judgeWith(t testing.TB, h *topo.Host, c Config) (j judged, ok bool) {
 	}, true
 }
 
-// bounded fails the test if a plan is below the bounds: least of the optimum, and the rates of
-// NCCL.
+// bounded fails the test if a plan is below the bounds: the share least of the optimum, and the
+// rates of NCCL.
 func bounded(t testing.TB, name string, h *topo.Host, least float64) (j judged, ok bool) {
 	t.Helper()
 	if j, ok = judge(t, h); !ok {
@@ -389,8 +389,8 @@ func TestPlanOfVirtualFunctionsAndMeasurementsReachesTheOptimum(t *testing.T) {
 		if j.planned < 0.98*j.optimum {
 			t.Errorf("seed %d: the slowest lane has %.4g GB/s, and %.4g are possible", seed, j.planned, j.optimum)
 		}
-		// The ways of a lane are equal in both directions. If the directions have different
-		// measured rates, PXN's way for sending can be faster than the lane.
+		// The routes of a lane are equal in both directions. If the directions have different
+		// measured rates, PXN's route for sending can be faster than the lane.
 		if j.planned < j.nccl*(1-1e-9) || h.Measured == nil && j.sent < j.pxn*(1-1e-9) {
 			t.Errorf("seed %d: the slowest lane has %.6g GB/s and sends %.6g; NCCL's defaults give the slowest GPU %.6g, and "+
 				"with PXN NCCL sends %.6g", seed, j.planned, j.sent, j.nccl, j.pxn)
@@ -419,10 +419,10 @@ func TestPlanBeatsEveryChoiceOfSmallWeights(t *testing.T) {
 		a.solve()
 		choices := make([][]mix, len(a.flows))
 		for f := range a.flows {
-			ways := len(a.ways[f])
-			for x := range ways {
+			routes := len(a.routes[f])
+			for x := range routes {
 				choices[f] = append(choices[f], mix{{x, 1}})
-				for y := x + 1; y < ways; y++ {
+				for y := x + 1; y < routes; y++ {
 					choices[f] = append(choices[f], mix{{x, 1}, {y, 1}}, mix{{x, 3}, {y, 1}}, mix{{x, 1}, {y, 3}})
 				}
 			}

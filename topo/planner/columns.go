@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// The revised simplex algorithm solves hosts with too many ways for the dense algorithm. The
-// known ways are columns; the prices of links find missing ways (column generation). Flows have
+// The revised simplex algorithm solves hosts with too many routes for the dense algorithm. The
+// known routes are columns; the prices of links find missing routes (column generation). Flows have
 // no rows in the basis: the amount of the flow's key column is the rate of the flow minus the
 // amounts of the other columns of the flow (generalised upper bounds, by Dantzig and Van
 // Slyke). The inverse of the basis is stored only for the rows of full links and for the places
@@ -16,8 +16,8 @@ import (
 
 // master maximises the level: the common rate of the flows that are not fixed.
 //
-// Rows have a capacity of 1 plus a small perturbation against cycling (apart). The price of a
-// row is the gain of the objective per unit of capacity.
+// Rows have a capacity of 1 plus a small value against cycling (perturbation). The price of a row
+// is the gain of the objective per unit of capacity.
 type master struct {
 	flows   int
 	rowOf   map[int]int // pipe: row
@@ -48,12 +48,12 @@ type master struct {
 	next             int // flow whose columns are priced next
 }
 
-// column is a way of a flow, by rows.
+// column is a route of a flow, by rows.
 type column struct {
-	flow int
-	way  part // zero for a pinned lane
-	load load // by rows
-	cost float64
+	flow  int
+	route part // zero for a pinned lane
+	load  load // by rows
+	cost  float64
 }
 
 const theLevel = -1
@@ -77,20 +77,20 @@ func newMaster(flows int) *master {
 	}
 }
 
-// add adds a way, with a load on pipes, and reports whether the way is new. The first way of a
-// flow is the key.
-func (m *master) add(flow int, way part, l load, cost float64) bool {
-	if m.known[flow][way] {
+// add adds a route, with a load on pipes, and reports whether the route is new. The first route of
+// a flow is the key.
+func (m *master) add(flow int, route part, l load, cost float64) bool {
+	if m.known[flow][route] {
 		return false
 	}
-	c := column{flow: flow, way: way, cost: cost}
+	c := column{flow: flow, route: route, cost: cost}
 	for _, on := range l {
 		r, is := m.rowOf[on.pipe]
 		if !is {
 			r = len(m.pipes)
 			m.rowOf[on.pipe], m.pipes = r, append(m.pipes, on.pipe)
 			_, golden := math.Modf(float64(float64(r+1) * math.Phi))
-			m.basis, m.value = append(m.basis, slackOf(r)), append(m.value, 1+float64(apart*(0.1+golden)))
+			m.basis, m.value = append(m.basis, slackOf(r)), append(m.value, 1+float64(perturbation*(0.1+golden)))
 			for _, f := range m.full {
 				m.inverse[f] = append(m.inverse[f], 0)
 			}
@@ -107,7 +107,7 @@ func (m *master) add(flow int, way part, l load, cost float64) bool {
 	if m.known[flow] == nil {
 		m.known[flow] = map[part]bool{}
 	}
-	m.known[flow][way] = true
+	m.known[flow][route] = true
 	m.columns, m.at = append(m.columns, c), append(m.at, -1)
 	if m.key[flow] < 0 {
 		m.key[flow] = k
@@ -473,8 +473,8 @@ func (m *master) improve(most int) bool {
 	return false
 }
 
-// entering returns the column or slack that gains the most above a least gain, and the gain; theLevel
-// if there is none. own lists the columns of each flow.
+// entering returns the column or slack that gains the most above a least gain, and the gain;
+// theLevel if there is none. own lists the columns of each flow.
 func (m *master) entering(own [][]int, byCost bool, gain float64) (int, float64) {
 	best := theLevel
 	for _, r := range m.full {

@@ -28,7 +28,7 @@ func TestConfigurationShapesThePlan(t *testing.T) {
 		"near to mlx5_1, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
 		"far by 4 to mlx5_1, rail 1, NODE", "far by 5 to mlx5_1, rail 1, NODE",
 	}
-	// but returns the usual plan with different lanes at given indices.
+	// but returns the usual plan, with other lanes at the given indices.
 	but := func(lanes map[int]string) []string {
 		want := append([]string{}, usual...)
 		for g, lane := range lanes {

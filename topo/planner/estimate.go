@@ -21,13 +21,13 @@ const (
 	copyShare = 19.87 / 24
 )
 
-// Estimate has the largest rates between the GPUs of a host and the network, for several ways.
+// Estimate has the largest rates between the GPUs of a host and the network, for several routes.
 // Rates are GB/s per direction.
 type Estimate struct {
 	GPUs []GPUEstimate `json:"gpus"`
 	// Uniformity is the slowest GPU's share of the fastest's.
 	Uniformity Rates `json:"uniformity"`
-	// PXN is true if PXN changes the way of a GPU of this host.
+	// PXN is true if PXN changes the route of a GPU of this host.
 	PXN bool `json:"pxn"`
 }
 
@@ -40,7 +40,7 @@ type GPUEstimate struct {
 	// both directions, and with only this GPU busy.
 	Send    Rates `json:"send"`
 	Receive Rates `json:"receive"`
-	// Limit names the full link on the planned way while all GPUs are busy: "the port of mlx5_0
+	// Limit names the full link on the planned route while all GPUs are busy: "the port of mlx5_0
 	// (sending)".
 	Limit string `json:"limit,omitempty"`
 }
@@ -48,12 +48,12 @@ type GPUEstimate struct {
 // Rates has the common rate of both directions: with all GPUs of the host busy, and with only
 // one GPU busy.
 type Rates struct {
-	Ways
-	Alone Ways `json:"alone"`
+	RouteRates
+	Alone RouteRates `json:"alone"`
 }
 
-// Ways has the rates of the ways that an estimate compares.
-type Ways struct {
+// RouteRates has the rates of the routes that an estimate compares.
+type RouteRates struct {
 	// NCCL is the rate with NCCL's defaults, without PXN: GPUDirect RDMA if the nearest NIC is
 	// near, otherwise through the CPU's memory.
 	NCCL float64 `json:"nccl"`
@@ -89,7 +89,7 @@ func (p *Plan) Estimate(h *topo.Host) (*Estimate, error) {
 		gpus = append(gpus, g)
 		planned = append(planned, n.carriedBy(l))
 	}
-	today, pxn := n.today(gpus, false), n.today(gpus, true)
+	today, pxn := n.ncclDefaults(gpus, false), n.ncclDefaults(gpus, true)
 	for _, c := range today {
 		c.parts = slices.Clone(c.parts)
 		for i := range c.parts {
@@ -99,37 +99,37 @@ func (p *Plan) Estimate(h *topo.Host) (*Estimate, error) {
 	}
 	e := &Estimate{GPUs: make([]GPUEstimate, len(gpus))}
 	all := []struct {
-		at            func(*Ways) *float64
+		at            func(*RouteRates) *float64
 		send, receive []carried
 	}{
-		{func(w *Ways) *float64 { return &w.NCCL }, today, today},
-		{func(w *Ways) *float64 { return &w.PXN }, pxn, today},
-		{func(w *Ways) *float64 { return &w.HostMemory }, off, off},
-		{func(w *Ways) *float64 { return &w.Relay }, planned, planned},
+		{func(w *RouteRates) *float64 { return &w.NCCL }, today, today},
+		{func(w *RouteRates) *float64 { return &w.PXN }, pxn, today},
+		{func(w *RouteRates) *float64 { return &w.HostMemory }, off, off},
+		{func(w *RouteRates) *float64 { return &w.Relay }, planned, planned},
 	}
-	for k, way := range all {
+	for k, route := range all {
 		loads := make([]load, len(gpus))
 		for i := range gpus {
-			loads[i] = n.load(way.send[i], sending)
-			n.join(&loads[i], n.load(way.receive[i], receiving))
+			loads[i] = n.load(route.send[i], sending)
+			n.join(&loads[i], n.load(route.receive[i], receiving))
 		}
 		capacity := n.capacity()
 		busy, full := share(loads, capacity)
-		sent, received := n.apart(way.send, way.receive)
+		sent, received := n.separateRates(route.send, route.receive)
 		single := make([]float64, len(gpus))
 		for i, g := range gpus {
 			at := &e.GPUs[i]
 			at.GPU, at.Index = n.h.GPUs[g].BusID, n.h.GPUs[g].Index
 			single[i] = alone(loads[i], capacity)
-			*way.at(&at.Ways), *way.at(&at.Alone) = busy[i], single[i]
-			*way.at(&at.Send.Ways), *way.at(&at.Receive.Ways) = sent[i], received[i]
-			*way.at(&at.Send.Alone) = alone(n.load(way.send[i], sending), capacity)
-			*way.at(&at.Receive.Alone) = alone(n.load(way.receive[i], receiving), capacity)
+			*route.at(&at.RouteRates), *route.at(&at.Alone) = busy[i], single[i]
+			*route.at(&at.Send.RouteRates), *route.at(&at.Receive.RouteRates) = sent[i], received[i]
+			*route.at(&at.Send.Alone) = alone(n.load(route.send[i], sending), capacity)
+			*route.at(&at.Receive.Alone) = alone(n.load(route.receive[i], receiving), capacity)
 			if k == len(all)-1 && full[i] >= 0 {
 				at.Limit = n.pipes[full[i]].name
 			}
 		}
-		*way.at(&e.Uniformity.Ways), *way.at(&e.Uniformity.Alone) = uniformity(busy), uniformity(single)
+		*route.at(&e.Uniformity.RouteRates), *route.at(&e.Uniformity.Alone) = uniformity(busy), uniformity(single)
 	}
 	for i := range gpus {
 		e.PXN = e.PXN || !slices.Equal(today[i].parts, pxn[i].parts)
@@ -147,7 +147,7 @@ func (n *network) join(l *load, more load) {
 	}
 }
 
-// uniformity is the least rate's share of the greatest; 0 without any.
+// uniformity returns the lowest rate as a share of the highest; 0 without rates.
 func uniformity(rates []float64) float64 {
 	if len(rates) == 0 || slices.Max(rates) == 0 {
 		return 0
@@ -155,9 +155,9 @@ func uniformity(rates []float64) float64 {
 	return slices.Min(rates) / slices.Max(rates)
 }
 
-// today returns the ways of NCCL's defaults, with PXN or without: the NICs of the GPUs, and the
-// way to a NIC. With PXN the ways are for sending.
-func (n *network) today(gpus []int, pxn bool) []carried {
+// ncclDefaults returns the routes of NCCL's defaults, with PXN or without: the NICs of the GPUs,
+// and the route to a NIC. With PXN the routes are for sending.
+func (n *network) ncclDefaults(gpus []int, pxn bool) []carried {
 	seen := *n.h // by NCCL's plugin for InfiniBand and RoCE
 	seen.GPUs, seen.NICs = nil, nil
 	for _, g := range gpus {
@@ -182,7 +182,7 @@ func (n *network) today(gpus []int, pxn bool) []carried {
 	users := make([]float64, len(n.h.NICs)) // lanes per port, by the port's owner
 	for i, g := range gpus {
 		c := carried{gpu: g}
-		if d, ok := p.Dealt(p.AtGPU[i]); ok {
+		if d, ok := p.Assigned(p.AtGPU[i]); ok {
 			for channel := range d.PerGPU {
 				nic := d.NIC(channel)
 				server := throughMemory
@@ -218,7 +218,7 @@ func alone(l load, capacity []float64) float64 {
 }
 
 // share returns max-min fair rates. The rates of all flows rise together; a flow stops at a
-// full pipe on its way, and the remaining flows rise further. full has the pipe that stops a
+// full pipe on its route, and the remaining flows rise further. full has the pipe that stops a
 // flow. A flow without load has the rate 0 and -1 in full.
 func share(flows []load, capacity []float64) (rates []float64, full []int) {
 	rates, full = make([]float64, len(flows)), slices.Repeat([]int{-1}, len(flows))

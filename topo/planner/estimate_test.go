@@ -158,7 +158,7 @@ func TestEstimateWithoutBandwidthsIsRefused(t *testing.T) {
 var published = []struct {
 	name     string
 	host     func() *topo.Host
-	way      func(*Estimate) float64
+	route    func(*Estimate) float64
 	measured float64
 	// low and high limit the ratio of the estimate to the measurement.
 	low, high float64
@@ -247,7 +247,7 @@ func TestEstimateAgreesWithPublishedMachines(t *testing.T) {
 				config.GDR.MaxPath, config.Near = topo.SYS, nearDirect
 			}
 			_, e := estimate(t, m.host(), config)
-			got := m.way(e)
+			got := m.route(e)
 			line := fmt.Sprintf("| %s | %.1f | %.1f | %.2f |", m.name, m.measured, got, got/m.measured)
 			if !strings.Contains(string(document), line) {
 				t.Errorf("docs/estimate.md lacks the line %s", line)
@@ -259,7 +259,7 @@ func TestEstimateAgreesWithPublishedMachines(t *testing.T) {
 	}
 }
 
-// GPUDirect RDMA over C2C is at least as fast as the way through the CPU's memory.
+// GPUDirect RDMA over C2C is at least as fast as the route through the CPU's memory.
 func TestEstimateOverC2CIsAtLeastHostMemory(t *testing.T) {
 	const grace = `<cpu numaid="0" arch="arm64" vendor="ARM">
 		<pci busid="0000:01:00.0" class="0x030200" vendor="0x10de" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90" rank="0" gdr="1"><c2c bw="450000" count="1"/></gpu></pci>
@@ -327,7 +327,7 @@ func TestEstimateTakesNICsOfNCCL(t *testing.T) {
 		for g := range n.h.GPUs {
 			gpus = append(gpus, g)
 		}
-		for _, c := range n.today(gpus, false) {
+		for _, c := range n.ncclDefaults(gpus, false) {
 			var names []string
 			kind := ""
 			for _, p := range c.parts {

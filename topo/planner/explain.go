@@ -33,7 +33,7 @@ func (p *Plan) Explain(h *topo.Host, name string) ([]string, error) {
 	if lane.Role == RoleRefused {
 		return e.sentences, nil
 	}
-	e.ways()
+	e.routes()
 	e.say("Its lane: %s.", lane.Reason)
 	e.legs()
 	if err := e.rates(); err != nil {
@@ -71,9 +71,9 @@ func (e *explanation) who() {
 	}
 }
 
-// ways names the paths from the GPU to the NICs.
-func (e *explanation) ways() {
-	var ways, nowhere, useless []string
+// routes names the paths from the GPU to the NICs.
+func (e *explanation) routes() {
+	var routes, nowhere, useless []string
 	of := topo.Owners(e.plan.NICs)
 	for i, pair := range graph.ToNICs(e.h, e.gpu, e.plan.NICs) {
 		nic := e.plan.NICs[i]
@@ -88,13 +88,13 @@ func (e *explanation) ways() {
 		case pair.Type == topo.DIS:
 			nowhere = append(nowhere, nic.Name)
 		case e.h.Matrix != nil:
-			ways = append(ways, fmt.Sprintf("%s (%s)", nic.Name, describe(pair.Path)))
+			routes = append(routes, fmt.Sprintf("%s (%s)", nic.Name, describe(pair.Path)))
 		default:
-			ways = append(ways, fmt.Sprintf("%s by %s (%s)", nic.Name, pair.Reason, describe(pair.Path)))
+			routes = append(routes, fmt.Sprintf("%s by %s (%s)", nic.Name, pair.Reason, describe(pair.Path)))
 		}
 	}
-	if len(ways) > 0 {
-		e.say("Without a relay it reaches %s.", some(ways))
+	if len(routes) > 0 {
+		e.say("Without a relay it reaches %s.", some(routes))
 	}
 	if len(nowhere) > 0 {
 		e.say("No path leads to %s.", some(nowhere))
@@ -196,7 +196,7 @@ func (e *explanation) others() {
 	}
 }
 
-// indices returns the indices of GPUs in words.
+// indices returns the indices of GPUs as words.
 func (e *explanation) indices(busIDs []string) string {
 	var numbers []int
 	for _, id := range busIDs {

@@ -179,7 +179,7 @@ func (f *flow) cheapest() []int {
 	return choice
 }
 
-// augment sends another lane over the cheapest way with room. out has the edges of nodes; of
+// augment sends another lane over the cheapest route with room. out has the edges of nodes; of
 // the edges from a NIC to lanes, only edges with room.
 func (f *flow) augment(out [][]int32) {
 	cost := slices.Repeat([]int64{math.MaxInt64}, len(out))

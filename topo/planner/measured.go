@@ -75,7 +75,8 @@ func (n *network) memory(cpu graph.NodeID) (out, in float64) {
 	return out, in
 }
 
-// loopKey names the pipes of a measured loopback: the NIC that owns a port, and the memory at the other end.
+// loopKey names the pipes of a measured loopback: the NIC that owns a port, and the memory at the
+// other end.
 type loopKey struct {
 	nic    int
 	memory loopMemory
@@ -94,8 +95,8 @@ func (m loopMemory) String() string {
 
 // looped returns the measured rate of both directions between a NIC and the memory of a GPU, or
 // host memory for throughMemory; 0 without a measurement, or if the path passes no CPU: PCIe links
-// have no constant. Functions of a port have the best rate of the port. Both ends of a loopback share
-// the link of the NIC, so that between hosts the NIC is at least as fast.
+// have no constant. Functions of a port have the best rate of the port. Both ends of a loopback
+// share the link of the NIC, so that between hosts the NIC is at least as fast.
 func (n *network) looped(nic, gpu int) float64 {
 	if n.h.Measured == nil || len(n.h.Measured.Loops) == 0 {
 		return 0
@@ -237,7 +238,7 @@ func (p *Plan) ModelLinks(h *topo.Host) (links []ModelLink) {
 	return links
 }
 
-// closeCall is the smallest ratio of two rates that is too close to decide between ways if both
+// closeCall is the smallest ratio of two rates that is too close to decide between routes if both
 // rates contain constants of other machines.
 const closeCall = 0.75
 

@@ -151,10 +151,10 @@ func TestMeasuredDirectionsHaveSeparateLimits(t *testing.T) {
 		send, receive float64
 	}{"staged": {0, 5, 7}, "through host memory": {throughMemory, 9, 10}} {
 		c := []carried{{gpu: 1, parts: []part{{tt.server, 0, 1}}}}
-		if sent, received := n.apart(c, nil); sent[0] != tt.send || len(received) != 0 {
+		if sent, received := n.separateRates(c, nil); sent[0] != tt.send || len(received) != 0 {
 			t.Errorf("%s: %v GB/s are sent, want %g", name, sent, tt.send)
 		}
-		if _, received := n.apart(nil, c); received[0] != tt.receive {
+		if _, received := n.separateRates(nil, c); received[0] != tt.receive {
 			t.Errorf("%s: %v GB/s are received, want %g", name, received, tt.receive)
 		}
 		if both := n.rates(c).alone[0]; both != min(tt.send, tt.receive) {

@@ -6,11 +6,11 @@ import (
 	"strconv"
 )
 
-// Member is a way of a lane to the network. A member carries the share of the lane's bytes that
+// Member is a route of a lane to the network. A member carries the share of the lane's bytes that
 // the weight gives.
 type Member struct {
 	// Server is the PCI address of the GPU whose memory the NIC reads and writes: the lane's
-	// GPU for a direct member, another GPU for a staged member. Server is empty for a way
+	// GPU for a direct member, another GPU for a staged member. Server is empty for a route
 	// through the CPU's memory.
 	Server string `json:"server,omitempty"`
 	NIC    string `json:"nic"`
@@ -43,7 +43,7 @@ func (l *Lane) Weights() (sum int) {
 // Even returns the members of a lane that has only servers and NICs: all pairs, with equal
 // weights.
 func (l *Lane) Even() (members []Member) {
-	servers := l.Servers // empty for a lane without a way
+	servers := l.Servers // empty for a lane without a route
 	switch l.Kind {
 	case KindDirect:
 		servers = []string{l.GPU}

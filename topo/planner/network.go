@@ -258,9 +258,10 @@ func (n *network) rates(all []carried) rated {
 	return r
 }
 
-// apart shares the links of the host among flows of one direction: GPUs send over the routes of
-// send and receive over the routes of receive, and the rates of the two directions are independent.
-func (n *network) apart(send, receive []carried) (sent, received []float64) {
+// separateRates shares the links of the host among flows of one direction: GPUs send over the
+// routes of send and receive over the routes of receive, and the rates of the two directions are
+// independent.
+func (n *network) separateRates(send, receive []carried) (sent, received []float64) {
 	var flows []load
 	for _, c := range send {
 		flows = append(flows, n.load(c, sending))
@@ -474,7 +475,7 @@ func (n *network) cpu(host string, p topo.Place, numa int) graph.Endpoint {
 	return graph.Endpoint{ID: graph.CPUID(host, numa)}
 }
 
-// hop returns the link from a to b, which are neighbours on a route.
+// hop returns the link between two consecutive nodes of a route, a and b.
 func (n *network) hop(a, b graph.NodeID) hop {
 	key := [2]graph.NodeID{a, b}
 	h, known := n.hops[key]

@@ -40,8 +40,8 @@ type planner struct {
 	reached []float64 // [GPU]
 	bound   float64   // upper bound of the rate of the slowest lane, GB/s
 	ahead   string
-	// asked caches the routes that NCCL takes, with PXN and without PXN.
-	asked map[bool][]carried
+	// defaults caches the routes that NCCL takes, with PXN and without PXN.
+	defaults map[bool][]carried
 	// stageable reports whether a lane can be staged; nil before plan.
 	stageable *bool
 }
@@ -726,8 +726,8 @@ func (p *planner) notes(lanes []Lane) []string {
 	return append(notes, p.estimateNotes(lanes, relayed, gdr)...)
 }
 
-// nicNotes returns sentences about idle NICs, NICs that cannot flush, and functions of NICs that lanes
-// do not use.
+// nicNotes returns sentences about idle NICs, NICs that cannot flush, and functions of NICs that
+// lanes do not use.
 func (p *planner) nicNotes(lanes []Lane, used map[string]bool, open bool) (notes []string) {
 	functions := map[int]int{} // [NIC]: number of functions left to other tenants
 	for n, nic := range p.host.NICs {
@@ -755,8 +755,8 @@ func (p *planner) nicNotes(lanes []Lane, used map[string]bool, open bool) (notes
 	return notes
 }
 
-// estimateNotes returns sentences about the estimate of the lanes' rates. gdr means that the file has
-// GPUDirect RDMA off and that a lane needs GPUDirect RDMA.
+// estimateNotes returns sentences about the estimate of the lanes' rates. gdr means that the file
+// has GPUDirect RDMA off and that a lane needs GPUDirect RDMA.
 func (p *planner) estimateNotes(lanes []Lane, relayed int, gdr bool) (notes []string) {
 	if relayed > 0 && p.known && !p.gains(lanes) {
 		notes = append(notes, "with all lanes busy the relay has no benefit on this host: by the estimate, no choice of "+

@@ -101,7 +101,7 @@ func TestFarGPUWithP2PToNearGPUHasLane(t *testing.T) {
 	found, relayed, bounced, configured := 0, 0, 0, 0
 	randomHosts(t, 500, func(seed uint64, h *topo.Host, c Config) {
 		plan := planOf(t, seed, h, c)
-		apart := map[[2]string]bool{} // addresses of GPUs, names of NICs
+		excluded := map[[2]string]bool{} // addresses of GPUs, names of NICs
 		for _, pair := range c.Exclude.Pairs {
 			gpu, err := plan.GPU(pair[0])
 			if err != nil {
@@ -111,15 +111,15 @@ func TestFarGPUWithP2PToNearGPUHasLane(t *testing.T) {
 			if peer, err := plan.GPU(pair[1]); err == nil {
 				other = peer.BusID
 			}
-			apart[[2]string{gpu.BusID, other}], apart[[2]string{other, gpu.BusID}] = true, true
+			excluded[[2]string{gpu.BusID, other}], excluded[[2]string{other, gpu.BusID}] = true, true
 		}
 		for _, l := range plan.Lanes {
 			if l.Role != RoleFar {
 				continue
 			}
 			if !slices.ContainsFunc(plan.Lanes, func(near Lane) bool {
-				return near.Role == RoleNear && len(near.NICs) > 0 && !apart[[2]string{l.GPU, near.GPU}] &&
-					!apart[[2]string{l.GPU, near.NICs[0]}]
+				return near.Role == RoleNear && len(near.NICs) > 0 && !excluded[[2]string{l.GPU, near.GPU}] &&
+					!excluded[[2]string{l.GPU, near.NICs[0]}]
 			}) {
 				continue
 			}
@@ -195,8 +195,8 @@ func slowest(t *testing.T, seed uint64, h *topo.Host, c Config) (float64, bool) 
 }
 
 // solvedOptimum returns the rate of the slowest lane that the solver finds, GB/s, before the
-// planner removes members and rounds weights. solvedOptimum sets apart to 0, so that links have the
-// capacity 1 exactly.
+// planner removes members and rounds weights. solvedOptimum sets perturbation to 0, so that links
+// have the capacity 1 exactly.
 func solvedOptimum(t *testing.T, seed uint64, h *topo.Host, c Config) float64 {
 	t.Helper()
 	p, err := newPlanner(sortedHost(h), c)
@@ -207,8 +207,8 @@ func solvedOptimum(t *testing.T, seed uint64, h *topo.Host, c Config) float64 {
 	if a.open == 0 {
 		return 0
 	}
-	defer func(before float64) { apart = before }(apart)
-	apart = 0
+	defer func(before float64) { perturbation = before }(perturbation)
+	perturbation = 0
 	a.solve()
 	return a.bound
 }

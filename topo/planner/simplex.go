@@ -5,14 +5,14 @@ import "math"
 // program is the problem of assigning an amount to the routes of flows. The capacity of a link
 // bounds the sum of the routes over the link.
 type program struct {
-	ways  []programWay
-	rows  int // links, of capacity 1
-	flows int
+	routes []programRoute
+	rows   int // links, of capacity 1
+	flows  int
 }
 
-// programWay is a route of a flow. load is the load per unit on links of capacity 1. cost decides
+// programRoute is a route of a flow. load is the load per unit on links of capacity 1. cost decides
 // between routes with equal rates.
-type programWay struct {
+type programRoute struct {
 	flow int
 	load load
 	cost float64
@@ -37,9 +37,10 @@ const (
 	tinyCost = 1e-8
 )
 
-// apart bounds the perturbation of the right sides of rows, which differs from row to row. Without
-// the perturbation, the algorithm would cycle between degenerate vertices. Only tests change apart.
-var apart = 1e-6
+// perturbation bounds the increase of the right sides of rows, which differs from row to row.
+// Without the increase, the algorithm would cycle between degenerate vertices. Only tests change
+// perturbation.
+var perturbation = 1e-6
 
 func (t *tableau) row(i int) []float64 { return t.cells[i*t.columns : (i+1)*t.columns] }
 
@@ -86,9 +87,9 @@ func (p *program) maxMinFair() (amounts []float64, slowest float64) {
 	}
 	t.banned[level] = true
 	p.cheapen(t)
-	amounts = make([]float64, len(p.ways))
+	amounts = make([]float64, len(p.routes))
 	for i, column := range t.basis {
-		if column >= 0 && column < len(p.ways) {
+		if column >= 0 && column < len(p.routes) {
 			amounts[column] = max(0, t.right[i])
 		}
 	}
@@ -96,14 +97,14 @@ func (p *program) maxMinFair() (amounts []float64, slowest float64) {
 }
 
 // slack returns the column of the slack of a row.
-func (p *program) slack(row int) int { return len(p.ways) + row }
+func (p *program) slack(row int) int { return len(p.routes) + row }
 
 // tableau returns the start of the algorithm, with amounts of 0.
 func (p *program) tableau() *tableau {
-	t := &tableau{rows: p.rows + p.flows, columns: len(p.ways) + p.rows + p.flows + 1}
+	t := &tableau{rows: p.rows + p.flows, columns: len(p.routes) + p.rows + p.flows + 1}
 	t.cells, t.right, t.basis = make([]float64, t.rows*t.columns), make([]float64, t.rows), make([]int, t.rows)
 	t.banned, t.objective = make([]bool, t.columns), make([]float64, t.columns)
-	for i, w := range p.ways {
+	for i, w := range p.routes {
 		for _, on := range w.load {
 			t.row(on.pipe)[i] = on.weight
 		}
@@ -112,7 +113,7 @@ func (p *program) tableau() *tableau {
 	for i := range t.rows {
 		t.row(i)[p.slack(i)], t.basis[i] = 1, p.slack(i)
 		_, golden := math.Modf(float64(float64(i+1) * math.Phi))
-		t.right[i] = apart * (0.1 + golden)
+		t.right[i] = perturbation * (0.1 + golden)
 		if i < p.rows {
 			t.right[i]++
 		}
@@ -123,14 +124,14 @@ func (p *program) tableau() *tableau {
 // cheapen minimises the cost at constant rates.
 func (p *program) cheapen(t *tableau) {
 	clear(t.objective)
-	for i, w := range p.ways {
+	for i, w := range p.routes {
 		t.objective[i] = -w.cost
 	}
 	for i, column := range t.basis {
-		if column < 0 || column >= len(p.ways) {
+		if column < 0 || column >= len(p.routes) {
 			continue
 		}
-		cost := p.ways[column].cost
+		cost := p.routes[column].cost
 		for j, cell := range t.row(i) {
 			// float64 keeps compilers from fusing the product with the sum, as on arm64: the plan
 			// of a host must not depend on the processor. The conversions below have the same

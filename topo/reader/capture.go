@@ -47,7 +47,7 @@ func (n *capturedNVML) GPUs() ([]topo.NVMLGPU, error) {
 	return n.Answer, &capturedError{n.Error, n.Absent}
 }
 
-// capturedError is an error that another host met.
+// capturedError is an error of the captured host.
 type capturedError struct {
 	text   string
 	absent bool

@@ -135,7 +135,7 @@ func (f traced) ReadFile(path string) ([]byte, error) {
 	return text, err
 }
 
-// An attribute that a reader learns to look at has to be recorded as well.
+// Record must take each file that a reader uses.
 func TestCaptureHasEveryFileOfReaders(t *testing.T) {
 	o := topotest.Tree(t, variedHost())
 	read := map[string]bool{}

@@ -31,7 +31,7 @@ func soon(t *testing.T, what string, work func() error) error {
 	}
 }
 
-// bothRead has a tree read and captured, and returns the errors.
+// bothRead reads and captures a tree, and returns the errors.
 func bothRead(t *testing.T, what string, o topo.Options) (read, captured error) {
 	t.Helper()
 	read = soon(t, what, func() error { _, err := Sysfs(o); return err })

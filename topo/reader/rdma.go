@@ -58,7 +58,7 @@ func (s *sysfs) readNICs() error {
 	}
 	for i := range s.host.NICs {
 		nic := &s.host.NICs[i]
-		// If several devices are on a bond, no device stands for the bond.
+		// No device represents a bond with several devices.
 		bond := bonds[nic.Name]
 		nic.Bond = pci.BondName.MatchString(nic.Name) || bond != "" && members[bond] == 1
 	}

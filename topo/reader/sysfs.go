@@ -44,7 +44,7 @@ func readHost(o topo.Options, from files) (*topo.Host, error) {
 	s := sysfs{
 		files: from, root: root, proc: proc,
 		switches: map[string]bool{}, ports: map[string]bool{}, configs: map[string]configuration{},
-		told: map[[2]string]string{},
+		cached: map[[2]string]string{},
 	}
 	s.host = &topo.Host{Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: s.root}}
 	for _, read := range []func() error{s.readNodes, s.readGPUs, s.readNICs} {
@@ -74,7 +74,7 @@ type sysfs struct {
 	switches   map[string]bool // switches in host
 	ports      map[string]bool // ports in host
 	configs    map[string]configuration
-	told       map[[2]string]string // attributes of PCI functions that are read twice
+	cached     map[[2]string]string // attributes of PCI functions that are read twice
 	cut        bool                 // the kernel cut a configuration space
 	refreshed  bool                 // Broadcom's driver has refreshed the links of switches
 	noVPD      bool                 // the kernel refused vital product data
@@ -362,13 +362,13 @@ func (s *sysfs) pciAttribute(device, name string) (string, error) {
 	// The caller reads class and vendor twice: to select functions, and for the identity of a
 	// function; and numa_node of a root port for each device below.
 	key := [2]string{device, name}
-	text, known := s.told[key]
+	text, known := s.cached[key]
 	if !known {
 		var err error
 		if text, err = s.attribute("bus/pci/devices", device, name); err != nil {
 			return "", err
 		}
-		s.told[key] = text
+		s.cached[key] = text
 	}
 	return text, nil
 }

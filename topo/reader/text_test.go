@@ -31,7 +31,7 @@ func TestInputControlCharacterFails(t *testing.T) {
 		if tt.want == "" && err != nil || tt.want != "" && (e == nil || e.Field != tt.want) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
-		// The text itself: a terminal shows it.
+		// The check is on the text itself, because a terminal shows the text.
 		if err != nil && strings.ContainsAny(err.Error(), "\x1b\n\x7f\u009b") {
 			t.Errorf("%s: %q", tt.name, err)
 		}

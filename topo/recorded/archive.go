@@ -16,16 +16,16 @@ import (
 )
 
 // header begins an archive.
-const header = `# A host's sysfs and procfs, as far as they tell of GPUs, of RDMA devices and of
-# what joins them. ` + "`make vm-capture`" + ` reads it from the kernel of the test
-# machine and writes this file again: a change made by hand is lost then.
+const header = `# The files of a host's sysfs and procfs about GPUs, RDMA devices and the devices
+# between. ` + "`make vm-capture`" + ` reads the files from the kernel of the test machine and
+# replaces this file: it overwrites a change made by hand.
 #
 # DIRECTORY/            and below it, indented:
 #     NAME = TEXT       a file of one line
 #     NAME -> TARGET    a symbolic link
 #     NAME:             a file of several lines, or of bytes:
 #         | LINE        a line
-#         x AT BYTES    16 bytes from that offset; those not written are 0
+#         x AT BYTES    16 bytes from that offset; omitted bytes are 0
 #         x SIZE        the end of the bytes
 # AT, BYTES and SIZE are hexadecimal.
 `
@@ -80,7 +80,7 @@ var (
 // lineError is an error in a line of an archive.
 type lineError struct {
 	line  int  // from 1
-	after bool // the line is the last one, and the fault is that nothing follows
+	after bool // the line is the last line, and a following line is missing
 	err   error
 }
 
@@ -180,7 +180,7 @@ func (a archive) String() string {
 			return a[path.Join(dir, name)].kind == directory
 		})
 		if len(names) == 0 && len(held[dir]) > 0 {
-			continue // its subdirectories imply the directory
+			continue // the subdirectories imply the directory
 		}
 		slices.SortStableFunc(names, func(x, y string) int {
 			return a[path.Join(dir, x)].rank() - a[path.Join(dir, y)].rank()
@@ -266,11 +266,11 @@ func parse(text string) (archive, error) {
 
 type parser struct {
 	archive archive
-	dir     string    // the directory that the lines are about
-	file    *openFile // the file that the lines are of, or nil
+	dir     string    // the current directory
+	file    *openFile // the current file, or nil
 }
 
-// openFile is a file of several lines that is being collected.
+// openFile is a file whose lines are being read.
 type openFile struct {
 	name  string
 	data  []byte
@@ -368,7 +368,7 @@ func (p *parser) row(offset, text string) error {
 	return nil
 }
 
-// endFile adds the file that the lines up to here have collected.
+// endFile adds the current file.
 func (p *parser) endFile() error {
 	f := p.file
 	if f == nil {

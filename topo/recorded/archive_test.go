@@ -51,7 +51,7 @@ func TestFilesKeepEveryByte(t *testing.T) {
 	zeros := make([]byte, maxBytes)
 	for name, c := range map[string]struct {
 		data []byte
-		text string // its form in the archive
+		text string // the form of the entry in the archive
 	}{
 		"a line":                {[]byte("one\n"), "    x = one\n"},
 		"a line between spaces": {[]byte("  one \n"), "    x =   one \n"},

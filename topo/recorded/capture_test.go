@@ -133,7 +133,7 @@ sys/devices/system/node/node0/
     distance = 10 21
 `
 
-// left has neighbouring files that Capture skips.
+// left has files beside those that Capture reads. Capture skips them.
 const left = `
 proc/
     meminfo = MemTotal: 1 kB

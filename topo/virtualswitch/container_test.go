@@ -39,6 +39,9 @@ func TestContainerXMLHasOwnGPUsLanesAndSwitches(t *testing.T) {
 			t.Fatal(err)
 		}
 		ncclfile.ReadAsNCCLDoes(t, string(text))
+		if !strings.Contains(string(text), "for one container") {
+			t.Errorf("%v: no note says that the file is for one container:\n%s", c.gpus, text)
+		}
 		for _, no := range []string{"<gpu", "dev=", "guid", " speed=", "port=", "nvlink", "mlx5", "sm="} {
 			if strings.Contains(string(text), no) {
 				t.Errorf("%v: the file contains %q:\n%s", c.gpus, no, text)

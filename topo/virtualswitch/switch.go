@@ -30,29 +30,29 @@ func New(h *topo.Host, p *planner.Plan) (*topo.Host, error) { return newSwitch(h
 func newLocal(h *topo.Host, p *planner.Plan) (*topo.Host, error) { return newSwitch(h, p, true) }
 
 func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
-	told := *ncclxml.AsNCCLReads(h)
-	physical := told.NICs
-	told.Source.Kind = topo.SourceNCCLXML
-	told.GPUs, told.Switches, told.NICs = slices.Clone(told.GPUs), slices.Clone(told.Switches), nil
-	told.Notes = []string{"The virtual switch of Peerlane: peerlane_N stands for the physical NIC of GPU N's lane."}
+	virtual := *ncclxml.AsNCCLReads(h)
+	physical := virtual.NICs
+	virtual.Source.Kind = topo.SourceNCCLXML
+	virtual.GPUs, virtual.Switches, virtual.NICs = slices.Clone(virtual.GPUs), slices.Clone(virtual.Switches), nil
+	virtual.Notes = []string{"The virtual switch of Peerlane: peerlane_N stands for the physical NIC of GPU N's lane."}
 	if local {
-		told.Notes = []string{"The virtual switch of Peerlane: peerlane_N is the lane of GPU N to the other containers of " +
-			"this host."}
+		virtual.Notes = []string{"The virtual switch of Peerlane: peerlane_N is the lane of GPU N to the other " +
+			"containers of this host."}
 	}
-	for i := range told.Switches {
+	for i := range virtual.Switches {
 		// For a missing value NCCL asks the host. The answers of ranks differ, and NCCL then
 		// counts a switch twice.
-		completeWithZero(&told.Switches[i].Device)
+		completeWithZero(&virtual.Switches[i].Device)
 	}
 	free := freeAddresses(h)
 	for _, l := range p.Lanes {
-		g := slices.IndexFunc(told.GPUs, func(g topo.GPU) bool { return g.BusID == l.GPU })
+		g := slices.IndexFunc(virtual.GPUs, func(g topo.GPU) bool { return g.BusID == l.GPU })
 		if g < 0 {
 			return nil, fmt.Errorf("the plan has a lane for GPU %s, which the host does not have", l.GPU)
 		}
-		gpu := &told.GPUs[g]
+		gpu := &virtual.GPUs[g]
 		if len(l.NICs) == 0 && !local || l.Role == planner.RoleRefused {
-			told.Note("GPU %d (%s) has no virtual NIC: %s", gpu.Index, gpu.BusID, l.Reason)
+			virtual.Note("GPU %d (%s) has no virtual NIC: %s", gpu.Index, gpu.BusID, l.Reason)
 			continue
 		}
 		bridgeAt, nicAt, ok := free()
@@ -62,7 +62,7 @@ func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
 		bridge := topo.Switch{Host: gpu.Host, BusID: bridgeAt, NUMA: gpu.NUMA, Place: gpu.Place,
 			Device: topo.PCIIdentity{Class: ncclxml.ClassBridge}}
 		completeWithZero(&bridge.Device)
-		told.Switches = append(told.Switches, bridge)
+		virtual.Switches = append(virtual.Switches, bridge)
 		gpu.Switch = bridgeAt
 		nic := topo.NIC{
 			Host: gpu.Host, Name: fmt.Sprintf("peerlane_%d", gpu.Index), BusID: nicAt, NUMA: gpu.NUMA, Place: gpu.Place,
@@ -75,7 +75,7 @@ func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
 				gpu.Link = bandwidths.PCIe(gpu.LinkSpeed, gpu.LinkWidth)
 			}
 			nic.Link, nic.LinkSpeed, nic.LinkWidth = gpu.Link, gpu.LinkSpeed, gpu.LinkWidth
-			told.NICs = append(told.NICs, nic)
+			virtual.NICs = append(virtual.NICs, nic)
 			continue
 		}
 		at := slices.IndexFunc(physical, func(n topo.NIC) bool { return n.Name == l.NICs[0]+ncclxml.DataDirectSuffix })
@@ -92,12 +92,12 @@ func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
 				nic.Link, nic.LinkSpeed, nic.LinkWidth = real.Link, real.LinkSpeed, real.LinkWidth
 			}
 		} else {
-			told.Note("%s has neither speed nor guid: its NIC %s is not in the topology", nic.Name, l.NICs[0])
+			virtual.Note("%s has neither speed nor guid: its NIC %s is not in the topology", nic.Name, l.NICs[0])
 		}
-		told.NICs = append(told.NICs, nic)
+		virtual.NICs = append(virtual.NICs, nic)
 	}
-	told.Notes = append(told.Notes, h.Notes...)
-	return &told, nil
+	virtual.Notes = append(virtual.Notes, h.Notes...)
+	return &virtual, nil
 }
 
 // The fastest PCIe link in every release of NCCL, and the rate of a lane, as in PCIeSpeeds.

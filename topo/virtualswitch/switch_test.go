@@ -272,6 +272,74 @@ func TestVirtualNICHasThePortThatNCCLCounts(t *testing.T) {
 	}
 }
 
+func TestVirtualSwitchNotesExplainNames(t *testing.T) {
+	h := fourGPUs(t)
+	h.Notes = []string{"a note of the host"}
+	plan, err := planner.Make(h, planner.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		make  func(*topo.Host, *planner.Plan) (*topo.Host, error)
+		begin string
+	}{
+		"lanes to other hosts":   {New, "The virtual switch of Peerlane: peerlane_N stands for the physical NIC"},
+		"lanes within this host": {newLocal, "The virtual switch of Peerlane: peerlane_N is the lane of GPU N to the other"},
+	} {
+		v, err := c.make(h, plan)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(v.Notes) != 3 || !strings.HasPrefix(v.Notes[0], c.begin) || v.Notes[2] != h.Notes[0] {
+			t.Errorf("%s: notes %q", name, v.Notes)
+		}
+		for _, n := range v.NICs {
+			if n.Device != (topo.PCIIdentity{Class: ncclxml.ClassEthernet, Vendor: "0x0000", Device: "0x0000",
+				SubsystemVendor: "0x0000", SubsystemDevice: "0x0000"}) {
+				t.Errorf("%s: %s is %+v", name, n.Name, n.Device)
+			}
+		}
+	}
+}
+
+func TestFreeAddressesSkipDevicesAndPeers(t *testing.T) {
+	h := &topo.Host{
+		Switches: []topo.Switch{{Place: topo.Place{}, BusID: "ffff:ff:01.0", Peers: []string{"ffff:ff:02.0"}}},
+		GPUs:     []topo.GPU{{BusID: "ffff:fe:03.0", NVLinks: []topo.NVLink{{Peer: "ffff:ff:04.0"}}}},
+		NICs:     []topo.NIC{{BusID: "ffff:fe:05.0"}},
+	}
+	free := freeAddresses(h)
+	var bridges, nics []string
+	for {
+		bridge, nic, ok := free()
+		if !ok {
+			break
+		}
+		bridges, nics = append(bridges, bridge), append(nics, nic)
+	}
+	if len(bridges) != 128*31-5 {
+		t.Fatalf("%d addresses, want %d", len(bridges), 128*31-5)
+	}
+	for i, want := range map[int][2]string{
+		0: {"ffff:ff:06.0", "ffff:fe:06.0"}, 25: {"ffff:ff:1f.0", "ffff:fe:1f.0"}, 26: {"ffff:fd:01.0", "ffff:fc:01.0"},
+		len(bridges) - 1: {"ffff:01:1f.0", "ffff:00:1f.0"},
+	} {
+		if got := [2]string{bridges[i], nics[i]}; got != want {
+			t.Errorf("address %d: %v, want %v", i, got, want)
+		}
+	}
+}
+
+func TestNICOfRateOutsideLimitsIsUnknown(t *testing.T) {
+	for rate, want := range map[float64]uint32{-1: 0, 0: 0, 0.001: 1, 100: 100000, 999999.999: 999999999, 1e6: 0, 1e9: 0} {
+		p := &planner.Plan{NICs: []topo.NIC{{Name: "mlx5_0", Ports: []topo.Port{{Number: 1, RateGbps: rate}}}}}
+		p.Source.Kind = topo.SourceNCCLXML
+		if got := NICOf(p, "mlx5_0"); got.Mbps != want || got.Port != 1 {
+			t.Errorf("%g Gb/s: %+v, want %d Mb/s of port 1", rate, got, want)
+		}
+	}
+}
+
 func TestLinksToPeers(t *testing.T) {
 	for _, c := range []struct {
 		g    topo.GPU

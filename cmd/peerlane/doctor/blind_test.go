@@ -329,9 +329,13 @@ func TestRelaysThatWorkAreCounted(t *testing.T) {
 	over := trainer()
 	over.ID, over.Alive = "b", false
 	m.generations = []generation.Info{over, trainer()}
-	m.undone = append(m.undone, func() { m.generations = []generation.Info{trainer()} })
+	before := m.answer
+	m.answer = control.Answer{Report: &launch.Report{Clients: []launch.Client{
+		{Program: launch.ProgramNIXL}, {}, {Program: launch.ProgramNCCL}, {Program: launch.ProgramNIXL},
+	}}}
+	m.undone = append(m.undone, func() { m.generations, m.answer = []generation.Info{trainer()}, before })
 	if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK ||
-		!strings.HasPrefix(f[0].Found, "1 containers") {
+		!strings.HasPrefix(f[0].Found, "1 containers") || !strings.HasSuffix(f[0].Found, "; 1 sessions of NCCL, 2 of NIXL") {
 		t.Errorf("found %+v", f)
 	}
 }

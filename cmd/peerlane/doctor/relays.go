@@ -10,6 +10,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/planner"
 )
@@ -89,22 +90,30 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 				because).remedy("ask again; where it still starts then, peerlane relay inspect %s", g.ID).touching(lanes))
 		}
 	}
+	sessions := map[string]int{}
 	if len(ready) > 0 {
-		list = append(list, h.silent(ready)...)
+		list = append(list, h.silent(ready, sessions)...)
 	}
-	return orFine(list, "%d containers have one, and each has answered", len(ready))
+	return orFine(list, "%d containers have one, and each has answered; %d sessions of NCCL, %d of NIXL", len(ready),
+		sessions[launch.ProgramNCCL], sessions[launch.ProgramNIXL])
 }
 
-// silent returns a finding for each relay that should be ready and does not answer.
-func (h *Host) silent(ready []generation.Info) (list []Finding) {
+// silent returns a finding for each relay that should be ready and does not answer, and counts the
+// sessions of the others by program.
+func (h *Host) silent(ready []generation.Info, sessions map[string]int) (list []Finding) {
 	reports := h.Ask(h.Layout, ready, answerTimeout)
 	for _, g := range ready {
-		if answer := reports[g.ID]; answer.Report == nil {
-			list = append(list, failure("container "+cut(g.Container.ID), "its relay is ready, and did not answer: %s",
-				cut(answer.NoReport)).
-				remedy("peerlane relay inspect %s; restart the container where that gets no answer either",
-					g.ID).touching(lanesOf(g)))
+		answer := reports[g.ID]
+		if answer.Report != nil {
+			for _, c := range answer.Report.Clients {
+				sessions[c.Program]++
+			}
+			continue
 		}
+		list = append(list, failure("container "+cut(g.Container.ID), "its relay is ready, and did not answer: %s",
+			cut(answer.NoReport)).
+			remedy("peerlane relay inspect %s; restart the container where that gets no answer either",
+				g.ID).touching(lanesOf(g)))
 	}
 	return list
 }

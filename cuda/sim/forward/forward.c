@@ -1,11 +1,11 @@
-// A CUDA library in front of the driver's, which gives calls the simulator's faults
-// (libcuda/fault.c): relays on real GPUs meet them, too.
+// A CUDA library in front of the driver's. It injects the simulator's faults (libcuda/fault.c)
+// into calls, for tests of relays on real GPUs.
 //
 //	PEERLANE_CUDA_LIBRARY  this library
 //	PEERLANE_FORWARD_TO    the driver's library (default: libcuda.so.1)
 //	PEERLANE_FORWARD_FAULT, PEERLANE_FORWARD_CALLS  as PEERLANE_SIM_FAULT and PEERLANE_SIM_CALLS
 //
-// Other than in the simulator a copy cannot be corrupted, and the loss of a context fails every
+// Unlike the simulator, the library cannot corrupt a copy, and the loss of a context fails every
 // later call of the process.
 //
 // Build: make bin/libpeerlane-cuda-faults.so
@@ -25,9 +25,9 @@ void fault_load(void);
 CUresult fault_due(const char *call, struct fault *f);
 
 static peerlane_calls *driver;
-static atomic_int failed; // result of each later call
+static atomic_int failed; // result of every later call
 
-// complain and context_fail are called by fault.c.
+// fault.c calls complain and context_fail.
 __attribute__((format(printf, 1, 2))) void complain(const char *format, ...)
 {
 	va_list arguments;

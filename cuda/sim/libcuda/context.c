@@ -38,7 +38,7 @@ void context_fail(CUresult r)
 
 CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice dev)
 {
-	(void)flags; // how a thread waits
+	(void)flags; // the method by which a thread waits
 	CUresult r = enter("cuCtxCreate", NULL);
 	if (r != CUDA_SUCCESS)
 		return r;
@@ -124,8 +124,8 @@ CUresult cuCtxSynchronize(void)
 	struct context *c;
 	if (r != CUDA_SUCCESS || (r = context_current(&c)) != CUDA_SUCCESS)
 		return r;
-	// The list may change while one of its streams is waited for: note how far
-	// each has to come first.
+	// The list can change during the wait for a stream: first record the last operation
+	// of each stream.
 	pthread_mutex_lock(&c->mutex);
 	size_t n = 0;
 	for (struct stream *s = c->streams; s; s = s->next)
@@ -153,7 +153,7 @@ CUresult cuCtxSynchronize(void)
 
 CUresult cuCtxSetLimit(int limit, size_t value)
 {
-	(void)value; // of kernels, which have no stack here
+	(void)value; // of kernels, which have no stack in the simulator
 	CUresult r = enter("cuCtxSetLimit", NULL);
 	struct context *c;
 	if (r != CUDA_SUCCESS || (r = context_current(&c)) != CUDA_SUCCESS)
@@ -181,8 +181,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
 	return r;
 }
 
-// The free memory is what this process has left of the device: what others
-// took of it is not known here.
+// Free memory is the device's memory less this process's allocations: the simulator does
+// not know the allocations of other processes.
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
 	CUresult r = enter("cuMemGetInfo", NULL);

@@ -1,4 +1,4 @@
-// What streams do with memory: copies, and values written and waited for.
+// Operations of streams on memory: copies, and values that streams write and wait for.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-// present says whether a page of host memory is there at all.
+// present reports whether a page of host memory is mapped.
 static bool present(uintptr_t p)
 {
 	unsigned char resident;
@@ -17,17 +17,16 @@ static bool present(uintptr_t p)
 // end is one end of a copy.
 struct end {
 	uintptr_t address;
-	struct device *device; // whose rights count
+	struct device *device; // the device whose access is checked
 	enum rights need;
 	struct piece *pieces;
 	size_t count;
 	bool pageable;
 };
 
-// find finds the memory of an end. Pageable host memory, which CUDA knows
-// nothing of, is read before the call returns: the source's bytes are taken
-// here, and a destination is waited for. Of a copy that is captured it is read
-// and written when the graph runs.
+// find finds the memory of an end. CUDA knows nothing of pageable host memory: the call
+// reads a pageable source before it returns, and waits for a copy to a pageable
+// destination. A captured copy reads and writes pageable memory when the graph runs.
 static CUresult find(struct end *e, size_t n, bool captured)
 {
 	CUresult r = locate(e->address, n, e->device, e->need, &e->pieces, &e->count);
@@ -53,7 +52,7 @@ static CUresult find(struct end *e, size_t n, bool captured)
 	return CUDA_SUCCESS;
 }
 
-// pair cuts a copy where either end changes from one memory to the next.
+// pair splits a copy at each boundary between two memories of an end.
 static CUresult pair(struct operation *op, const struct end *to, const struct end *from, size_t n)
 {
 	op->segments = calloc(to->count + from->count, sizeof *op->segments);
@@ -78,8 +77,8 @@ static CUresult pair(struct operation *op, const struct end *to, const struct en
 
 #define LEAST_LINEAR ((size_t)32 << 10)
 
-// by_copy_engine reports whether a copy has an engine that does not wait for other
-// processes' kernels.
+// by_copy_engine reports whether a copy uses a copy engine, which does not wait for
+// kernels of other processes.
 static bool by_copy_engine(const struct end *to, const struct end *from, size_t n, bool rectangle)
 {
 	struct memory *t = to->pieces->memory, *f = from->pieces->memory;
@@ -90,8 +89,8 @@ static bool by_copy_engine(const struct end *to, const struct end *from, size_t 
 	return out_of ? into != out_of : rectangle || n >= LEAST_LINEAR;
 }
 
-// copy_with enqueues a copy of a call that has entered, with the fault that it has met;
-// without devices of their own both ends are addressed by the stream's.
+// copy_with enqueues a copy of a call that has entered, with the call's fault. Ends
+// without a device are addressed by the stream's device.
 static CUresult copy_with(struct fault fault, uintptr_t dst, struct device *dst_device, uintptr_t src,
 			  struct device *src_device, size_t n, bool rectangle, CUstream h)
 {
@@ -150,8 +149,9 @@ CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, CUstream s)
 	return copy("cuMemcpyDtoHAsync", (uintptr_t)dst, NULL, src, NULL, n, s);
 }
 
-// Rows of host memory into a device's; of the other pairs nothing is known here. A wrong byte
-// is the first: one that comes after may overlap this rectangle's other bytes, and right them.
+// Rectangles of host memory for a device; the simulator refuses other pairs. A corrupt
+// copy has a wrong first byte: a later copy may overlap the other bytes of this
+// rectangle, and correct them.
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream s)
 {
 	if (!c || c->WidthInBytes > c->srcPitch || c->WidthInBytes > c->dstPitch)
@@ -170,8 +170,7 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream s)
 	return r;
 }
 
-// Copies with the same attributes, in the order of the list, which is one of those
-// that a driver may choose.
+// Copies with equal attributes, in the order of the list: a driver may choose this order.
 CUresult cuMemcpyBatchAsync(CUdeviceptr *dst, CUdeviceptr *src, size_t *sizes, size_t n, CUmemcpyAttributes *attributes,
 			    size_t *from, size_t count, size_t *failed, CUstream s)
 {
@@ -264,12 +263,12 @@ static CUresult value(const char *call, enum work work, CUstream h, CUdeviceptr 
 
 CUresult cuStreamWriteValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned flags)
 {
-	if (flags > 1) // 1: without a memory barrier, which is a permission and not a wish
+	if (flags > 1) // 1: without a memory barrier; the flag permits the omission and does not demand it
 		return CUDA_ERROR_INVALID_VALUE;
 	return value("cuStreamWriteValue64", WRITE_VALUE, s, p, v);
 }
 
-// Values alone, each of which is work of the stream by itself.
+// Only value operations; each is a separate operation of the stream.
 CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned n, CUstreamBatchMemOpParams *list, unsigned flags)
 {
 	CUresult r = CUDA_SUCCESS;

@@ -45,7 +45,7 @@ typedef enum {
 } CUresult;
 
 typedef int CUdevice;
-typedef uintptr_t CUcontext; // pointers there; numbers of object.c here
+typedef uintptr_t CUcontext; // pointers in cuda.h; handles of object.c here
 typedef uintptr_t CUstream;
 typedef uintptr_t CUevent;
 typedef uintptr_t CUmodule;
@@ -231,13 +231,13 @@ API CUresult cuGraphLaunch(CUgraphExec e, CUstream s);
 API CUresult cuGraphExecDestroy(CUgraphExec e);
 API CUresult cuGraphDestroy(CUgraph g);
 
-// peerlaneSimVersion marks the library as the simulator and says which source
-// it was built from.
+// peerlaneSimVersion marks the library as the simulator, and names the source of the
+// build.
 API extern const char peerlaneSimVersion[];
 
-// peerlaneSimReach is what nvidia-peermem does for RDMA drivers: where the n bytes of a
-// device's memory are that the driver API knows at p, or NULL. vmm says that they are
-// cuMemCreate's.
+// peerlaneSimReach does the work of nvidia-peermem for RDMA drivers: it returns the
+// address of the n bytes of a device's memory at p, or NULL. vmm reports memory of
+// cuMemCreate.
 API char *peerlaneSimReach(uintptr_t p, size_t n, int *vmm);
 
 #endif

@@ -99,7 +99,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *id)
 	return CUDA_ERROR_INVALID_DEVICE;
 }
 
-// of begins a call that asks about a device.
+// of begins a call about a device.
 static CUresult of(const char *call, CUdevice dev, const void *out, struct device **d)
 {
 	CUresult r = enter(call, NULL);

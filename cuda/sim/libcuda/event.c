@@ -1,5 +1,5 @@
-// Events. A record is an operation of its stream; a wait is for the record that
-// is the latest when the wait is asked for.
+// Events. A record is an operation of its stream. A wait is for the latest record at the
+// time of the call.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -9,10 +9,10 @@ struct event {
 	struct context *context;
 	pthread_mutex_t mutex;
 	struct stream *stream; // of the latest record
-	uint64_t number;       // the latest record's, in stream or in ipc
+	uint64_t number;       // number of the latest record, in stream or in ipc
 	struct ipc *ipc;       // of an interprocess event
-	bool opened;           // it is another process's
-	struct mark mark;      // where it was recorded, in a capture
+	bool opened;           // the event is of another process
+	struct mark mark;      // place of the record in a capture
 };
 
 static void destroy(struct object *o)
@@ -128,8 +128,8 @@ CUresult cuEventRecord(CUevent h, CUstream sh)
 	return r;
 }
 
-// captured says whether the latest record of an event is part of a capture: the
-// host cannot ask for it.
+// captured reports whether the latest record of an event is part of a capture: the host
+// cannot query such a record.
 static bool captured(struct event *e)
 {
 	pthread_mutex_lock(&e->mutex);
@@ -138,9 +138,9 @@ static bool captured(struct event *e)
 	return is;
 }
 
-// latest is what a wait for the event waits for: a stream's operation (with a
-// reference to the stream), a record in ipc, or nothing. With demand, a delayed
-// record is due now.
+// latest returns the object of a wait for the event: an operation of a stream (with a
+// reference to the stream), a record in ipc, or nothing. With demand, a delayed record
+// runs now.
 static void latest(struct event *e, bool demand, struct stream **s, uint64_t *number)
 {
 	pthread_mutex_lock(&e->mutex);
@@ -165,7 +165,7 @@ CUresult cuEventQuery(CUevent h)
 	}
 	latest(e, false, &s, &number);
 	bool done = e->ipc ? ipc_done(e->ipc, number) : !s || stream_done(s, number);
-	// Asked for after done: work that a lost context dropped is no work done.
+	// Check this after done: a lost context drops work, which is then not complete.
 	r = context_state(e->context);
 	release(s);
 	release(e);

@@ -4,17 +4,16 @@
 //
 //	CALL[:process=FILE][:after=N][:times=N]:EFFECT...
 //
-// CALL is a name without its version, or its beginning and *. The fault is due
-// at every call after the first N, at most times; with process=FILE only in the
-// process whose number the file holds, or in each where that is 0, and from then on:
-// so that one of many meets it when somebody likes. Effects: error=RESULT,
-// delay=MILLISECONDS, corrupt=1 (one wrong byte in a copy), oom, lost (this and
-// every later call fails). An error that loses the context (700, 719, 999 and
-// the like) strikes an operation on a stream when its turn comes, as on a GPU:
-// the call itself succeeds.
+// CALL is the name of a call without its version, or the beginning of a name and *. The fault is
+// due at every call after the first N (after), at most N times (times). With process=FILE the
+// fault is due only in the process whose number the file holds, or in each process while the
+// file holds 0, so that a test selects the process and the time. Effects: error=RESULT,
+// delay=MILLISECONDS, corrupt=1 (one wrong byte in a copy), oom, lost (this and every later call
+// fails). An error that loses the context (700, 719, 999 and so on) fails an operation on a
+// stream at the turn of the operation, as on a GPU: the call itself succeeds.
 //
-// PEERLANE_SIM_CALLS names a file to which each call adds a line, its name: where
-// there can be faults.
+// PEERLANE_SIM_CALLS names a file to which each call that can have a fault adds its name, a line
+// per call.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -26,7 +25,7 @@
 #include <unistd.h>
 
 #ifndef VARIABLES
-#define VARIABLES "PEERLANE_SIM_" // ../forward has others
+#define VARIABLES "PEERLANE_SIM_" // ../forward has other variables
 #endif
 
 struct rule {
@@ -105,7 +104,7 @@ bool sticky(CUresult r)
 	return r == 214 || r == 220 || r == 700 || r == 702 || r == 710 || (r >= 714 && r <= 719) || r == 721 || r == 999;
 }
 
-// named reports whether a file holds this process's number, or 0.
+// named reports whether a file holds the number of this process, or 0.
 static bool named(const char *file)
 {
 	char text[32], *end;

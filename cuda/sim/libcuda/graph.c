@@ -1,33 +1,33 @@
-// Stream capture, and graphs. What is captured is a list of operations in the
-// order in which they were asked for, which keeps to all their dependencies. A
-// launch is one operation of its stream, which does them one after the other: a
-// GPU may do independent ones at once, and promises it no more than this does.
+// Stream capture and graphs. A graph is a list of captured operations in the order of the
+// calls, which satisfies every dependency. A launch is one operation of its stream and
+// runs the list in order. A GPU may run independent operations concurrently, and CUDA
+// promises no other order.
 #include "sim.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct graph { // never changes once its capture has ended
+struct graph { // constant after the end of the capture
 	struct object object;
 	struct context *context;
 	struct operation *head, *tail;
 };
 
-// capture is one sequence, from begin to end. Its members are the streams that
-// take part; each knows what it has to have seen of every other.
+// capture is a capture from begin to end. Members are the participating streams; each
+// member records how much of every other member it must wait for.
 struct capture {
 	struct object object;
-	struct capture *next; // of those under way
+	struct capture *next; // of the captures that have not ended
 	struct graph *graph;
 	int mode;
-	pthread_t thread; // that began it
+	pthread_t thread; // the thread that began the capture
 	bool ended, invalid;
 	int count;
 	struct member {
 		struct capture *capture;
-		struct stream *stream;       // no reference: it leaves when it is destroyed
-		uint64_t seen[MAX_MEMBERS]; // its own: operations it was given
-	} members[MAX_MEMBERS]; // the first is the one that it was begun in
+		struct stream *stream;       // no reference: a destroyed stream leaves
+		uint64_t seen[MAX_MEMBERS]; // at its own index: the number of operations of this member
+	} members[MAX_MEMBERS]; // the first is the stream of the begin
 };
 
 struct exec {
@@ -36,11 +36,11 @@ struct exec {
 	atomic_bool running;
 };
 
-// Captures are rare, and one lock holds all of them. It may be taken when that
-// of an event is held, and before a stream's.
+// Captures are rare, so one lock guards all captures. A thread may take the lock while
+// holding that of an event, and before that of a stream.
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *captures;
-static atomic_int under_way; // how many there are: streams that know of none take no lock
+static atomic_int under_way; // number of captures: without a capture, streams take no lock
 
 static void graph_destroy(struct object *o)
 {
@@ -76,7 +76,8 @@ bool capturing(struct stream *s)
 	return is;
 }
 
-// ready is the stream's member, if its capture goes on. The mutex is held.
+// ready returns the stream's member if its capture has not ended. The caller holds the
+// mutex.
 static CUresult ready(struct stream *s, struct member **m)
 {
 	*m = s->captured;
@@ -123,7 +124,7 @@ CUresult capture_record(struct stream *s, struct mark *mark)
 	return r;
 }
 
-// join makes a stream a member. The mutex is held.
+// join makes a stream a member. The caller holds the mutex.
 static CUresult join(struct capture *c, struct stream *s, struct member **m)
 {
 	if (c->count == MAX_MEMBERS)
@@ -193,8 +194,8 @@ CUresult capture_forbids(const char *call)
 	return r;
 }
 
-// end takes all streams out of a capture. The mutex is held; the reference of
-// the list is the caller's then.
+// end removes all streams from a capture. The caller holds the mutex, and gets the
+// reference of the list.
 static void end(struct capture *c)
 {
 	for (int i = 0; i < c->count; i++)
@@ -217,7 +218,7 @@ void capture_leave(struct stream *s)
 		m->capture->invalid = true;
 		m->stream = NULL;
 		s->captured = NULL;
-		if (place(m) == 0) { // nobody can end it any more
+		if (place(m) == 0) { // no call can end the capture any more
 			ended = m->capture;
 			end(ended);
 		}
@@ -353,7 +354,7 @@ void exec_run(struct stream *s, struct exec *e)
 {
 	uint64_t since = now_ns();
 	bool idle = false;
-	while (!atomic_compare_exchange_weak(&e->running, &idle, true)) { // launches come one after the other
+	while (!atomic_compare_exchange_weak(&e->running, &idle, true)) { // launches run one after another
 		if (stream_over(s))
 			return;
 		idle = false;

@@ -1,5 +1,5 @@
-// The simulated host: a directory, named by PEERLANE_SIM, with the files host
-// (a line a device) and log (counters that all processes share).
+// The simulated host: a directory in PEERLANE_SIM with the files host (a line per device)
+// and log (counters that all processes share).
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -121,8 +121,8 @@ static CUresult map_log(const char *dir)
 	return CUDA_SUCCESS;
 }
 
-// reach finds the devices whose node this process has. Containers are given
-// nodes one by one; by default a simulated host needs none.
+// reach finds the devices whose device node this process has. Containers get nodes one by
+// one; by default a simulated host needs no nodes.
 static void reach(void)
 {
 	const char *rule = getenv("PEERLANE_SIM_VISIBLE"), *dev = getenv("PEERLANE_SIM_DEV");
@@ -134,8 +134,8 @@ static void reach(void)
 	}
 }
 
-// show numbers the devices that CUDA_VISIBLE_DEVICES names, by index among the
-// reachable or by the beginning of their UUID; the first bad name ends the list.
+// show numbers the devices that CUDA_VISIBLE_DEVICES lists, by index among the reachable
+// devices or by the beginning of the UUID. The first unknown name ends the list.
 static void show(void)
 {
 	struct device *all[MAX_DEVICES];

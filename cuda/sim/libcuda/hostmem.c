@@ -1,4 +1,4 @@
-// Memory that belongs to a context: cuMemAlloc, cuMemHost*, cuIpc*MemHandle.
+// Memory of a context: cuMemAlloc, cuMemHost*, cuIpc*MemHandle.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// add enters a range of memory that the current context owns. It takes over
-// the reference to the memory.
+// add adds a range of memory that the current context owns. add takes over the reference
+// to the memory.
 static CUresult add(struct memory *m, uintptr_t base, size_t size, int kind, struct context *c)
 {
 	pthread_mutex_lock(&ranges_mutex);
@@ -25,7 +25,7 @@ static CUresult add(struct memory *m, uintptr_t base, size_t size, int kind, str
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// remove ends the range that begins at p, if it is of that kind.
+// remove ends the range that begins at p, if the range has that kind.
 static bool drop(uintptr_t p, int kind)
 {
 	pthread_mutex_lock(&ranges_mutex);
@@ -77,7 +77,7 @@ CUresult cuMemFree_v2(CUdeviceptr p)
 	CUresult r = begin("cuMemFree", &c);
 	if (r != CUDA_SUCCESS)
 		return r;
-	r = cuCtxSynchronize(); // work that uses it completes, as on the driver
+	r = cuCtxSynchronize(); // pending work on the memory completes, as with the driver
 	if (r != CUDA_SUCCESS)
 		return r;
 	return drop(p, ALLOCATED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -99,8 +99,8 @@ void memory_forget(struct context *c)
 	}
 }
 
-// An IPC handle of memory says in which process it is an open file; the kernel
-// decides whether another one may open that. As on the driver it is no secret.
+// An IPC handle of memory names a process and its open file; the kernel decides whether
+// another process may open the file. As with the driver, a handle is no secret.
 struct mem_handle {
 	char magic[8];
 	int32_t pid, fd;
@@ -141,7 +141,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle handle, unsigned f
 	if (!p || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(h.magic, handle_magic, sizeof h.magic) != 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (h.pid == getpid())
-		return CUDA_ERROR_INVALID_CONTEXT; // a process opens no memory of its own
+		return CUDA_ERROR_INVALID_CONTEXT; // a process cannot open its own memory
 	pthread_mutex_lock(&ranges_mutex);
 	for (struct range *known = range_next(0); known; known = range_next(known->base + known->size)) {
 		if (known->kind == OPENED && known->owner == c && known->memory->nonce == h.nonce) {
@@ -195,13 +195,13 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr p)
 	return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// dirty is the number of bytes of host memory that are not zero when it is allocated. The driver
-// promises no content either.
+// dirty is the number of nonzero bytes in newly allocated host memory: the driver
+// promises no content.
 static const size_t dirty = 1 << 20;
 
 CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags)
 {
-	(void)flags; // portable and mapped, as everything is under unified addressing
+	(void)flags; // portable and mapped: under unified addressing all memory is
 	struct context *c;
 	CUresult r = begin("cuMemHostAlloc", &c);
 	if (r != CUDA_SUCCESS)

@@ -1,10 +1,10 @@
-// The state of an interprocess event: a file in /dev/shm named by user and
-// process, mode 0600, as the driver keeps one. Another process opens it only if
-// it shares that directory and the user.
+// The state of an interprocess event: a file in /dev/shm with mode 0600, named by user
+// and process, as the driver creates one. Another process can open the file only if it
+// shares the directory and the user.
 //
-// A process that is killed leaves its files, as it does on the driver; the next
-// one of that user that makes such an event removes them. Its sign of life is
-// the lock that it holds on each file, which the kernel ends with it.
+// A killed process leaves its files, as with the driver. The next process of the user
+// that creates an interprocess event removes these files. A live process holds a lock on
+// each file, which the kernel releases at the end of the process.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -25,7 +25,7 @@
 #define SIZE 4096
 
 struct state {
-	uint64_t nonce; // of the handle that it is for
+	uint64_t nonce; // of the event's handle
 	_Atomic uint64_t recorded, completed;
 };
 
@@ -39,7 +39,7 @@ struct ipc {
 	struct object object;
 	struct state *state;
 	struct handle handle;
-	int fd; // the owner's, locked; -1 of an opened one
+	int fd; // locked by the owner; -1 for an opened file
 };
 
 static uint64_t process; // a random name of this process
@@ -55,8 +55,8 @@ static void destroy(struct object *o)
 	free(i);
 }
 
-// ipc_remove removes the file, if it is this process's; whoever has the event
-// open keeps it.
+// ipc_remove removes the file if this process created it. Processes that have the event
+// open keep the file.
 void ipc_remove(struct ipc *i)
 {
 	if (i->fd < 0)
@@ -68,7 +68,7 @@ void ipc_remove(struct ipc *i)
 	i->fd = -1;
 }
 
-// sweep removes the files of this user's processes that are dead.
+// sweep removes the files of dead processes of this user.
 static void sweep(void)
 {
 	char prefix[32];
@@ -88,8 +88,8 @@ static void sweep(void)
 		closedir(d);
 }
 
-// make creates and locks the file. Between the two a sweeper may take it for a
-// dead one's: then there is another try.
+// make creates and locks the file. Between the two steps, sweep of another process can
+// remove the file; make then tries again.
 static bool make(struct ipc *i)
 {
 	for (int attempt = 0; attempt < 1000; attempt++) {
@@ -153,7 +153,7 @@ CUresult ipc_open(const CUipcEventHandle *h, struct ipc **out)
 	if (strncmp(handle.name, "cuda.sim.", 9) != 0 || strchr(handle.name, '/'))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (handle.process == process)
-		return CUDA_ERROR_INVALID_CONTEXT; // a process opens no event of its own
+		return CUDA_ERROR_INVALID_CONTEXT; // a process cannot open its own event
 	snprintf(path, sizeof path, DIRECTORY "/%s", handle.name);
 	int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (fd < 0)

@@ -1,7 +1,7 @@
-// Modules and kernels. The simulator compiles nothing: it finds the names of
-// the entries in the PTX, and has those of Peerlane's package cuda/kernels in
-// C, each as work of its stream. A kernel so runs beside the copies of other
-// streams, but holds no SM: of time on a GPU it says nothing.
+// Modules and kernels. The simulator compiles nothing: it finds the names of the entries
+// in the PTX, and implements the kernels of Peerlane's package cuda/kernels in C, each as
+// an operation of its stream. A kernel runs beside the copies of other streams but
+// occupies no SM, so its duration says nothing about a GPU.
 #include "sim.h"
 
 #include <ctype.h>
@@ -11,9 +11,9 @@
 
 #define MAX_PARAMETERS 8
 #define WORD 8
-#define CHECKED 65536 // words, between looks at whether to go on
+#define CHECKED 65536 // words between two checks for the end
 
-// view is a range of memory that a kernel was given.
+// view is a range of memory that a kernel received.
 struct view {
 	struct piece *pieces;
 	size_t count;
@@ -25,18 +25,18 @@ struct launch {
 	unsigned blocks;
 	uint64_t parameters[MAX_PARAMETERS];
 	struct view memory, flag, found;
-	CUresult strike; // what it would die of on a GPU
+	CUresult strike; // the error on a GPU
 };
 
-// kernel is one that the simulator knows. Its parameters are 64 bits wide.
+// kernel is a known kernel. Its parameters are 64 bits wide.
 struct kernel {
 	const char *name;
 	unsigned parameters;
-	int address, size, unit; // which parameters are a range of memory, in units of so many bytes; -1: none
-	enum rights need;        // of that memory
-	int flag;                // which is the address of a flag, 0: none
-	int found;               // which is the address of its findings
-	unsigned words, shared;  // of those, a block; of all of them together
+	int address, size, unit; // parameters with a range of memory, in units of unit bytes; -1: none
+	enum rights need;        // the kernel's access to that memory
+	int flag;                // parameter with the address of a flag; 0: none
+	int found;               // parameter with the address of the results
+	unsigned words, shared;  // words of the results per block, and of all blocks together
 	void (*run)(struct stream *s, struct launch *l);
 };
 
@@ -87,14 +87,14 @@ static uint64_t differs(struct stream *s, struct launch *l, uint64_t words, uint
 static void compare(struct stream *s, struct launch *l)
 {
 	uint64_t low, wrong = differs(s, l, l->parameters[1], l->parameters[2], l->parameters[3], &low);
-	for (unsigned block = 0; block < l->blocks; block++) { // all in the first one's name
+	for (unsigned block = 0; block < l->blocks; block++) { // the first block reports all differences
 		store(&l->found, 2 * block, block ? 0 : wrong);
 		store(&l->found, 2 * block + 1, block ? UINT64_MAX : low);
 	}
 }
 
-// arrives waits for the flag as the reader does. The looks that bound it are
-// counted as a GPU makes them, about one a microsecond over PCIe.
+// arrives waits for the flag as the reader does. Polls are counted at the rate of a GPU,
+// about one per microsecond over PCIe.
 static bool arrives(struct stream *s, struct launch *l, uint64_t value, uint64_t polls)
 {
 	for (uint64_t since = now_ns(); !stream_over(s); patience(since)) {
@@ -131,7 +131,7 @@ static void reader(struct stream *s, struct launch *l)
 	store(&l->found, 1, 1);
 }
 
-// ends says whether a kernel that is bounded by a time and a flag is to end.
+// ends reports whether a kernel that a time and a flag limit must end.
 static bool ends(struct stream *s, struct launch *l, uint64_t since, uint64_t ns)
 {
 	return stream_over(s) || now_ns() - since >= ns || (l->flag.count && load(&l->flag, 0));
@@ -194,7 +194,7 @@ struct module {
 	struct context *context;
 	bool has[KERNELS];
 	pthread_mutex_t mutex;
-	uint64_t functions[KERNELS]; // handles, 0 before the first question
+	uint64_t functions[KERNELS]; // handles; 0 before the first query
 };
 
 static void function_destroy(struct object *o)
@@ -214,7 +214,7 @@ static void module_destroy(struct object *o)
 	free(m);
 }
 
-// entries finds the kernels that PTX has, and says in log what it cannot take.
+// entries finds the known kernels in the PTX, and writes unknown entries to log.
 static CUresult entries(const char *ptx, struct module *m, char *log, size_t n)
 {
 	static const char directive[] = ".entry";
@@ -329,8 +329,7 @@ static void launch_destroy(struct object *o)
 	free(l);
 }
 
-// look finds the memory of a parameter. A wrong address is no error of the
-// launch: the kernel dies of it.
+// look finds the memory of a parameter. A wrong address fails the kernel, not the launch.
 static void look(struct launch *l, struct view *v, struct device *d, int address, uint64_t size, unsigned unit,
 		 enum rights need)
 {

@@ -1,14 +1,14 @@
-// Memory, and the addresses that stand for it.
+// Memory, and the addresses of memory.
 //
-// The memory of a device is a memfd: its descriptor is what an export gives,
-// so that it crosses processes and containers as a real one does, and the
-// kernel frees it with its last holder, also when that is killed. Behind the
-// bytes lies one page that says whose they are. It is sealed against any change
-// of size, so that no process can make another's access fault.
+// The memory of a device is a memfd: an export returns the descriptor, so memory crosses
+// processes and containers like real GPU memory, and the kernel frees it with the last
+// holder, even a killed one. Behind the data is one page that identifies the memory. The
+// memfd is sealed against changes of size, so that no process can make an access of
+// another process fault.
 //
-// A device's addresses are reserved but not accessible: like a GPU's memory,
-// it cannot be read through its address by the host. The simulator reaches the
-// bytes through a second mapping, memory.data.
+// The addresses of a device are reserved and inaccessible: as with GPU memory, the host
+// cannot read memory by this address. The simulator accesses the data through a second
+// mapping, memory.data.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -31,7 +31,7 @@ struct trailer { // the page behind the bytes
 	uint32_t version, flags; // 1: exportable, 2: RDMA-capable
 	uint64_t size;
 	unsigned char uuid[16];
-	uint64_t nonce, length; // of memory with an IPC handle: of that, and what was asked for
+	uint64_t nonce, length; // for memory with an IPC handle: of the handle, and the requested size
 };
 
 static void destroy(struct object *o)
@@ -59,7 +59,7 @@ static struct memory *new(size_t size)
 	return m;
 }
 
-// reach maps the bytes of a memfd. Where the kernel is willing, in huge pages.
+// reach maps the data of a memfd, in huge pages if the kernel permits that.
 static bool reach(struct memory *m)
 {
 	char *data = mmap(NULL, m->size, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd, 0);
@@ -103,7 +103,7 @@ CUresult memory_create(struct device *d, size_t size, bool exportable, bool rdma
 CUresult memory_import(int fd, struct memory **out)
 {
 	const int sealed = F_SEAL_SHRINK | F_SEAL_GROW;
-	int seals = fcntl(fd, F_GET_SEALS); // fails on everything that is no memfd
+	int seals = fcntl(fd, F_GET_SEALS); // fails for a file other than a memfd
 	struct stat st;
 	struct trailer t;
 	if (seals < 0 || (seals & sealed) != sealed || fstat(fd, &st) != 0 || st.st_size <= TRAILER)
@@ -173,8 +173,8 @@ struct memory *memory_host(size_t size)
 	return m;
 }
 
-// mapped says whether [from, to) is readable and writable memory of this
-// process, and whether it is one shared mapping.
+// mapped reports whether [from, to) is readable and writable memory of this process, and
+// whether it is one shared mapping.
 static bool mapped(uintptr_t from, uintptr_t to, bool *shared)
 {
 	FILE *f = fopen("/proc/self/maps", "re");
@@ -195,10 +195,10 @@ static bool mapped(uintptr_t from, uintptr_t to, bool *shared)
 	return have >= to;
 }
 
-// memory_borrow is memory of the program's that it registers. CUDA pins its
-// pages: they stay although the program unmaps its own mapping, for example of
-// a page that it shared with a process that died. A second mapping does the
-// same here, which mremap makes of a shared mapping (from a size of 0).
+// memory_borrow represents memory that the program registers. CUDA pins the pages, so
+// they survive an unmap by the program, for example of a page shared with a process that
+// died. Here a second mapping keeps the pages: mremap creates it from a shared mapping
+// (with the old size 0).
 struct memory *memory_borrow(void *p, size_t size)
 {
 	uintptr_t from = (uintptr_t)p & ~(uintptr_t)4095;
@@ -226,7 +226,7 @@ pthread_mutex_t ranges_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct range **ranges;
 static size_t range_count, range_room;
 
-// place is the index of the first range that ends behind p.
+// place returns the index of the first range that ends after p.
 static size_t place(uintptr_t p)
 {
 	size_t low = 0, high = range_count;
@@ -292,7 +292,7 @@ struct reservation {
 	size_t size;
 };
 
-static struct reservation *reservations; // under ranges_mutex
+static struct reservation *reservations; // guarded by ranges_mutex
 
 uintptr_t reserve(size_t size, size_t alignment)
 {
@@ -345,7 +345,7 @@ CUresult unreserve(uintptr_t p, size_t size)
 static CUresult locate_locked(uintptr_t p, size_t n, struct device *d, enum rights need, struct piece **pieces, size_t *count)
 {
 	struct range *r = range_next(p);
-	if (!r || r->base >= p + n) // nothing of it is known
+	if (!r || r->base >= p + n) // CUDA does not know the address
 		return reserved(p, 1) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 	while (n) {
 		r = range_find(p);

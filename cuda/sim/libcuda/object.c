@@ -1,6 +1,6 @@
-// Reference counts, and the handles that a program holds. A handle is a number
-// and not a pointer, so that a stale or invented one is refused as the driver
-// refuses it, and not followed.
+// Reference counts, and the handles of a program. A handle is a number and not a pointer,
+// so that the simulator refuses a stale or invented handle as the driver does, and does
+// not dereference it.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -9,12 +9,12 @@ struct slot {
 	void *object;
 	uint32_t generation;
 	uint8_t kind;
-	uint32_t free; // the next free slot, plus 1
+	uint32_t free; // index of the next free slot, plus 1
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct slot *slots;
-static uint32_t slot_count, first_free; // plus 1
+static uint32_t slot_count, first_free; // index plus 1
 
 void object_init(struct object *o, void (*destroy)(struct object *))
 {
@@ -36,8 +36,8 @@ void release(void *object)
 		o->destroy(o);
 }
 
-// A handle: kind in bits 56-59 (no valid address begins so), generation in
-// 24-55, slot in 0-23.
+// A handle: kind in bits 56-59 (no valid address has these bits), generation in bits
+// 24-55, slot in bits 0-23.
 #define SLOTS (1u << 24)
 
 uint64_t handle_new(enum kind kind, void *object)
@@ -70,7 +70,7 @@ uint64_t handle_new(enum kind kind, void *object)
 	return handle;
 }
 
-// find gives the live slot of a handle. The mutex is held.
+// find returns the live slot of a handle. The caller holds the mutex.
 static struct slot *find(enum kind kind, uint64_t handle)
 {
 	uint32_t i = handle & (SLOTS - 1);

@@ -1,15 +1,14 @@
-// Streams. Each has a thread that does its operations in order, so that a call
-// returns before its work is done, and streams overtake each other as they do
-// on a GPU.
+// Streams. Each stream has a thread that runs its operations in order, so that a call
+// returns before its work is complete, and streams overtake each other as on a GPU.
 //
-// PEERLANE_SIM_LATE_MS delays every operation until somebody waits for it or
-// that time has passed: the latest moment that its order allows. What works
-// only because an operation happens to be quick fails then.
+// PEERLANE_SIM_LATE_MS delays every operation until a call waits for the operation, or
+// until the time has passed: the latest moment that the order permits. A program that
+// relies on fast operations then fails.
 //
 // PEERLANE_SIM_BUSY=refuse refuses work that would wait for the time slice of another
-// process's kernel, and PEERLANE_SIM_BUSY=MS delays it (measured, docs/benchmarks.md): copies within a device, less
-// than 32 KiB of host memory in one row, memset, and values that a stream writes
-// unless a copy engine did its last work.
+// process's kernel, and PEERLANE_SIM_BUSY=MS delays such work (measured,
+// docs/benchmarks.md): copies within a device, less than 32 KiB of host memory in one
+// row, memset, and values that a stream writes unless a copy engine did its last work.
 #define _GNU_SOURCE
 #include "sim.h"
 
@@ -21,12 +20,12 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-#define CHUNK ((size_t)4 << 20) // of a copy, between looks at whether to go on
-#define SPIN_NS 20000           // before a thread sleeps
+#define CHUNK ((size_t)4 << 20) // bytes of a copy between two checks for the end
+#define SPIN_NS 20000           // time without work after which a thread sleeps
 
 static uint64_t late_ns;
-static bool refuses;     // what waits for a time slice
-static unsigned busy_ms; // is what it waits
+static bool refuses;     // refuses work that waits for a time slice
+static unsigned busy_ms; // delay of such work
 
 uint64_t now_ns(void)
 {
@@ -55,15 +54,15 @@ CUresult stream_engine(struct stream *s, bool copy_engine, struct fault *f)
 	return refuses ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
 }
 
-// sleep_until waits for a signal on c, at most until the given time.
+// sleep_until waits for a signal on c, until the given time at the latest.
 static void sleep_until(pthread_cond_t *c, pthread_mutex_t *m, uint64_t ns)
 {
 	struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
 	pthread_cond_timedwait(c, m, &t);
 }
 
-// patience paces a loop that looks at memory which another process may change:
-// at once at first, then at intervals of an eighth of the time waited so far.
+// patience paces a loop that polls memory of other processes: at first without a pause,
+// then at intervals of an eighth of the elapsed wait.
 void patience(uint64_t since)
 {
 	uint64_t waited = now_ns() - since;
@@ -108,7 +107,8 @@ static void copy(struct stream *s, struct operation *op)
 				return;
 			memmove(g->dst + at, g->src + at, g->n - at < CHUNK ? g->n - at : CHUNK);
 		}
-		// Added, so that the same fault in another process does not undo it.
+		// Addition: an exclusive or of the same fault in another process would undo this
+		// one.
 		if (op->fault.corrupt && i == 0)
 			g->dst[op->fault.first ? 0 : g->n / 2] += 0xda;
 		count(g);
@@ -148,7 +148,7 @@ void operation_do(struct stream *s, struct operation *op)
 	case WRITE_VALUE:
 		atomic_store(op->value, op->target);
 		break;
-	case WAIT_VALUE: // cyclic, as cuda.h says of CU_STREAM_WAIT_VALUE_GEQ
+	case WAIT_VALUE: // cyclic comparison, as CU_STREAM_WAIT_VALUE_GEQ of cuda.h
 		since = now_ns();
 		while (!stream_over(s) && (int64_t)(atomic_load(op->value) - op->target) < 0)
 			patience(since);
@@ -195,8 +195,8 @@ void operation_free(struct operation *op)
 	free(op);
 }
 
-// next is the operation to do now, NULL when the thread is to end. The mutex is
-// held.
+// next returns the next operation, NULL when the thread must end. The caller holds the
+// mutex.
 static struct operation *next(struct stream *s)
 {
 	uint64_t since = now_ns();
@@ -220,8 +220,8 @@ static struct operation *next(struct stream *s)
 	}
 }
 
-// unlist takes an ended stream out of its context's list, where it stays after
-// its destruction as long as it has work: that is the context's to wait for.
+// unlist removes an ended stream from its context's list. A destroyed stream with pending
+// work stays in the list, because the context waits for the work.
 static void unlist(struct stream *s)
 {
 	pthread_mutex_lock(&s->context->mutex);
@@ -241,7 +241,7 @@ static void *work(void *argument)
 	struct stream *s = argument;
 	struct operation *op;
 	prctl(PR_SET_TIMERSLACK, 1000ul);
-	prctl(PR_SET_NAME, "sim-stream"); // so that tests can count them
+	prctl(PR_SET_NAME, "sim-stream"); // tests count the threads
 	pthread_mutex_lock(&s->mutex);
 	while ((op = next(s))) {
 		pthread_mutex_unlock(&s->mutex);
@@ -281,8 +281,8 @@ static void destroy(struct object *o)
 	free(s);
 }
 
-// start starts the thread, which holds a reference. It takes no signal: those
-// are the program's, and a Go program's handlers expect Go's threads.
+// start starts the thread, which holds a reference. The thread blocks all signals: the
+// program handles signals, and the handlers of a Go program expect Go's threads.
 static bool start(struct stream *s)
 {
 	pthread_attr_t a;
@@ -301,8 +301,8 @@ static bool start(struct stream *s)
 	return error == 0;
 }
 
-// stream_new makes a stream with two references: the caller's, and that of the
-// context's list. The context's mutex is held.
+// stream_new creates a stream with two references: that of the caller and that of the
+// context's list. The caller holds the context's mutex.
 CUresult stream_new(struct context *c, struct stream **out)
 {
 	struct stream *s = calloc(1, sizeof *s);
@@ -366,7 +366,7 @@ uint64_t stream_enqueue(struct stream *s, struct operation *op)
 	op->enqueued_ns = now_ns();
 	pthread_mutex_lock(&s->mutex);
 	uint64_t number = op->number = ++s->enqueued;
-	if (s->ended) { // its context was destroyed meanwhile
+	if (s->ended) { // the context was destroyed meanwhile
 		pthread_mutex_unlock(&s->mutex);
 		operation_free(op);
 		return number;
@@ -451,7 +451,7 @@ CUresult cuStreamCreate(CUstream *out, unsigned flags)
 	pthread_mutex_lock(&c->mutex);
 	r = stream_new(c, &s);
 	if (r == CUDA_SUCCESS) {
-		s->handle = handle_new(STREAM, s); // takes the reference over
+		s->handle = handle_new(STREAM, s); // takes over the reference
 		*out = s->handle;
 		if (!s->handle)
 			r = CUDA_ERROR_OUT_OF_MEMORY;

@@ -6,7 +6,7 @@
 #include <fcntl.h>
 #include <string.h>
 
-// wanted checks what memory is asked for, and finds its device.
+// wanted checks the properties of requested memory, and finds its device.
 static CUresult wanted(const CUmemAllocationProp *prop, struct device **d)
 {
 	if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
@@ -127,7 +127,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h, void *p)
 
 CUresult cuMemAddressReserve(CUdeviceptr *p, size_t n, size_t alignment, CUdeviceptr want, unsigned long long flags)
 {
-	(void)want; // a wish, which the driver need not fulfil either
+	(void)want; // a request that the driver need not fulfil either
 	CUresult r = enter("cuMemAddressReserve", NULL);
 	if (r != CUDA_SUCCESS)
 		return r;
@@ -171,8 +171,8 @@ CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemGenericAllocation
 	return r;
 }
 
-// covered says whether [p, p+n) is whole mappings without a hole. The mutex is
-// held.
+// covered reports whether [p, p+n) consists of whole mappings without a gap. The caller
+// holds the mutex.
 static bool covered(uintptr_t p, size_t n)
 {
 	uintptr_t end = p + n;
@@ -231,8 +231,7 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *desc, si
 	return r;
 }
 
-// The descriptor is the memory's own: there is no kernel that would map it for
-// a NIC.
+// Return the descriptor of the memory: no kernel maps this memory for a NIC.
 CUresult cuMemGetHandleForAddressRange(void *fd, CUdeviceptr p, size_t n, int type, unsigned long long flags)
 {
 	CUresult r = enter("cuMemGetHandleForAddressRange", NULL);
@@ -298,7 +297,7 @@ CUresult cuPointerSetAttribute(const void *v, int attribute, CUdeviceptr p)
 		return r;
 	if (!v || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
 		return CUDA_ERROR_INVALID_VALUE;
-	// Synchronous copies are over when they return, here.
+	// Synchronous copies are complete when the call returns.
 	pthread_mutex_lock(&ranges_mutex);
 	struct range *range = range_find(p);
 	if (!range || range->kind != ALLOCATED)

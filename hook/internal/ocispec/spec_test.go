@@ -80,3 +80,33 @@ func TestReadMalformedSpecFails(t *testing.T) {
 		})
 	}
 }
+
+func TestReadBoundedLimitIsInclusive(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, path string
+		limit      int64
+		want       error
+	}{
+		{"above the size", path, 6, nil},
+		{"the size", path, 5, nil},
+		{"below the size", path, 4, &paths.SizeError{Path: path, Bytes: 5, Limit: 4}},
+		// The size of a file in /proc is 0, as that of a file that grows after the look.
+		{"below the size of a growing file", "/proc/self/status", 4,
+			&paths.SizeError{Path: "/proc/self/status", Bytes: 5, Limit: 4}},
+	} {
+		text, err := ReadBounded(c.path, c.limit)
+		if c.want == nil && (err != nil || string(text) != "12345") || c.want != nil && !testutil.HasError(err, c.want) {
+			t.Errorf("%s: %q, %v; want %v", c.name, text, err, c.want)
+		}
+	}
+}
+
+func TestRootOnlyNamesRoot(t *testing.T) {
+	if s := RootOnly("/r"); !s.Unread || s.Rootfs("/bundle") != "/r" {
+		t.Errorf("%+v", s)
+	}
+}

@@ -1,4 +1,4 @@
-// Build builds every program that a test wants into a directory.
+// Command build builds every program that tests need into a directory.
 package main
 
 import (

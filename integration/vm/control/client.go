@@ -15,7 +15,7 @@ import (
 const (
 	// killTimeout limits the time for a killed process to end.
 	killTimeout = 10 * time.Second
-	// sendTimeout bounds a frame's way to an agent, which never waits with reading.
+	// sendTimeout limits the time for sending a frame to an agent, which always reads.
 	sendTimeout = time.Minute
 )
 
@@ -27,7 +27,7 @@ type Client struct {
 
 	write sync.Mutex
 	enc   *json.Encoder
-	// delivering is set while a reader of output is waited for.
+	// delivering is set while the client waits for a reader of output.
 	delivering atomic.Bool
 
 	mu        sync.Mutex
@@ -42,7 +42,7 @@ type Client struct {
 type process struct {
 	stdout, stderr io.Writer
 	taken          atomic.Int64  // bytes of input
-	took           chan struct{} // has an element when there are more
+	took           chan struct{} // has an element if the process has taken more input
 	over           chan struct{} // closed when Run has returned
 	exit           chan exit
 	failed         error // of a writer
@@ -90,7 +90,7 @@ func (c *Client) take(f frame) {
 	}
 	c.mu.Unlock()
 	if p == nil {
-		return // abandoned
+		return // Run has returned
 	}
 	for _, out := range []struct {
 		to   io.Writer
@@ -143,7 +143,7 @@ func (c *Client) Ready(ctx context.Context) (Ready, error) {
 // Ping requests a sign of life from the agent, one request at a time. While a reader of process
 // output blocks, the answer waits behind the output, which is no error.
 func (c *Client) Ping(ctx context.Context) error {
-	select { // the answer to a ping that was abandoned
+	select { // the answer to an abandoned ping
 	case <-c.pongs:
 	default:
 	}
@@ -171,8 +171,8 @@ func (c *Client) Ping(ctx context.Context) error {
 }
 
 // Run runs a process to its end. An exit status other than 0 is an *ExitError. When ctx ends, Run
-// kills the process group. stdin may be nil; Run reads it until its end or that of the process, so
-// a reader that blocks outlives Run.
+// kills the process group. stdin may be nil. Run reads stdin until its end or the end of the
+// process, so a blocking reader outlives Run.
 func (c *Client) Run(ctx context.Context, cmd Command, stdin io.Reader, stdout, stderr io.Writer) error {
 	p := &process{stdout: stdout, stderr: stderr, took: make(chan struct{}, 1), over: make(chan struct{}),
 		exit: make(chan exit, 1)}
@@ -218,7 +218,7 @@ func (c *Client) Run(ctx context.Context, cmd Command, stdin io.Reader, stdout, 
 	}
 }
 
-// feed sends input, as much as the agent has room for.
+// feed sends input, up to the credit of the agent.
 func (c *Client) feed(id int64, p *process, stdin io.Reader) {
 	sent := int64(0)
 	for {
@@ -238,11 +238,11 @@ func (c *Client) feed(id int64, p *process, stdin io.Reader) {
 		if n > 0 {
 			sent += int64(n)
 			if c.send(frame{ID: id, Input: buffer[:n]}) != nil {
-				return // the reader of frames says why
+				return // the reader of frames has the reason
 			}
 		}
 		if err != nil {
-			_ = c.send(frame{ID: id, EOF: true}) // likewise
+			_ = c.send(frame{ID: id, EOF: true}) // the reader of frames has the reason
 			return
 		}
 	}

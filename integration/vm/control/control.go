@@ -22,7 +22,7 @@ type Command struct {
 	Terminal *Size `json:"terminal,omitempty"`
 }
 
-// Size is a terminal's.
+// Size is the size of a terminal.
 type Size struct {
 	Rows uint16 `json:"rows"`
 	Cols uint16 `json:"cols"`
@@ -30,12 +30,12 @@ type Size struct {
 
 // Ready is the agent's first message.
 type Ready struct {
-	// Uptime is that of the guest's kernel when the agent began to serve.
+	// Uptime is the uptime of the guest's kernel at the start of the agent's service.
 	Uptime time.Duration `json:"uptime"`
 	Kernel string        `json:"kernel"`
 }
 
-// ExitError says that a process ran and did not end with 0.
+// ExitError reports a process whose exit status is not 0.
 type ExitError struct {
 	Argv   []string
 	Status int // 128 + the signal's number for a process that a signal ended
@@ -43,8 +43,8 @@ type ExitError struct {
 
 func (e *ExitError) Error() string { return fmt.Sprintf("%q ended with status %d", e.Argv, e.Status) }
 
-// inputCredit is the limit of input in flight, in bytes: unread input stays on the sender's side,
-// so that no frame waits behind it.
+// inputCredit is the limit of input in flight, in bytes: the sender keeps unread input, so that no
+// frame waits behind the input.
 const inputCredit = 1 << 20
 
 // frame is a message in either direction. ID identifies the process.

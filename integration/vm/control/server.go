@@ -168,7 +168,7 @@ func (s *server) start(id int64, command Command) error {
 		s.mu.Lock()
 		delete(s.children, id)
 		s.mu.Unlock()
-		// The client may be gone, which Serve sees by itself.
+		// The client may have closed the connection, which Serve detects.
 		_ = s.send(frame{ID: id, Exit: result(cmd, err)})
 	}()
 	return nil

@@ -116,8 +116,8 @@ func waitFor(path string) error {
 	}
 }
 
-// installAgent copies this program, and for systemd a unit, below the new root's /run: the image is
-// independent of the agent.
+// installAgent copies this program, and a unit for systemd, below /run of the new root: the image
+// does not depend on the agent.
 func installAgent(root string) error {
 	text, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -132,7 +132,7 @@ func installAgent(root string) error {
 	if err := os.WriteFile(root+agent, text, 0o755); err != nil {
 		return err
 	}
-	// For people in a shell.
+	// For users of a shell.
 	if err := os.Symlink(agent, root+"/usr/local/bin/guest"); err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func initialize() error {
 	}); err != nil {
 		return err
 	}
-	// As on every host that systemd has booted.
+	// As on every host with systemd.
 	if err := unix.Mount("", "/", "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("making the mounts shared: %w", err)
 	}

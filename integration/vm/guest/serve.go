@@ -73,10 +73,9 @@ func about() (control.Ready, error) {
 	}, err
 }
 
-// configureNetwork sets the name and the address of each network card according to its hardware
-// address.
+// configureNetwork sets the name and the address of each network card by hardware address.
 func configureNetwork() error {
-	runtime.LockOSThread() // a netlink socket belongs to a thread's namespace
+	runtime.LockOSThread() // a netlink socket uses the namespace of its thread
 	defer runtime.UnlockOSThread()
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -117,7 +116,7 @@ func configureCard(link netlink.Link, card wiring.Card) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return err
 	}
-	// Both rails may reach both addresses: answer ARP for the card's own address only.
+	// Both rails may reach both addresses: answer ARP only for the address of the card.
 	for name, value := range map[string]string{"arp_ignore": "1", "arp_announce": "2"} {
 		file := filepath.Join("/proc/sys/net/ipv4/conf", card.Name, name)
 		if err := os.WriteFile(file, []byte(value), 0); err != nil {

@@ -1,5 +1,5 @@
-// Package inside is for tests in a guest: PCIe tree, RDMA devices on network cards, cables, and the
-// other guest.
+// Package inside has helpers for tests in a guest: PCIe tree, RDMA devices on network cards,
+// cables, and the other guest.
 package inside
 
 import (
@@ -33,10 +33,10 @@ const (
 	IWARP = "siw"
 )
 
-// Binaries is where Peerlane's programs are.
+// Binaries is the directory of Peerlane's programs.
 const Binaries = "/share/bin"
 
-// longest is the limit of one command; the slowest, a demo, takes half a minute.
+// longest is the limit of a command; the slowest command, a demo, takes half a minute.
 const longest = 5 * time.Minute
 
 // patience is ten times the longest wait in a guest.
@@ -69,7 +69,7 @@ func SystemIsUp() error {
 	return errors.Join(fmt.Errorf("the system is not up (%w), but %s%s", err, out, failed), listed)
 }
 
-// Tree puts a table of package pcitree in place until the test ends.
+// Tree loads a table of package pcitree until the test ends.
 func Tree(t testing.TB, text string) *pcitree.Tree {
 	t.Helper()
 	tree, err := pcitree.Parse(text)
@@ -87,7 +87,7 @@ func Tree(t testing.TB, text string) *pcitree.Tree {
 	return tree
 }
 
-// Load puts a tree in place; pcitree.Unload ends that.
+// Load loads a tree; pcitree.Unload removes the tree.
 func Load(tree *pcitree.Tree) error {
 	if err := modprobe("pcitree"); err != nil {
 		return err
@@ -102,7 +102,7 @@ func modprobe(modules ...string) error {
 	return nil
 }
 
-// NamedTree puts a tree of package pcitree's in place.
+// NamedTree loads a tree of package pcitree until the test ends.
 func NamedTree(t testing.TB, name string) *pcitree.Tree {
 	t.Helper()
 	text, err := pcitree.Named(name)
@@ -131,7 +131,7 @@ func Card(t testing.TB, name string) {
 	}
 }
 
-// Device is an RDMA device to be made.
+// Device describes an RDMA device.
 type Device struct {
 	Name string
 	Kind string // RoCE or IWARP
@@ -158,8 +158,8 @@ func RDMA(t testing.TB, devices ...Device) {
 func MakeRDMA(devices ...Device) (remove func() error, err error) {
 	var made, parameters []string
 	remove = func() (err error) {
-		// Reset the parameter for later devices without a parent: a comma names no device, while an
-		// empty write changes nothing.
+		// Reset the parameter for later devices without a parent: a comma names no device; an empty
+		// write has no effect.
 		for _, file := range parameters {
 			err = errors.Join(err, os.WriteFile(file, []byte(","), 0))
 		}
@@ -209,7 +209,7 @@ func Port(t testing.TB, device, attribute string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// Eventually waits until so returns ok, and fails the test with the last description after a limit.
+// Eventually waits until so returns ok, and fails the test with the last description at the limit.
 func Eventually(t testing.TB, what string, so func() (ok bool, is string)) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {

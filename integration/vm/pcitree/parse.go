@@ -59,7 +59,7 @@ type line struct {
 	max       link
 	current   link // zero to derive it from both ends
 	acs       acs
-	portACS   acs // "" where the switch's holds
+	portACS   acs // "" for the value of the switch
 	subsystem identity
 	driver    string
 	uuid      string
@@ -68,7 +68,7 @@ type line struct {
 // Parse reads a table; an error names the line.
 func Parse(text string) (*Tree, error) {
 	var top []*line
-	var open []*line // the lines that the next may be below
+	var open []*line // lines that can have the next line below
 	number := 0
 	for row := range strings.Lines(text) {
 		number++
@@ -192,7 +192,7 @@ func (l *line) option(word, name, value string) (err error) {
 	}
 	switch name {
 	case "numa":
-		// The kernel has at most 1024 nodes; the module checks the guest's.
+		// The kernel has at most 1024 nodes; the module checks the nodes of the guest.
 		if l.numa, err = strconv.Atoi(value); err != nil || l.numa < 0 || l.numa >= 1024 {
 			return fmt.Errorf("invalid NUMA node %q", word)
 		}
@@ -258,7 +258,7 @@ func (l *line) fits(above *line) error {
 		if l.kind != kindRootPort {
 			return fmt.Errorf("a %s is below a host bridge, which may only have root ports", l.kind)
 		}
-		if len(above.children) > 31 { // device 0 is the host bridge's own
+		if len(above.children) > 31 { // device 0 belongs to the host bridge
 			return fmt.Errorf("a host bridge has more than 31 root ports")
 		}
 	case kindRootPort:

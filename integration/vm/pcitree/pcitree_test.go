@@ -41,7 +41,7 @@ func addresses(tree *Tree) []string {
 	return all
 }
 
-// find is the function at an address.
+// find returns the function at an address.
 func find(t *testing.T, tree *Tree, address string) *function {
 	t.Helper()
 	for _, f := range tree.functions {
@@ -73,7 +73,7 @@ host-bridge 0000:00
 		"0001:24:00.0", "0001:25:00.0",
 		"0001:24:01.0", "0001:26:00.0",
 		"0001:22:01.0", "0001:27:00.0",
-		"0001:20:02.0", // bus 28 is the empty slot's
+		"0001:20:02.0", // bus 28 belongs to the empty slot
 		"0001:20:03.0", "0001:29:00.0",
 	}
 	if diff := cmp.Diff(want, addresses(tree)); diff != "" {
@@ -94,8 +94,7 @@ host-bridge 0000:00
 	}
 }
 
-// The archive was captured from this table, and a change of the table has to be
-// captured again.
+// The archive was captured from this table: after a change of the table, capture it again.
 func TestTwoNICsIsTheRecordedHost(t *testing.T) {
 	sysfs, proc, err := recorded.Unpack(t.TempDir())
 	if err != nil {
@@ -390,7 +389,7 @@ func TestParseRefusesInvalidTables(t *testing.T) {
 	}
 }
 
-// manyRoots is a table of n empty root ports, 31 to a host bridge.
+// manyRoots returns a table of n empty root ports, 31 per host bridge.
 func manyRoots(n int) string {
 	var b strings.Builder
 	for i := range n {

@@ -36,10 +36,10 @@ type function struct {
 
 	acs     acs
 	port    int  // number of a port
-	max     link // greatest
+	max     link // maximum
 	current link // in operation; zero without a link
 
-	minor int // of a GPU that the driver manages, else -1
+	minor int // of a GPU that the driver manages; otherwise -1
 	uuid  string
 }
 

@@ -56,7 +56,7 @@ func (t *Tree) records() []byte {
 	return b
 }
 
-// appendText appends text and zeros. The texts are ours and fit.
+// appendText appends text and zeros. The texts belong to this package and fit.
 func appendText(b []byte, text string, size int) []byte {
 	field := make([]byte, size)
 	copy(field[:size-1], text)
@@ -118,7 +118,7 @@ func (c *config) set32(at int, value, writable uint32) {
 // Offsets of capabilities.
 const (
 	express      = 0x40
-	acsExtension = 0x100 // the first that is extended
+	acsExtension = 0x100 // the first extended capability
 )
 
 // config writes a function's configuration space (PCIe 7.5 and 7.7.11).
@@ -182,8 +182,8 @@ func (f *function) bridgeHeader(c *config) {
 	for i, bus := range []int{f.bus, f.secondary, f.subordinate} {
 		c.value[0x18+i], c.writable[0x18+i] = byte(bus), 0xff
 	}
-	// The windows are closed: bases above limits. The I/O window stays so; read-only zeros would be
-	// a window at 0.
+	// The windows are closed: bases above limits. The I/O window stays closed; read-only zeros
+	// would be a window at 0.
 	c.set16(0x1c, 0x00f0, 0)
 	c.set16(0x20, 0xfff0, 0xfff0)
 	c.set16(0x22, 0x0000, 0xfff0)

@@ -25,7 +25,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// The second signal kills.
+	// A second signal kills the process.
 	context.AfterFunc(ctx, stop)
 	root := &cobra.Command{
 		Use:           "run",

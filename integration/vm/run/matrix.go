@@ -12,8 +12,8 @@ import (
 // that the tests ran.
 const matrix = "integration/matrix.txt"
 
-// ofMatrix returns the whole packages of a place, and tests of other packages with a cell for it:
-// guests are slow, so they skip tests whose result does not depend on the guest.
+// ofMatrix returns the whole packages of a place, and tests of further packages with a cell for the
+// place: guests are slow, so that guests skip tests whose result does not depend on the guest.
 func (p place) ofMatrix(path string) ([]target, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

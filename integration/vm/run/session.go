@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/integration/vm"
 )
 
-// session is a temporary folder shared by machines and host, and the machines.
+// session is a temporary directory that machines and host share, and the machines.
 type session struct {
 	dir      string // short, for sockets
 	share    string // /share in the guests
@@ -57,7 +57,7 @@ func repository() (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// fill copies Peerlane's programs and the agent to the guests' folder.
+// fill copies Peerlane's programs and the agent to the guests' directory.
 func (s *session) fill(ctx context.Context) error {
 	for _, dir := range []string{"bin", "test", "out"} {
 		if err := os.MkdirAll(filepath.Join(s.share, dir), 0o755); err != nil {
@@ -70,7 +70,7 @@ func (s *session) fill(ctx context.Context) error {
 			return fmt.Errorf("%w; build it with `make build`", err)
 		}
 	}
-	// A test's process looks for the simulator beside itself.
+	// A test process looks for the simulator in its own directory.
 	if err := link(filepath.Join(s.source, "bin", sim.LibraryName),
 		filepath.Join(s.share, "test", sim.LibraryName)); err != nil {
 		return err
@@ -107,7 +107,7 @@ func goTool(ctx context.Context, dir string, environment []string, arguments ...
 	return nil
 }
 
-// start boots machines, joined where there are two.
+// start boots machines, and joins two machines.
 func (s *session) start(ctx context.Context, guests int) error {
 	var network *vm.Network
 	if guests > 1 {
@@ -144,12 +144,12 @@ func (s *session) start(ctx context.Context, guests int) error {
 	return errors.Join(failed...)
 }
 
-// keep moves the guests' output to a folder of the repository.
+// keep moves the guests' output to a directory of the repository.
 func (s *session) keep(into string) error {
 	if err := os.MkdirAll(filepath.Dir(into), 0o755); err != nil {
 		return err
 	}
-	// Use a temporary name until the folder is complete: another runner may do the same.
+	// Use a temporary name until the directory is complete: another runner may do the same.
 	whole, err := os.MkdirTemp(filepath.Dir(into), filepath.Base(into)+".")
 	if err != nil {
 		return err

@@ -32,8 +32,8 @@ type place struct {
 	guests      int
 	// nightly excludes a place from runs that do not name it.
 	nightly bool
-	// whole are packages whose tests all run in the place. Of other packages the tests with a cell
-	// run.
+	// whole lists packages whose tests all run in the place. Of further packages only the tests
+	// with a cell run.
 	whole   []string
 	targets []target
 }
@@ -54,7 +54,8 @@ func (t target) pattern() string {
 	return patternOf(t.tests)
 }
 
-// places, the slowest first. Tests on the host create machines of their own, and break them.
+// places has the slowest places first. Tests on the host create separate machines, and break the
+// machines.
 var places = []place{
 	{name: "vm-full", image: vm.Full, guests: 1, whole: []string{"integration/vm/cases/full",
 		"integration/vm/cases/units", "integration/vm/cases/packages"}},
@@ -76,12 +77,12 @@ func testCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "test [package...]",
 		Short: "Run tests in machines, and print their events as `go test -json` does",
-		Long: `Run tests in machines, and print their events as go test -json does, each with
-the place that it is of. Without packages every case runs that has a place in a
-machine; with packages those run, in the machines that --place names.
+		Long: `Run tests in machines, and print the events as go test -json does, with the place
+of each event. Without packages every case with a place in a machine runs; with
+packages the tests of the packages run, in the machines of --place.
 
-What tests leave in their artifact directories, and each machine's console, is in
-bin/vm/PLACE afterwards.`,
+Afterwards bin/vm/PLACE has the artifact directories of the tests and the console of
+each machine.`,
 		RunE: func(cmd *cobra.Command, packages []string) error {
 			o.packages = packages
 			return o.run(cmd.Context())
@@ -103,7 +104,7 @@ type testOptions struct {
 	testsFailed atomic.Bool
 }
 
-// errTests means that tests failed, without another error.
+// errTests reports failed tests without another error.
 var errTests = errors.New("tests failed")
 
 func (o *testOptions) run(ctx context.Context) error {
@@ -111,7 +112,7 @@ func (o *testOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Before anything runs: places share images.
+	// Before the places run: places share images.
 	for _, p := range chosen {
 		if p.image == "" {
 			continue
@@ -206,10 +207,10 @@ func (o *testOptions) narrow(ctx context.Context, chosen []place) ([]place, erro
 	var narrowed []place
 	for _, p := range chosen {
 		var left []target
-		for _, of := range p.targets {
-			names := of.tests
+		for _, t := range p.targets {
+			names := t.tests
 			if names == nil {
-				if names, err = testsOf(ctx, of.pkg); err != nil {
+				if names, err = testsOf(ctx, t.pkg); err != nil {
 					return nil, err
 				}
 			}
@@ -217,15 +218,15 @@ func (o *testOptions) narrow(ctx context.Context, chosen []place) ([]place, erro
 			switch {
 			case len(names) == 0:
 				continue
-			case of.tests == nil || top != o.pattern: // the pattern says which parts
+			case t.tests == nil || top != o.pattern: // the pattern selects the parts
 				for i, n := range names {
 					names[i] = topLevel(n)
 				}
-				of.tests, of.run = nil, "^("+strings.Join(names, "|")+")$"+strings.TrimPrefix(o.pattern, top)
+				t.tests, t.run = nil, "^("+strings.Join(names, "|")+")$"+strings.TrimPrefix(o.pattern, top)
 			default:
-				of.tests = names
+				t.tests = names
 			}
-			left = append(left, of)
+			left = append(left, t)
 		}
 		if p.targets = left; len(left) > 0 {
 			narrowed = append(narrowed, p)
@@ -279,12 +280,12 @@ func (o *testOptions) runPlace(ctx context.Context, p place) (err error) {
 	if err := errors.Join(<-compiled, started); err != nil {
 		return err
 	}
-	say("%s: up after %.1f s, %.1f s of them the guest's own", p.name, s.machines[0].Booted.Seconds(),
+	say("%s: up after %.1f s, of which the guest took %.1f s", p.name, s.machines[0].Booted.Seconds(),
 		s.machines[0].Ready.Uptime.Seconds())
 	var failed []error
-	for _, of := range p.targets {
-		if err := o.runTarget(ctx, s, p, of); err != nil {
-			failed = append(failed, fmt.Errorf("%s: %w", of.pkg, err))
+	for _, t := range p.targets {
+		if err := o.runTarget(ctx, s, p, t); err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", t.pkg, err))
 		}
 	}
 	return errors.Join(failed...)
@@ -295,8 +296,8 @@ func (o *testOptions) runHere(ctx context.Context, p place) error {
 	say("%s: on this host", p.name)
 	arguments := []string{"test", "-json", "-count=1", "-tags", "vm", "-vet=off", "-timeout", o.timeout.String(), "-run",
 		o.pattern}
-	for _, of := range p.targets {
-		arguments = append(arguments, module+of.pkg)
+	for _, t := range p.targets {
+		arguments = append(arguments, module+t.pkg)
 	}
 	c := vm.Program(ctx, "go", arguments...)
 	c.Stderr = os.Stderr
@@ -311,44 +312,44 @@ func (o *testOptions) runHere(ctx context.Context, p place) error {
 	ended := c.Wait()
 	var status *exec.ExitError
 	if errors.As(ended, &status) && ctx.Err() == nil {
-		o.testsFailed.Store(true) // or their build, which the events report too
+		o.testsFailed.Store(true) // or their build failed; the events report this too
 		ended = nil
 	}
 	return errors.Join(err, ended)
 }
 
-// binary is the name of a package's test binary.
+// binary returns the name of a package's test binary.
 func binary(pkg string) string {
 	return strings.ReplaceAll(pkg, "/", "-") + ".test"
 }
 
 func (o *testOptions) compile(ctx context.Context, s *session, p place) error {
-	for _, of := range p.targets {
+	for _, t := range p.targets {
 		if err := goTool(ctx, s.source, nil, "test", "-c", "-tags", "vm", "-vet=off", "-o",
-			filepath.Join(s.share, "test", binary(of.pkg)), module+of.pkg); err != nil {
+			filepath.Join(s.share, "test", binary(t.pkg)), module+t.pkg); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (o *testOptions) runTarget(ctx context.Context, s *session, p place, of target) error {
-	out := path.Join("/share/out", of.pkg)
-	if err := os.MkdirAll(filepath.Join(s.share, "out", of.pkg), 0o755); err != nil {
+func (o *testOptions) runTarget(ctx context.Context, s *session, p place, t target) error {
+	out := path.Join("/share/out", t.pkg)
+	if err := os.MkdirAll(filepath.Join(s.share, "out", t.pkg), 0o755); err != nil {
 		return err
 	}
 	command := control.Command{
 		Argv: []string{
-			"/share/test/" + binary(of.pkg), "-test.v=test2json", "-test.paniconexit0",
+			"/share/test/" + binary(t.pkg), "-test.v=test2json", "-test.paniconexit0",
 			"-test.timeout=" + o.timeout.String(), "-test.outputdir=" + out, "-test.artifacts",
 		},
 		Env: append([]string{"PEERLANE_TEST_BINARIES=/share/bin", "HOME=/root"}, o.environment...),
-		Dir: path.Join("/source", of.pkg),
+		Dir: path.Join("/source", t.pkg),
 	}
-	if pattern := of.pattern(); pattern != "" {
+	if pattern := t.pattern(); pattern != "" {
 		command.Argv = append(command.Argv, "-test.run="+pattern)
 	}
-	events, err := newEvents(ctx, p.name, module+of.pkg)
+	events, err := newEvents(ctx, p.name, module+t.pkg)
 	if err != nil {
 		return err
 	}

@@ -13,11 +13,11 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/control"
 )
 
-// Names of the network cards. The rails carry RDMA devices; the control card joins two guests
-// without loss and delay.
+// Cards are the names of the network cards. The rails carry RDMA devices; the control card joins
+// two guests without loss and delay.
 var Cards = []string{"rail0", "rail1", "control"}
 
-// Guests that are joined by a network.
+// Guests is the number of guests in a network.
 const Guests = 2
 
 // Names of the virtio-serial ports.

@@ -58,7 +58,7 @@ func export(ctx context.Context, l paths.Layout, listen string) error {
 		&health.Failures{Log: logrus.StandardLogger(), Message: "Observing the host failed"})
 	handler := http.NewServeMux()
 	handler.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
-		MaxRequestsInFlight: 4, // a scrape asks every relay
+		MaxRequestsInFlight: 4, // a scrape queries every relay
 		Timeout:             time.Minute,
 	}))
 	server := &http.Server{Addr: listen, Handler: handler, ReadHeaderTimeout: 10 * time.Second}

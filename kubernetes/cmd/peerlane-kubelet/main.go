@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -161,17 +162,24 @@ func (o options) runDevicePlugin(ctx context.Context, layout paths.Layout, log *
 	}, health.NewMonitor(layout, time.Now)).Run(ctx)
 }
 
-// check refuses values of flags that no mode can use.
+// check refuses flag values that no mode can use.
 func (o options) check() error {
 	switch {
 	case o.poll <= 0:
-		return fmt.Errorf("--poll %s: a time above 0 is required", o.poll)
+		return &flagError{"--poll", o.poll.String(), "a time above 0"}
 	case o.minPublish < 0:
-		return fmt.Errorf("--min-publish %s: a time from 0 is required", o.minPublish)
+		return &flagError{"--min-publish", o.minPublish.String(), "a time from 0"}
 	case o.units < 1:
-		return fmt.Errorf("--units %d: a number from 1 is required", o.units)
+		return &flagError{"--units", strconv.Itoa(o.units), "a number from 1"}
 	}
 	return nil
+}
+
+// flagError is the error of a flag value that no mode can use.
+type flagError struct{ name, value, required string }
+
+func (e *flagError) Error() string {
+	return fmt.Sprintf("%s %s: %s is required", e.name, e.value, e.required)
 }
 
 // Releases of Kubernetes at which auto changes the mode. By default, the API server of a release before
@@ -183,7 +191,7 @@ var (
 	minMixed = utilversion.MustParseGeneric("1.34")
 )
 
-// choose returns the mode, and a client where the mode needs one.
+// choose returns the mode, and a client if the mode needs a client.
 func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Interface, err error) {
 	switch o.mode {
 	case modeDevicePlugin:

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -95,7 +96,9 @@ func TestUselessValuesOfFlagsAreRefused(t *testing.T) {
 			c := command()
 			c.SetArgs([]string{"--mode", mode, "--root", t.TempDir(), "--kubelet-dir", t.TempDir(), flag})
 			name, value, _ := strings.Cut(flag, "=")
-			if err := c.ExecuteContext(t.Context()); err == nil || !strings.HasPrefix(err.Error(), name+" "+value+": ") {
+			var refused *flagError
+			if err := c.ExecuteContext(t.Context()); !errors.As(err, &refused) || refused.name != name ||
+				refused.value != value {
 				t.Errorf("%s with --mode %s: %v", flag, mode, err)
 			}
 		}

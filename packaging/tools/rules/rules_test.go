@@ -1,5 +1,5 @@
 // Package rules parses the files of packaging/prometheus with Prometheus' parsers, as `promtool
-// check rules` does for rules, and checks the queries of the dashboard. Rules is a separate module,
+// check rules` does, and checks the queries of the dashboard. Package rules is a separate module,
 // because Peerlane's programs do not depend on Prometheus.
 package rules
 
@@ -42,7 +42,7 @@ func TestAlertsAreThoseOfPrometheus(t *testing.T) {
 	if err != nil || count < 5 {
 		t.Errorf("%d rules: %v", count, err)
 	}
-	// The check can fail: by a query, a template, an unknown key.
+	// Control: checkRules refuses a wrong query, a wrong template and an unknown key.
 	for _, c := range [][2]string{
 		{"expr: ", "expr: sum by ( + "}, {"summary: ", "summary: '{{ $labels.' #"}, {"  - alert: ", "  - alarm: "}, {"for: ",
 			"for: 5 parsecs #"},

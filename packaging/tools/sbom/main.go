@@ -40,7 +40,7 @@ func main() {
 	}
 }
 
-// describe makes the bill of programs.
+// describe returns the bill of materials of programs.
 func describe(version string, made time.Time, sums string, programs []string) (*cdx.BOM, error) {
 	hashes, err := readSums(sums)
 	if err != nil {
@@ -85,7 +85,7 @@ func program(path string, hashes map[string]string, modules map[string]cdx.Compo
 		return file, nil, err
 	}
 	name := filepath.Base(path)
-	// The front of the command has the command's name and a separate folder.
+	// The front of the command has the same name and a separate folder.
 	if folder := filepath.Base(filepath.Dir(path)); folder == "front" {
 		name = folder + "/" + name
 	}
@@ -118,7 +118,7 @@ func program(path string, hashes map[string]string, modules map[string]cdx.Compo
 	return file, needs, nil
 }
 
-// readSums reads the modules' hashes of a go.sum, in hexadecimal, by path and version.
+// readSums reads the hashes of modules in a go.sum, in hexadecimal, by path and version.
 func readSums(path string) (map[string]string, error) {
 	f, err := os.Open(path)
 	if err != nil {

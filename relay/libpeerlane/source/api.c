@@ -180,6 +180,28 @@ static int tell(peerlane_session *s, void *message, size_t length)
 	return ask(s, message, length, -1, &done, PEERLANE_MESSAGE_DONE, sizeof done, NULL);
 }
 
+/* keep adds memory of an answer to the session and ends the caller's ownership of m. After a failure
+   keep gives the memory back to the relay, and the error stays that of the failure. */
+static int keep(peerlane_session *s, struct mapped **m, uint32_t type, peerlane_memory number, int status)
+{
+	if (!status && !(status = enter(s))) {
+		(*m)->next = s->mapped;
+		s->mapped = *m;
+		leave(s);
+		*m = NULL;
+	} else if (number) {
+		struct reason why = {.status = status};
+
+		memcpy(why.text, peerlane_error(), strlen(peerlane_error()));
+		if (!enter(s)) {
+			give_back(s, type, number);
+			leave(s);
+		}
+		fail_for(&why);
+	}
+	return status;
+}
+
 int peerlane_host_memory(peerlane_session *s, uint64_t bytes, const peerlane_gpu *gpu, uint32_t access, void **data, peerlane_memory *memory)
 {
 	struct peerlane_host_memory m = {.type = PEERLANE_MESSAGE_HOST_MEMORY, .bytes = bytes, .access = access ? access : EVERYTHING};
@@ -210,22 +232,10 @@ int peerlane_host_memory(peerlane_session *s, uint64_t bytes, const peerlane_gpu
 
 			status = tell(s, &populated, sizeof populated);
 		}
-		if (!status && !(status = enter(s))) {
-			host->next = s->mapped;
-			s->mapped = host;
-			leave(s);
-			*data = host->data;
+		status = keep(s, &host, made.type, made.memory, status);
+		if (!status) {
+			*data = at;
 			*memory = made.memory;
-			host = NULL;
-		} else if (made.memory) {
-			struct reason why = {.status = status};
-
-			memcpy(why.text, peerlane_error(), strlen(peerlane_error()));
-			if (!enter(s)) {
-				give_back(s, made.type, made.memory);
-				leave(s);
-			}
-			fail_for(&why);
 		}
 	}
 	if (fd >= 0)
@@ -262,22 +272,9 @@ int peerlane_staging_memory(peerlane_session *s, uint64_t bytes, const peerlane_
 	mapped->number = made.memory;
 	mapped->bytes = (size_t)made.bytes;
 	mapped->address = where.address;
-	if (!status && !(status = enter(s))) {
-		mapped->next = s->mapped;
-		s->mapped = mapped;
-		leave(s);
-		mapped = NULL;
+	status = keep(s, &mapped, made.type, made.memory, status);
+	if (!status)
 		*staged = where;
-	} else if (made.memory) {
-		struct reason why = {.status = status};
-
-		memcpy(why.text, peerlane_error(), strlen(peerlane_error()));
-		if (!enter(s)) {
-			give_back(s, made.type, made.memory);
-			leave(s);
-		}
-		fail_for(&why);
-	}
 	if (fd >= 0)
 		close(fd);
 	if (mapped)

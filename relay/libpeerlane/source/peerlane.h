@@ -142,6 +142,11 @@ PEERLANE_API const char *peerlane_status_text(int status);
  * the status with which the relay refuses the session. */
 PEERLANE_API int peerlane_dial(const char *socket, const peerlane_gpu *gpus, unsigned count, int timeout_ms, peerlane_session **session);
 
+/* Names the program of all sessions that this process dials from here on, for the reports of
+ * the host (peerlane relay inspect and top): PEERLANE_PROGRAM_NCCL, PEERLANE_PROGRAM_NIXL, or 0,
+ * which is the default. The program has no other effect. */
+PEERLANE_API void peerlane_set_program(uint32_t program);
+
 /* Ends the session and frees it; NULL is allowed. Returns when the relay no longer reads or
  * writes the exported memory, so that the program may free the memory; or after 30 seconds
  * if the relay does not release the memory. Pending operations fail with

@@ -1244,12 +1244,16 @@ static int take_welcome(struct peerlane_session *s, const char *path, const uint
 	return 0;
 }
 
+static _Atomic uint32_t program;
+
+void peerlane_set_program(uint32_t value) { program = value; }
+
 /* greet says hello and waits for the answer. */
 static int greet(struct peerlane_session *s, const char *path, int64_t deadline)
 {
 	struct peerlane_hello hello = {
 		.type = PEERLANE_MESSAGE_HELLO, .sequence = 1, .magic = PEERLANE_MAGIC,
-		.oldest = PEERLANE_OLDEST_VERSION, .newest = PEERLANE_NEWEST_VERSION,
+		.oldest = PEERLANE_OLDEST_VERSION, .newest = PEERLANE_NEWEST_VERSION, .program = program,
 	};
 	uint8_t data[MAX_MESSAGE + 1];
 	int fds[MAX_DESCRIPTORS + 1];

@@ -93,6 +93,7 @@ static int tie_to(struct tie **out)
 
 	if (!t)
 		return PEERLANE_STATUS_FULL;
+	peerlane_set_program(PEERLANE_PROGRAM_NCCL);
 	if ((status = peerlane_dial(getenv("PEERLANE_SOCKET"), NULL, 0, -1, &t->session)))
 		free(t);
 	else

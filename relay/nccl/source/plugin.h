@@ -25,9 +25,10 @@
  * has at most so many communicators. */
 #define TIE_USES (2 * PEERLANE_RING_ENTRIES / MOST_SENDS)
 
-/* Sends that a communicator has at once: 16 steps, of each of eight ranks for which one
- * sends (PXN). NCCL expects NCCL_MAX_REQUESTS at least. */
-#define MOST_SENDS 128
+/* Sends that a communicator has at once. NCCL expects NCCL_MAX_REQUESTS at least, and with PXN has
+ * 16 steps of each of eight ranks. Of two ranks on one GPU, the sender runs for a time slice of some
+ * 2 ms while the receiver waits: this number bounds the sends of a slice, as a socket's buffer does. */
+#define MOST_SENDS 256
 
 /* Receives, each of a group counted: eight steps of a full one. */
 #define MOST_RECEIVES 64

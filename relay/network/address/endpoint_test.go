@@ -7,7 +7,8 @@ import (
 )
 
 func TestParseEndpointReturnsAddresses(t *testing.T) {
-	for _, text := range []string{"10.1.0.7:20123", "[2001:db8::7]:1", "[fe80::7]:65535", "127.0.0.1:80", "[::1]:80", "169.254.1.1:5"} {
+	for _, text := range []string{"10.1.0.7:20123", "[2001:db8::7]:1", "[fe80::7]:65535", "127.0.0.1:80", "[::1]:80",
+		"169.254.1.1:5"} {
 		at := netip.MustParseAddrPort(text)
 		e := Endpoint{at.Addr(), at.Port()}
 		if got, err := DecodeEndpoint(e.Encode()); err != nil || got != e {
@@ -31,8 +32,11 @@ func TestInvalidEndpointsAreRefused(t *testing.T) {
 	longer := good
 	longer[EndpointBytes-1] = 1
 	for name, b := range map[string][EndpointBytes]byte{
-		"zeros": {}, "no port": Endpoint{netip.MustParseAddr("10.1.0.7"), 0}.Encode(), "0.0.0.0": Endpoint{netip.MustParseAddr("0.0.0.0"), 5}.Encode(), "::": Endpoint{netip.MustParseAddr("::"), 5}.Encode(),
-		"multicast": Endpoint{netip.MustParseAddr("224.0.0.1"), 5}.Encode(), "ff02::1": Endpoint{netip.MustParseAddr("ff02::1"), 5}.Encode(), "more behind it": longer,
+		"zeros": {}, "no port": Endpoint{netip.MustParseAddr("10.1.0.7"), 0}.Encode(),
+		"0.0.0.0": Endpoint{netip.MustParseAddr("0.0.0.0"), 5}.Encode(), "::": Endpoint{netip.MustParseAddr("::"),
+			5}.Encode(),
+		"multicast": Endpoint{netip.MustParseAddr("224.0.0.1"), 5}.Encode(),
+		"ff02::1":   Endpoint{netip.MustParseAddr("ff02::1"), 5}.Encode(), "more behind it": longer,
 	} {
 		if e, err := DecodeEndpoint(b); err == nil {
 			t.Errorf("%s is %v", name, e)

@@ -7,7 +7,8 @@ import (
 
 func TestVariablesWithoutEffectAreReported(t *testing.T) {
 	got := IgnoredVariables([]string{
-		"NCCL_SOCKET_IFNAME=eth0", "PATH=/bin", "NCCL_IB_TIMEOUT=22", "NCCL_DEBUG=INFO", "NCCL_IB_HCA=mlx5_0", "NCCL_IB_GID_INDEX=", "NCCL_IB", "NCCL_SOCKET_IFNAME=eth1",
+		"NCCL_SOCKET_IFNAME=eth0", "PATH=/bin", "NCCL_IB_TIMEOUT=22", "NCCL_DEBUG=INFO", "NCCL_IB_HCA=mlx5_0",
+		"NCCL_IB_GID_INDEX=", "NCCL_IB", "NCCL_SOCKET_IFNAME=eth1",
 		"NCCL_SOCKET_NTHREADS=4", "MY_NCCL_IB_HCA=x", "NCCL_SOCKET_FAMILY=AF_INET6",
 	})
 	want := []struct{ name, says string }{

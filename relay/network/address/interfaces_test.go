@@ -37,8 +37,10 @@ func TestInterfacesMatchConfiguration(t *testing.T) {
 		family Family
 		want   string
 	}{
-		{"", "", "ib0 10.9.0.1, eth0 10.0.0.1, eth0 2001:db8::1, eth0 fe80::1%eth0, ens1f0 10.0.2.1, ens1f0 169.254.7.7, ens1f0np0 10.0.3.1"},
-		{"", FamilyAuto, "ib0 10.9.0.1, eth0 10.0.0.1, eth0 2001:db8::1, eth0 fe80::1%eth0, ens1f0 10.0.2.1, ens1f0 169.254.7.7, ens1f0np0 10.0.3.1"},
+		{"", "", "ib0 10.9.0.1, eth0 10.0.0.1, eth0 2001:db8::1, eth0 fe80::1%eth0, ens1f0 10.0.2.1, ens1f0 " +
+			"169.254.7.7, ens1f0np0 10.0.3.1"},
+		{"", FamilyAuto, "ib0 10.9.0.1, eth0 10.0.0.1, eth0 2001:db8::1, eth0 fe80::1%eth0, ens1f0 10.0.2.1, ens1f0 " +
+			"169.254.7.7, ens1f0np0 10.0.3.1"},
 		{"", FamilyIPv6, "eth0 2001:db8::1, eth0 fe80::1%eth0"},
 		{"", FamilyIPv4, "ib0 10.9.0.1, eth0 10.0.0.1, ens1f0 10.0.2.1, ens1f0 169.254.7.7, ens1f0np0 10.0.3.1"},
 		{"eth", FamilyIPv4, "eth0 10.0.0.1"},
@@ -101,7 +103,8 @@ func TestNoMatchingInterfaceNamesEachReason(t *testing.T) {
 }
 
 func TestInvalidInterfaceListsAreRefused(t *testing.T) {
-	for _, text := range []string{",", "eth,,ib", "eth,", "^", "=", "^=", "eth 0", "eth/0", "mlx5_0:1", "=^eth", "e^th", "a-name-of-sixteen", "ü", strings.Repeat("a,", 64) + "a"} {
+	for _, text := range []string{",", "eth,,ib", "eth,", "^", "=", "^=", "eth 0", "eth/0", "mlx5_0:1", "=^eth", "e^th",
+		"a-name-of-sixteen", "ü", strings.Repeat("a,", 64) + "a"} {
 		if list, err := ParseInterfaces(text); err == nil {
 			t.Errorf("%q is read as %+v", text, list)
 		}

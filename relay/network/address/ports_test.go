@@ -16,7 +16,8 @@ func TestPortRangesAreParsed(t *testing.T) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "-", "0", "0-5", "5-4", "1-65536", "1-", "-1", "1-2-3", " 1-2", "a-b", "+1-2", "1.5"} {
+	for _, text := range []string{"", "-", "0", "0-5", "5-4", "1-65536", "1-", "-1", "1-2-3", " 1-2", "a-b", "+1-2",
+		"1.5"} {
 		if got, err := ParsePorts(text); err == nil {
 			t.Errorf("%q: %v", text, got)
 		}

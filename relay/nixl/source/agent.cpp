@@ -190,6 +190,7 @@ bool agent::dial(bool quiet)
 			if (!d.device(&device, i) && !d.uuid(&gpu, device))
 				visible.push_back(gpu);
 		}
+	peerlane_set_program(PEERLANE_PROGRAM_NIXL);
 	int status = peerlane_dial(socket.c_str(), visible.data(), static_cast<unsigned>(visible.size()), -1, &s);
 	if (!status)
 		status = peerlane_lanes(s, all, PEERLANE_MAX_LANES, &n);

@@ -583,7 +583,7 @@ static void random_lists(side &s)
 
 				n = std::min(n, s.own[from].bytes);
 				uint64_t source = dice(s.own[from].bytes - n + 1);
-				if (dice(3) == 0 && !pieces.empty()) { // a neighbour in both
+				if (dice(3) == 0 && !pieces.empty()) { // adjacent pieces
 					piece &last = pieces.back();
 					uint64_t behind = (d == READ ? last.there : last.at) + last.length;
 					size_t there = d == READ ? last.far : last.near;

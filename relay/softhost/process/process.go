@@ -145,22 +145,22 @@ func Start(t testing.TB, c launch.Config) *Relay {
 	return r
 }
 
+func listen(path string) (*net.UnixListener, error) {
+	_ = os.Remove(path) // of a killed relay
+	return net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+}
+
 // serve serves until the kill.
 func serve(text string) error {
 	var c launch.Config
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		return err
 	}
-	listen := func(name string) (*net.UnixListener, error) {
-		path := filepath.Join(c.Peers, name)
-		_ = os.Remove(path) // of a killed relay
-		return net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	}
-	clients, err := listen(c.Container)
+	clients, err := listen(filepath.Join(c.Peers, c.Container))
 	if err != nil {
 		return err
 	}
-	peers, err := listen(c.Generation + ".sock")
+	peers, err := listen(filepath.Join(c.Peers, c.Generation+".sock"))
 	if err != nil {
 		return err
 	}

@@ -9,15 +9,15 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// landings are the places in this relay's memory that the other one may write now.
-// The event loop grants them; the data streams' goroutines ask before a byte lands.
+// landings are the parts of this relay's memory that the peer may write now. The event loop grants
+// parts; the goroutines of the data streams check each piece before a byte is stored.
 type landings struct {
 	mu       sync.Mutex
-	piece    uint64 // bytes of the other side's pieces
+	piece    uint64 // size of the peer's pieces, bytes
 	channels map[uint32]*runway
 }
 
-// runway is what one channel's sender may write.
+// runway is the memory that the sender of a channel may write.
 type runway struct {
 	memories map[uint32][]byte
 	windows  map[uint64]*window // by immediate
@@ -28,9 +28,9 @@ type window struct {
 	memory         []byte // of the grant
 	region         uint32
 	offset, filled uint64
-	// The write under way: each begins where the last one ended.
+	// The current write. Each write begins at the end of the previous write.
 	number, length uint64
-	begun          []uint64 // a bit for each of its pieces
+	begun          []uint64 // a bit for each piece that has begun
 	landed         uint64
 }
 
@@ -38,42 +38,45 @@ func refused(format string, arguments ...any) error {
 	return wire.Errorf(wire.StatusMalformed, format, arguments...)
 }
 
-// begin checks a piece's header and gives the memory that its bytes are for. Each
-// piece of a write is given once.
+// begin checks the header of a piece and returns the memory for its bytes. begin accepts each piece
+// of a write once.
 func (l *landings) begin(p *piece) (*window, []byte, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.channels[p.channel]
 	if r == nil {
-		return nil, nil, refused("a write to channel %d, which grants nothing", p.channel)
+		return nil, nil, refused("write to channel %d: the channel has no grants", p.channel)
 	}
 	w := r.windows[p.immediate]
 	if w == nil || w.region != p.region {
-		return nil, nil, refused("a write to region %d under grant %d, which is not granted", p.region, p.immediate)
+		return nil, nil, refused("write to region %d under grant %d: no such grant", p.region, p.immediate)
 	}
 	if w.length == 0 {
 		left := uint64(len(w.memory)) - w.filled
 		if p.length == 0 || p.length > left || p.offset != w.offset+w.filled {
-			return nil, nil, refused("a write of %d bytes at %d of region %d, where %d bytes at %d are granted", p.length, p.offset, p.region, left, w.offset+w.filled)
+			return nil, nil, refused("write of %d bytes at %d of region %d: the grant has %d bytes at %d", p.length,
+				p.offset, p.region, left, w.offset+w.filled)
 		}
 		w.number, w.length, w.landed = p.number, p.length, 0
 		w.begun = make([]uint64, (p.length+l.piece-1)/l.piece/64+1)
 	}
 	switch {
 	case p.number != w.number || p.length != w.length || p.offset != w.offset+w.filled:
-		return nil, nil, refused("a piece of write %d of %d bytes under grant %d, where write %d of %d bytes is under way", p.number, p.length, p.immediate, w.number, w.length)
+		return nil, nil, refused("piece of write %d of %d bytes under grant %d: expected write %d of %d bytes",
+			p.number, p.length, p.immediate, w.number, w.length)
 	case p.at >= p.length || p.at%l.piece != 0 || uint64(p.bytes) != min(l.piece, p.length-p.at):
-		return nil, nil, refused("a piece of %d bytes at %d of a write of %d, whose pieces have %d", p.bytes, p.at, p.length, l.piece)
+		return nil, nil, refused("piece of %d bytes at %d of a write of %d: pieces have %d", p.bytes, p.at,
+			p.length, l.piece)
 	}
 	number := p.at / l.piece
 	if w.begun[number/64]&(1<<(number%64)) != 0 {
-		return nil, nil, refused("a piece at %d of write %d that came before", p.at, p.number)
+		return nil, nil, refused("second piece at %d of write %d", p.at, p.number)
 	}
 	w.begun[number/64] |= 1 << (number % 64)
 	return w, w.memory[w.filled+p.at:][:p.bytes], nil
 }
 
-// end counts a piece that has landed, and reports whether its write is complete.
+// end counts a stored piece and reports whether the write is complete.
 func (l *landings) end(w *window, p *piece) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,7 +91,7 @@ func (l *landings) end(w *window, p *piece) bool {
 	return true
 }
 
-// Arrivals is the receiver's end of a channel's writes. It belongs to the event loop.
+// Arrivals is the receiver's side of the writes of a channel. The event loop owns Arrivals.
 type Arrivals struct {
 	channel *Channel
 	arrived func(immediate, length uint64)
@@ -101,9 +104,9 @@ var (
 	_ transport.Arrivals = (*Arrivals)(nil)
 )
 
-// Receive makes the channel's receiving end: arrived is called for each write once all
-// of it is in the memory, ended once, when none of this channel can come any more.
-// Both are called on the loop.
+// Receive creates the receiver's side of the channel. It calls arrived for each write when the
+// memory has all bytes, and ended once, when no write of the channel can arrive. The loop calls
+// both.
 func (c *Channel) Receive(arrived func(immediate, length uint64), ended func()) *Arrivals {
 	a := &Arrivals{channel: c, arrived: arrived, ended: ended}
 	if c.closed {
@@ -118,11 +121,11 @@ func (c *Channel) Receive(arrived func(immediate, length uint64), ended func()) 
 	return a
 }
 
-// AddMemory makes host memory known under a number. Nothing of it can be written yet.
-// It has to stay mapped until RemoveMemory or `ended`.
+// AddMemory registers host memory under a number, without a grant. The memory must stay mapped
+// until RemoveMemory or ended.
 func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
 	if !m.Host() {
-		return wire.Errorf(wire.StatusInternal, "region %d cannot be received over TCP: it is not the host's memory", region)
+		return wire.Errorf(wire.StatusInternal, "receive region %d over TCP: the region is not host memory", region)
 	}
 	a.add(region, m.HostBytes())
 	return nil
@@ -132,8 +135,8 @@ func (a *Arrivals) add(region uint32, memory []byte) {
 	a.with(func(r *runway) { r.memories[region] = memory })
 }
 
-// RemoveMemory ends AddMemory. No grant in the region may be open: bytes could still land,
-// so that is the end of the Peer, and until `ended` the memory has to stay mapped.
+// RemoveMemory reverses AddMemory. An open grant in the region ends the Peer, because bytes could
+// still arrive; the memory must then stay mapped until ended.
 func (a *Arrivals) RemoveMemory(region uint32) {
 	open := false
 	a.with(func(r *runway) {
@@ -141,7 +144,7 @@ func (a *Arrivals) RemoveMemory(region uint32) {
 		for immediate, w := range r.windows {
 			if w.region == region {
 				open = true
-				delete(r.windows, immediate) // no piece begins any more
+				delete(r.windows, immediate) // no further piece begins
 			}
 		}
 	})
@@ -151,17 +154,18 @@ func (a *Arrivals) RemoveMemory(region uint32) {
 	}
 }
 
-// Grant lets the sender write [offset, offset+length) of a region, each byte once, in
-// one or more writes of that immediate. It comes before the sender is told.
+// Grant permits the sender to write [offset, offset+length) of a region, each byte once, in one or
+// more writes with the immediate. Call Grant before the message to the sender.
 func (a *Arrivals) Grant(immediate uint64, region uint32, offset, length uint64) error {
 	var err error
 	a.with(func(r *runway) {
 		m, known := r.memories[region]
 		switch {
 		case !known || offset > uint64(len(m)) || length == 0 || length > uint64(len(m))-offset:
-			err = wire.Errorf(wire.StatusInternal, "%d bytes at %d of region %d cannot be granted: it has %d", length, offset, region, len(m))
+			err = wire.Errorf(wire.StatusInternal, "grant %d bytes at %d of region %d: the region has %d", length, offset,
+				region, len(m))
 		case r.windows[immediate] != nil:
-			err = wire.Errorf(wire.StatusInternal, "grant %d is given already", immediate)
+			err = wire.Errorf(wire.StatusInternal, "second grant %d", immediate)
 		default:
 			r.windows[immediate] = &window{memory: m[offset : offset+length], region: region, offset: offset}
 		}
@@ -169,8 +173,8 @@ func (a *Arrivals) Grant(immediate uint64, region uint32, offset, length uint64)
 	return err
 }
 
-// Renew is Grant for a number that was given before, and of whose writes none is under
-// way: what is left of that grant is not to be written any more.
+// Renew replaces a grant without a current write: the sender must not write the rest of the earlier
+// grant.
 func (a *Arrivals) Renew(immediate uint64, region uint32, offset, length uint64) error {
 	open := false
 	a.with(func(r *runway) {
@@ -182,12 +186,12 @@ func (a *Arrivals) Renew(immediate uint64, region uint32, offset, length uint64)
 		}
 	})
 	if open {
-		return refused("grant %d is to be given again within a write", immediate)
+		return refused("renew grant %d within a write", immediate)
 	}
 	return a.Grant(immediate, region, offset, length)
 }
 
-// Close ends the calls. What is granted stays so until the other side leaves the channel.
+// Close stops the calls. Grants stay valid until the peer closes the channel.
 func (a *Arrivals) Close() {
 	a.arrived, a.ended = func(uint64, uint64) {}, func() {}
 }
@@ -201,8 +205,8 @@ func (a *Arrivals) with(f func(*runway)) {
 	}
 }
 
-// endArrivals takes back all that is granted. While the data streams live it refuses to
-// within a write: its bytes may still land.
+// endArrivals revokes the grants. While the data streams live, endArrivals refuses to end within a
+// write, whose bytes may still arrive.
 func (c *Channel) endArrivals(dead bool) error {
 	a := c.arrivals
 	if a == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// BenchmarkBandwidth is how fast writes of 4 MiB slots go over loopback, by streams and
-// pieces, and its ratio to io.Copy of as many bytes over as many sockets.
+// BenchmarkBandwidth measures the bandwidth of writes of 4 MiB slots over loopback, by numbers of
+// streams and sizes of pieces, and the ratio to io.Copy of as many bytes over as many sockets.
 func BenchmarkBandwidth(b *testing.B) {
 	for _, streams := range []int{1, 2, 4, 8} {
 		for _, piece := range []int{64 << 10, 256 << 10, 1 << 20} {
@@ -35,7 +35,7 @@ func BenchmarkBandwidth(b *testing.B) {
 					free <- i
 				}
 				n := uint64(0)
-				// The two take turns, so that whatever else the machine does meets both.
+				// The two alternate, so that other load of the machine affects both.
 				const turn = 32 // slots
 				var ours, plain, ratios []float64
 				for b.Loop() {
@@ -50,12 +50,13 @@ func BenchmarkBandwidth(b *testing.B) {
 							}
 						})
 						sender.loop.Do(func() {
-							c.Link().Write(transport.Target{Region: 1, Offset: uint64(i) * slot}, hostPlace(source, i*slot), slot, number, func(err error) {
-								if err != nil {
-									b.Error(err)
-								}
-								free <- i
-							})
+							c.Link().Write(transport.Target{Region: 1, Offset: uint64(i) * slot}, hostPlace(source, i*slot), slot, number,
+								func(err error) {
+									if err != nil {
+										b.Error(err)
+									}
+									free <- i
+								})
 						})
 					}
 					for range slots {
@@ -82,7 +83,7 @@ func median(of []float64) float64 {
 	return of[len(of)/2]
 }
 
-// copied is how many bytes a second io.Copy moves over so many sockets.
+// copied returns the bandwidth of io.Copy over a number of sockets, bytes per second.
 func copied(b *testing.B, sockets int, total int64, piece int) float64 {
 	var both sync.WaitGroup
 	began := time.Now()
@@ -114,9 +115,9 @@ type nothing struct{}
 
 func (nothing) Write(b []byte) (int, error) { return len(b), nil }
 
-// BenchmarkSockets is what this machine's kernel moves over loopback, by sixteen sockets,
-// one way and both ways at once, in all: of memory that stays in the processors' caches,
-// and of more than they hold, as GPUs' data is.
+// BenchmarkSockets measures the bandwidth of this machine's kernel over loopback, in total over
+// sixteen sockets, in one and in both directions: of memory that fits into the processors' caches,
+// and of larger memory, as data of GPUs.
 func BenchmarkSockets(b *testing.B) {
 	const sockets, piece = 16, 1 << 20
 	for _, ways := range []int{1, 2} {
@@ -143,7 +144,7 @@ func BenchmarkSockets(b *testing.B) {
 					through(to, to.Write)
 					through(from, func(p []byte) (int, error) { _, err := io.ReadFull(from, p); return 0, err })
 				}
-				time.Sleep(300 * time.Millisecond) // they have touched their memory
+				time.Sleep(300 * time.Millisecond) // each socket has used its memory
 				before := moved.Load()
 				for b.Loop() {
 					time.Sleep(time.Second)
@@ -159,8 +160,8 @@ func BenchmarkSockets(b *testing.B) {
 	}
 }
 
-// BenchmarkMessages is how many messages a second go over loopback: 64 in a turn of the
-// loop, of 8 channels, together and alone.
+// BenchmarkMessages measures messages per second over loopback: 64 messages of 8 channels in an
+// iteration of the loop, in one write and in separate writes.
 func BenchmarkMessages(b *testing.B) {
 	for _, alone := range []bool{false, true} {
 		b.Run(fmt.Sprintf("alone=%v", alone), func(b *testing.B) {

@@ -8,32 +8,34 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Channel is one connection's way for messages, and for the writes under its grants. It
-// belongs to the event loop.
+// Channel carries the messages of one connection, and the writes under its grants. The event loop
+// owns Channel.
 type Channel struct {
-	peer        *Peer
-	number      uint32
-	received    func(wire.Message, uint32, []int)
-	ended       func(error)
-	arrivals    *Arrivals
-	writes      int  // of this side, over data streams, that have not landed yet
-	closed      bool // it is not the Peer's any more
-	localClosed bool // by this side
-	finSent     bool // and the other side is told
-	deserted    bool // by the other side
+	peer         *Peer
+	number       uint32
+	received     func(wire.Message, uint32, []int)
+	ended        func(error)
+	arrivals     *Arrivals
+	writes       int  // writes of this side over data streams that have not been acknowledged
+	closed       bool // the Peer no longer has the channel
+	localClosed  bool // closed by this side
+	finSent      bool // the peer has been sent the close
+	remoteClosed bool // closed by the peer
 }
 
-// Open makes a channel, whose first message the other side's Accept gets. received is
-// called with every message, ended once, with io.EOF when the other side has left.
-// Neither is called after Leave or Close. Of messages none brings a descriptor.
-func (p *Peer) Open(first wire.Message, sequence uint32, received func(wire.Message, uint32, []int), ended func(error)) (*Channel, error) {
+// Open opens a channel. The peer's Accept gets the first message. Open calls received for each
+// message, and ended once, with io.EOF after the peer has closed the channel. After Leave or Close
+// it calls neither. Messages have no descriptors.
+func (p *Peer) Open(first wire.Message, sequence uint32, received func(wire.Message, uint32, []int),
+	ended func(error)) (*Channel, error) {
 	switch {
 	case p.dead != nil:
 		return nil, p.dead
 	case p.isDying():
 		return nil, p.why
 	case p.last > 1<<32-3:
-		return nil, wire.Errorf(wire.StatusLimit, "the relay at %s has had all channels that there are", p.config.Name)
+		return nil, wire.Errorf(wire.StatusLimit, "open a channel to the relay at %s: every channel number is used",
+			p.config.Name)
 	}
 	p.last += 2
 	c := &Channel{peer: p, number: p.last, received: received, ended: ended}
@@ -42,37 +44,38 @@ func (p *Peer) Open(first wire.Message, sequence uint32, received func(wire.Mess
 	return c, nil
 }
 
-// Handle says who is told what comes on a channel that was accepted.
+// Handle sets the handlers of an accepted channel.
 func (c *Channel) Handle(received func(wire.Message, uint32, []int), ended func(error)) {
 	c.received, c.ended = received, ended
 }
 
-// Peer is whose channel it is.
+// Peer returns the Peer of the channel.
 func (c *Channel) Peer() *Peer { return c.peer }
 
-// Send sends a message with all that is sent in this round of the loop. A descriptor
-// does not reach another host: a message with one ends the Peer.
+// Send sends a message at the end of the loop's iteration, with the other messages of the
+// iteration. A message with a descriptor ends the Peer, because a descriptor cannot reach another
+// host.
 func (c *Channel) Send(m wire.Message, sequence uint32, fds ...int) {
 	if c.localClosed || c.closed {
 		return
 	}
 	if len(fds) > 0 {
-		c.peer.fail(wire.Errorf(wire.StatusInternal, "a %T with a descriptor cannot be sent to another host", m), true)
+		c.peer.fail(wire.Errorf(wire.StatusInternal, "send a %T to another host: the message has a descriptor", m), true)
 		return
 	}
 	c.peer.sendFrame(c.number, frameMessage, wire.Encode(m, sequence))
 }
 
-// SendLater is Send for a message that the other relay does not wait for: it goes with the next one, or
-// after 20 µs.
+// SendLater is Send for a message without a waiting receiver: the message goes with the next
+// message, or after 20 µs.
 func (c *Channel) SendLater(m wire.Message, sequence uint32) {
 	if !c.localClosed && !c.closed {
-		c.peer.sayLater(c.number, frameMessage, wire.Encode(m, sequence))
+		c.peer.sendLater(c.number, frameMessage, wire.Encode(m, sequence))
 	}
 }
 
-// Leave ends the channel after what was sent, and written. Nothing is received any more;
-// what is granted can be written until the other side leaves as well.
+// Leave closes the channel after the earlier messages and writes. The channel receives no more
+// messages; grants stay valid until the peer closes the channel too.
 func (c *Channel) Leave() {
 	if c.localClosed || c.closed {
 		return
@@ -81,8 +84,8 @@ func (c *Channel) Leave() {
 	c.sendFin()
 }
 
-// sendFin tells the other side that this one has left, once its writes have landed: they go
-// another way than the frame, which ends the other side's grants.
+// sendFin sends the close to the peer after this side's writes have been acknowledged: writes use
+// other connections than the frame, and the frame ends the peer's grants.
 func (c *Channel) sendFin() {
 	if !c.localClosed || c.finSent || c.writes > 0 {
 		return
@@ -92,31 +95,31 @@ func (c *Channel) sendFin() {
 	c.forget()
 }
 
-// Close is Leave: what was sent before is under way.
+// Close is Leave: earlier messages are still sent.
 func (c *Channel) Close() { c.Leave() }
 
-// Expect ends the Peer where the other side has not left the channel within Leaving: one
-// that is told to, lives and does not leave would keep what it was granted for good.
+// Expect ends the Peer unless the peer closes the channel within Leaving: a live peer that does not
+// close would keep its grants forever.
 func (c *Channel) Expect() {
 	p := c.peer
 	time.AfterFunc(p.config.Leaving, func() {
 		p.loop.Do(func() {
-			if !c.deserted {
+			if !c.remoteClosed {
 				p.silent(p.control, p.config.Leaving, errNotLeft)
 			}
 		})
 	})
 }
 
-// forget lets a channel go that both sides have left.
+// forget removes a channel that both sides have closed.
 func (c *Channel) forget() {
-	if !c.finSent || !c.deserted || c.closed {
+	if !c.finSent || !c.remoteClosed || c.closed {
 		return
 	}
 	c.closed = true
 	delete(c.peer.channels, c.number)
 	if c.peer.extension != nil {
-		c.peer.extension.Left(c)
+		c.peer.extension.ChannelClosed(c)
 	}
 	if c.theirs() {
 		c.peer.theirs--
@@ -125,17 +128,17 @@ func (c *Channel) forget() {
 
 func (c *Channel) theirs() bool { return c.number%2 != c.peer.last%2 }
 
-// end is the end of a channel whose Peer is dead.
+// end ends a channel of a dead Peer.
 func (c *Channel) end(why error) {
 	told := c.localClosed
-	c.localClosed, c.finSent, c.deserted = true, true, true
+	c.localClosed, c.finSent, c.remoteClosed = true, true, true
 	c.forget()
 	if !told {
 		c.ended(why)
 	}
 }
 
-// frame handles what came on the control stream; an error ends the Peer.
+// frame handles a frame of the control stream. An error ends the Peer.
 func (p *Peer) frame(f frame) error {
 	switch f.kind {
 	case frameGoodbye:
@@ -149,8 +152,8 @@ func (p *Peer) frame(f frame) error {
 		return p.handleExtension(nil, f.payload)
 	}
 	c := p.channels[f.channel]
-	if c == nil || c.deserted {
-		return refused("a frame on channel %d, which is not open", f.channel)
+	if c == nil || c.remoteClosed {
+		return refused("frame on channel %d: the channel is not open", f.channel)
 	}
 	switch f.kind {
 	case frameMessage:
@@ -167,7 +170,7 @@ func (p *Peer) frame(f frame) error {
 		if err := c.endArrivals(false); err != nil {
 			return err
 		}
-		c.deserted = true
+		c.remoteClosed = true
 		if c.localClosed {
 			c.forget()
 			return nil
@@ -178,16 +181,16 @@ func (p *Peer) frame(f frame) error {
 	return nil
 }
 
-// accept takes a channel of the other side.
+// accept opens a channel for the peer.
 func (p *Peer) accept(f frame) error {
 	m, sequence, err := wire.Decode(f.payload)
 	switch {
 	case err != nil:
 		return err
 	case f.channel%2 == p.last%2 || f.channel <= p.lastOpen:
-		return refused("channel %d is opened after channel %d", f.channel, p.lastOpen)
+		return refused("channel %d opened after channel %d", f.channel, p.lastOpen)
 	case p.theirs >= p.config.Channels:
-		return wire.Errorf(wire.StatusLimit, "%d channels are open, which is the limit", p.theirs)
+		return wire.Errorf(wire.StatusLimit, "channel limit (%d) reached", p.theirs)
 	}
 	c := &Channel{peer: p, number: f.channel}
 	c.Handle(func(wire.Message, uint32, []int) {}, func(error) {})
@@ -197,7 +200,7 @@ func (p *Peer) accept(f frame) error {
 	return nil
 }
 
-// goodbye is the other side's end, with the reason.
+// goodbye ends the Peer with the reason of the other side.
 func (p *Peer) goodbye(payload []byte) error {
 	m, _, err := wire.Decode(payload)
 	if err != nil {
@@ -205,7 +208,7 @@ func (p *Peer) goodbye(payload []byte) error {
 	}
 	failure, ok := m.(*wire.Failure)
 	if !ok {
-		return refused("a goodbye with a %T", m)
+		return refused("goodbye with a %T", m)
 	}
 	why := failure.Err()
 	p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name, Event: "ended its connections",

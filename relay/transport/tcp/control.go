@@ -20,28 +20,28 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// outbox is what waits for the control stream. Who has something to say writes it, with
-// what others have meanwhile, as long as the stream takes it at once: to wake a goroutine for
-// it takes longer. What it does not take is the writer's.
+// outbox has the frames that wait for the control stream. The goroutine that adds frames also
+// writes the waiting frames while the socket accepts bytes without blocking: a wakeup of another
+// goroutine takes longer. The writer goroutine sends the rest.
 type outbox struct {
 	mu     sync.Mutex
 	data   []byte
 	frames uint64
-	wake   chan struct{} // for the writer
+	wake   chan struct{} // wakes the writer
 
-	// The pen is who writes the stream's, and what follows is its owner's. Who gives it
-	// back looks again whether something waits.
+	// The owner of pen writes the stream and owns the following fields. After the release of pen,
+	// the goroutine checks again for waiting frames.
 	pen   sync.Mutex
 	spare []byte // an empty buffer
-	rest  []byte // of a write, for the writer
-	torn  bool   // it begins in the midst of a frame
+	rest  []byte // unsent bytes of a write, for the writer
+	torn  bool   // rest begins within a frame
 
-	// What the socket has said of its connection's end: it says so once.
+	// said is the socket's error at the end of the connection. The socket reports the error once.
 	socket sync.Mutex
 	said   error
 }
 
-// cause is what the socket has said, or else what was met.
+// cause returns the socket's error, or met without one.
 func (o *outbox) cause(met error) error {
 	o.socket.Lock()
 	defer o.socket.Unlock()
@@ -51,7 +51,7 @@ func (o *outbox) cause(met error) error {
 	return met
 }
 
-// put adds frames, where no more than so many bytes wait.
+// put adds frames if at most most bytes wait afterwards.
 func (o *outbox) put(data []byte, frames uint64, most int) bool {
 	poll.Lock(&o.mu)
 	defer o.mu.Unlock()
@@ -63,7 +63,7 @@ func (o *outbox) put(data []byte, frames uint64, most int) bool {
 	return true
 }
 
-// take gives what waits, to the pen's owner.
+// take returns the waiting frames. The caller owns pen.
 func (o *outbox) take() ([]byte, uint64) {
 	poll.Lock(&o.mu)
 	defer o.mu.Unlock()
@@ -73,7 +73,7 @@ func (o *outbox) take() ([]byte, uint64) {
 	return data, frames
 }
 
-// keep has a buffer used again, by the pen's owner.
+// keep stores a buffer for reuse. The caller owns pen.
 func (o *outbox) keep(buffer []byte) {
 	if cap(buffer) <= keptBuffer {
 		o.spare = buffer
@@ -89,22 +89,24 @@ func (o *outbox) waits() bool {
 func (o *outbox) call() {
 	select {
 	case o.wake <- struct{}{}:
-	default: // it is awake
+	default: // the writer is awake
 	}
 }
 
-// most of a buffer that is kept for the next batch, bytes.
+// keptBuffer is the maximum size of a buffer for reuse, bytes.
 const keptBuffer = 1 << 20
 
-// maxBatch is the longest write of what the control stream's writer takes, bytes. Each has
-// Config's silence: over TLS it goes out whole in that time or is lost.
+// maxBatch is the longest write of the control stream's writer, bytes. Each write has Config's
+// silence: over TLS the write completes in that time or fails.
 const maxBatch = 64 << 10
 
-// maxTurns is how often in turn somebody writes also what others have to say.
+// maxTurns is the maximum number of successive writes that a goroutine makes for the frames of
+// other goroutines.
 const maxTurns = 2
 
-// utter says frames, with what else waits. Any goroutine may; it does not block.
-func (p *Peer) utter(data []byte, frames uint64) {
+// sendFrames sends frames together with the waiting frames. Any goroutine may call sendFrames. It does not
+// block.
+func (p *Peer) sendFrames(data []byte, frames uint64) {
 	o := &p.outbox
 	if !o.put(data, frames, p.config.Waiting) {
 		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name, Event: "is too slow",
@@ -119,7 +121,7 @@ func (p *Peer) utter(data []byte, frames uint64) {
 		if !o.pen.TryLock() {
 			return
 		}
-		whole := p.scribble()
+		whole := p.writeNow()
 		o.pen.Unlock()
 		if !whole {
 			break
@@ -131,9 +133,9 @@ func (p *Peer) utter(data []byte, frames uint64) {
 	o.call()
 }
 
-// scribble writes what the stream takes at once, and reports whether that was all. The pen
-// is the caller's.
-func (p *Peer) scribble() bool {
+// writeNow writes the bytes that the socket accepts without blocking, and reports whether nothing
+// remains. The caller owns pen.
+func (p *Peer) writeNow() bool {
 	o := &p.outbox
 	if len(o.rest) > 0 {
 		return false
@@ -148,7 +150,7 @@ func (p *Peer) scribble() bool {
 	}
 	n := 0
 	o.socket.Lock()
-	_ = p.bare.Control(func(fd uintptr) { // that it is closed the writer hears
+	_ = p.bare.Control(func(fd uintptr) { // the writer detects a closed socket
 		var err error
 		n, err = unix.SendmsgN(int(fd), data, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 		if err != nil && err != unix.EAGAIN && err != unix.EPIPE {
@@ -165,15 +167,15 @@ func (p *Peer) scribble() bool {
 	return true
 }
 
-// writeControl sends what nobody else could.
+// writeControl sends the frames that sendFrames could not send.
 func (p *Peer) writeControl() {
 	o := &p.outbox
 	owned := false
 	defer func() {
 		if !owned {
-			o.pen.Lock() // for ever
+			o.pen.Lock() // forever
 		}
-		if !o.torn { // what follows would be taken for the rest of it
+		if !o.torn { // the peer would read the farewell as the rest of a frame
 			p.sendFarewell()
 		}
 	}()
@@ -185,7 +187,7 @@ func (p *Peer) writeControl() {
 		}
 		for more := true; more; more = o.waits() {
 			o.pen.Lock()
-			if owned = !p.write(); owned { // nobody is to write behind half a frame
+			if owned = !p.write(); owned { // no goroutine may write after a partial frame
 				return
 			}
 			o.pen.Unlock()
@@ -193,8 +195,8 @@ func (p *Peer) writeControl() {
 	}
 }
 
-// write sends what is left of a write, and what waits: in one write what has come together. The pen is
-// the caller's.
+// write sends the rest of a write, and the waiting frames in as few writes as possible. The caller
+// owns pen.
 func (p *Peer) write() bool {
 	o := &p.outbox
 	if len(o.rest) > 0 {
@@ -225,14 +227,14 @@ func (p *Peer) write() bool {
 	return true
 }
 
-// batch is how many bytes of the frames in data go in one write: whole frames, at least
-// one, and of more no more than most bytes.
+// batch returns the number of bytes of data for one write: whole frames, at least one frame, and
+// further frames up to most bytes.
 func batch(data []byte, most int) int {
 	n := 0
 	for n < len(data) {
 		_, one, err := nextFrame(data[n:])
 		if err != nil || one == 0 {
-			return len(data) // it was not appendFrame that made them: the other side says so
+			return len(data) // invalid frames; the peer reports the error
 		}
 		if n > 0 && n+one > most {
 			break
@@ -242,13 +244,13 @@ func batch(data []byte, most int) int {
 	return n
 }
 
-// patience is how many Deads writes may be under way of which none goes on or lands: a
-// relay acknowledges small ones only when its loop has its turn.
+// patience is the number of Dead intervals that a write may lack progress and acknowledgement: the
+// loop of a relay acknowledges small writes only in its iterations.
 const patience = 2
 
-// look ends a Peer whose other side lives and does nothing with what it is sent. It is
-// called at each heartbeat, and counts these: while this process is stopped there are none,
-// and the other side's may be stopped as well.
+// look ends a Peer whose other side lives but acknowledges nothing. The pulse calls look at each
+// heartbeat, and look counts heartbeats: a stopped process counts none, and the peer may be stopped
+// too.
 func (p *Peer) look() {
 	moves := p.moves.Load()
 	if p.underWay.Load() <= 0 || moves != p.seen {
@@ -261,12 +263,13 @@ func (p *Peer) look() {
 	}
 }
 
-// standing is for how many Deads the loop may have no turn before the Peer says nothing
-// more: the other side then finds it dead. A driver's calls may take some.
+// standing is the number of Dead intervals without an iteration of the loop after which the Peer
+// sends no heartbeats. The peer then ends the Peer. Calls of a driver may take several intervals.
 const standing = 6
 
-// turns reports whether the loop goes on. It has it take a turn now and then: often enough
-// to tell, and seldom enough that a thousand Peers do not keep it awake.
+// turns reports whether the loop runs. turns schedules a function on the loop from time to time:
+// often enough to detect a blocked loop, and seldom enough that a thousand Peers do not keep the
+// loop awake.
 func (p *Peer) turns() bool {
 	limit := standing * p.config.Dead
 	since := time.Since(p.start) - time.Duration(p.turn.Load())
@@ -279,30 +282,30 @@ func (p *Peer) turns() bool {
 	return since <= limit
 }
 
-// moved says that a write went on.
+// moved records progress of a write.
 func (p *Peer) moved() { p.moves.Add(1) }
 
-// sendFarewell tells the other side why the Peer ends, where it is to hear that.
+// sendFarewell sends the reason of the Peer's end to the peer, if there is a farewell.
 func (p *Peer) sendFarewell() {
-	if p.parted == nil {
+	if p.farewellFrame == nil {
 		return
 	}
-	// Nothing is to be done where it cannot be said.
+	// An error has no consequence: the Peer ends anyway.
 	_ = p.control.SetWriteDeadline(time.Now().Add(p.farewell()))
-	if _, err := p.control.Write(p.parted); err == nil {
+	if _, err := p.control.Write(p.farewellFrame); err == nil {
 		if c, ok := p.control.(interface{ CloseWrite() error }); ok {
 			_ = c.CloseWrite()
 		}
 	}
 }
 
-// send writes all of it, as long as the other side takes something, by Config's silence. It
-// gives how many bytes went out.
+// send writes data. It waits for Config's silence without progress, and returns the number of sent
+// bytes.
 func (p *Peer) send(c net.Conn, data net.Buffers) (sent int64, all bool) {
 	return p.sendBy(c, func() (int64, error) { return data.WriteTo(c) })
 }
 
-// sendBy is send, of the bytes that step moves from where it stopped before.
+// sendBy is send with a function that continues the write at each call.
 func (p *Peer) sendBy(c net.Conn, step func() (int64, error)) (sent int64, all bool) {
 	deadline := p.unlessDying(c.SetWriteDeadline)
 	move := func() (int64, error) {
@@ -314,7 +317,7 @@ func (p *Peer) sendBy(c net.Conn, step func() (int64, error)) (sent int64, all b
 	for {
 		var n int64
 		var err error
-		if _, whole := c.(*tls.Conn); whole { // no write goes on that met a deadline
+		if _, whole := c.(*tls.Conn); whole { // a TLS write cannot continue after a deadline
 			if err = deadline(time.Now().Add(p.config.silence())); err == nil {
 				n, err = move()
 			}
@@ -336,7 +339,7 @@ func (p *Peer) sendBy(c net.Conn, step func() (int64, error)) (sent int64, all b
 	}
 }
 
-// read reads what has come, or comes within a silence.
+// read reads available bytes, or waits for bytes for silence.
 func (p *Peer) read(c net.Conn, b []byte, silence time.Duration) (int, error) {
 	n, err := patiently(silence, p.unlessDying(c.SetReadDeadline), func() (int64, error) {
 		n, err := c.Read(b)
@@ -345,11 +348,11 @@ func (p *Peer) read(c net.Conn, b []byte, silence time.Duration) (int, error) {
 	return int(n), err
 }
 
-// errDying is what a Peer that ends does in place of waiting.
+// errDying replaces a wait in an ending Peer.
 var errDying = errors.New("the relay ends its connections")
 
-// unlessDying sets a deadline, and looks after that whether the Peer is dying: fail, which
-// sets its own, says so before it does.
+// unlessDying sets a deadline and then checks whether the Peer is ending: fail marks the Peer
+// before it sets its own deadline.
 func (p *Peer) unlessDying(deadline func(time.Time) error) func(time.Time) error {
 	return func(at time.Time) error {
 		err := deadline(at)
@@ -360,9 +363,8 @@ func (p *Peer) unlessDying(deadline func(time.Time) error) func(time.Time) error
 	}
 }
 
-// The buffers that frames are read into have minBuffer bytes, and as many as maxBuffer
-// once so much has come at once: most Peers of a relay that has many say little. There has
-// always to be room for one frame.
+// The buffers for frames have minBuffer bytes, and up to maxBuffer after as many bytes have come at
+// once: most Peers of a relay with many Peers send little. A buffer always has room for one frame.
 const (
 	minBuffer = 2 << 10
 	maxBuffer = minBuffer << 5
@@ -370,17 +372,18 @@ const (
 
 var _ [maxBuffer - 2*(frameHeader+maxFrame)]struct{}
 
-// maxFrames is how many frames an inbox keeps room for.
+// maxFrames is the capacity of an inbox for reuse, frames.
 const maxFrames = 1 << 10
 
-// inbox is what was read, and the frames in it.
+// inbox has received bytes and their frames.
 type inbox struct {
 	buffer []byte
 	frames []frame
 	left   []byte // behind the frames
 }
 
-// parse finds the frames in what is there, heartbeats aside, and how many bytes these are.
+// parse finds the frames in there, without heartbeats, and returns the length of the complete
+// frames.
 func (i *inbox) parse(there []byte) (used int, err error) {
 	if i.frames = i.frames[:0]; cap(i.frames) > maxFrames {
 		i.frames = nil
@@ -396,51 +399,52 @@ func (i *inbox) parse(there []byte) (used int, err error) {
 	}
 }
 
-// intake reads the control stream. A goroutine reads while the event loop sleeps or works. A spinning
-// loop reads too, because waking the goroutine takes longer than a message within one host. The reader
-// holds the lock until it has handled or posted the frames.
+// intake reads the control stream. A goroutine reads while the event loop sleeps or works. A
+// spinning loop reads too, because a wakeup of the goroutine takes longer than a message within one
+// host. The reader holds the lock until the frames are handled or posted.
 type intake struct {
 	mu         sync.Mutex
 	now, next  *inbox
 	have, size int
 	handled    chan struct{} // empty while the loop has frames to handle
-	reads      atomic.Uint64 // of the loop
+	reads      atomic.Uint64 // reads by the loop
 	heard      atomic.Uint64 // reads that got bytes
-	last       atomic.Int64  // when the last of them was, since Peer.start
-	seen       uint64        // heard at the last heartbeat; of the pulse
+	last       atomic.Int64  // time of the last such read, since Peer.start
+	seen       uint64        // heard at the last heartbeat; owned by the pulse
 
 	watch sync.Mutex
-	timed bool // the reader's wait has deadlines
+	timed bool // the reader waits with deadlines
 
-	// The loop owns the rest. ask reads the socket, and sets the results.
+	// The loop owns the following fields. ask reads the socket and sets the results.
 	ask    func(fd uintptr)
 	got    int
 	failed error
-	active time.Duration // of the loop's clock, when something was said or heard
+	active time.Duration // time of the last message, on the loop's clock
 	looked time.Duration
-	// quiet is whether the socket wakes nobody for few bytes; mark sets that.
+	// quiet: few bytes do not wake the reader. mark applies quiet to the socket.
 	quiet bool
 	mark  func(fd uintptr)
 }
 
-// A loop that spins reads the control stream of a Peer that was active a moment ago, every so often.
+// A spinning loop reads the control stream of a recently active Peer at intervals.
 const (
 	activeInterval = 200 * time.Microsecond
 	askInterval    = time.Microsecond
-	// quietBytes have to be there before the kernel wakes the reader of a stream that a loop reads: each
-	// wake-up takes the time of the other side's call.
+	// quietBytes is the number of available bytes at which the kernel wakes the reader of a stream
+	// that a loop reads: each wakeup costs time in the other side's call.
 	quietBytes = 32 << 10
 )
 
 func newIntake() *intake {
-	i := &intake{size: minBuffer, now: &inbox{buffer: make([]byte, minBuffer)}, next: &inbox{}, handled: make(chan struct{}, 1), timed: true}
+	i := &intake{size: minBuffer, now: &inbox{buffer: make([]byte, minBuffer)}, next: &inbox{},
+		handled: make(chan struct{}, 1), timed: true}
 	i.handled <- struct{}{}
 	i.mark = func(fd uintptr) {
 		low := 1
 		if i.quiet {
 			low = quietBytes
 		}
-		// Without it the reader is woken as well, which takes time only.
+		// Without the option the kernel wakes the reader for each byte, which only costs time.
 		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, low)
 	}
 	i.ask = func(fd uintptr) { i.got, i.failed = readSocket(fd, i.now.buffer[i.have:]) }
@@ -451,7 +455,8 @@ func newIntake() *intake {
 // stream. It replaces unix.Recvfrom, which allocates an address for each call.
 func readSocket(fd uintptr, b []byte) (int, error) {
 	for {
-		n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
+		n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+			unix.MSG_DONTWAIT, 0, 0)
 		switch {
 		case err == unix.EINTR:
 		case err != 0:
@@ -464,7 +469,7 @@ func readSocket(fd uintptr, b []byte) (int, error) {
 	}
 }
 
-// took counts bytes that were read, and finds the frames. The lock is held.
+// took counts n read bytes and finds the frames. The caller holds the lock.
 func (p *Peer) took(n int) error {
 	i := p.intake
 	p.carried[p.control].Received.Add(uint64(n))
@@ -472,7 +477,7 @@ func (p *Peer) took(n int) error {
 		i.heard.Add(1)
 		i.last.Store(int64(time.Since(p.start)))
 	}
-	if i.have += n; i.have == i.size && i.size < maxBuffer { // of what has come at once, or of a frame
+	if i.have += n; i.have == i.size && i.size < maxBuffer { // by bytes at once, or by a long frame
 		i.size *= 2
 	}
 	used, err := i.now.parse(i.now.buffer[:i.have])
@@ -480,8 +485,8 @@ func (p *Peer) took(n int) error {
 	return err
 }
 
-// goOn has the next bytes read into a buffer behind those that are left of this one. The lock is
-// held.
+// goOn prepares the buffer for the next bytes, after the left bytes of the last buffer. The caller
+// holds the lock.
 func (i *intake) goOn(left []byte) {
 	if len(i.now.buffer) < i.size {
 		i.now.buffer = make([]byte, i.size)
@@ -504,15 +509,15 @@ func (p *Peer) pollControl() bool {
 	select {
 	case <-i.handled:
 	default:
-		return false // they have been posted, and come first
+		return false // posted frames come first
 	}
 	defer func() { i.handled <- struct{}{} }()
 	i.got, i.failed = 0, unix.EAGAIN
-	_ = p.bare.Control(i.ask) // that it is closed the reader hears
+	_ = p.bare.Control(i.ask) // the reader detects a closed socket
 	switch {
 	case i.failed == unix.EAGAIN || i.failed == io.EOF:
 		return false
-	case i.failed != nil: // which the socket does not say again
+	case i.failed != nil: // the socket reports the error once
 		p.outbox.socket.Lock()
 		p.outbox.said = os.NewSyscallError("recvfrom", i.failed)
 		p.outbox.socket.Unlock()
@@ -532,17 +537,17 @@ func (p *Peer) pollControl() bool {
 }
 
 // hush sets the number of bytes (SO_RCVLOWAT) at which the kernel wakes the reading goroutine: many
-// while the loop reads the stream, else one. With one, bytes that are already queued wake the goroutine
-// at once. Only the loop calls hush.
+// while the loop reads the stream, else one. With one, bytes in the queue wake the goroutine at
+// once. Only the loop calls hush.
 func (p *Peer) hush(quiet bool) {
 	if i := p.intake; i.quiet != quiet {
 		i.quiet = quiet
-		_ = p.bare.Control(i.mark) // that it is closed the reader hears
+		_ = p.bare.Control(i.mark) // the reader detects a closed socket
 	}
 }
 
-// readMore waits for bytes of the control stream, as long as a silence. The lock is the caller's
-// afterwards. Where the loop has read meanwhile there may be none.
+// readMore waits for bytes of the control stream for silence, and returns with the lock held. n may
+// be 0 if the loop has read meanwhile.
 func (p *Peer) readMore(silence time.Duration) (int, error) {
 	i := p.intake
 	if p.bare == nil {
@@ -582,8 +587,8 @@ func (p *Peer) watched() bool {
 	return p.bare != nil && 2*p.config.Heartbeat < p.config.silence()
 }
 
-// readPatiently calls move as patiently does. A reader that the pulse watches counts the silence from
-// the last bytes, but no more than two heartbeats of it: this process may have been stopped.
+// readPatiently calls move as patiently does. A reader that the pulse watches counts the silence
+// from the last bytes, up to two heartbeats: this process may have been stopped.
 func (p *Peer) readPatiently(silence time.Duration, move func() (int64, error)) (n int64, err error) {
 	i, deadline := p.intake, p.unlessDying(p.control.SetReadDeadline)
 	timed := func(is bool) (err error) {
@@ -593,7 +598,7 @@ func (p *Peer) readPatiently(silence time.Duration, move func() (int64, error)) 
 			err = deadline(time.Time{})
 		}
 		i.timed = is
-		if p.isDying() { // which the wait without a deadline would not notice
+		if p.isDying() { // a wait without a deadline would miss this
 			err = errDying
 		}
 		return err
@@ -613,8 +618,8 @@ func (p *Peer) readPatiently(silence time.Duration, move func() (int64, error)) 
 	return n, err
 }
 
-// watchSilence has the reader wait with deadlines if nothing has come since the last call. The pulse
-// calls it.
+// watchSilence makes the reader wait with deadlines if no bytes have come since the last call. The
+// pulse calls watchSilence.
 func (p *Peer) watchSilence() {
 	i := p.intake
 	heard := i.heard.Load()
@@ -627,15 +632,14 @@ func (p *Peer) watchSilence() {
 	if i.timed || p.isDying() {
 		return
 	}
-	_ = p.control.SetReadDeadline(time.Unix(1, 0)) // that it is closed the reader hears
+	_ = p.control.SetReadDeadline(time.Unix(1, 0)) // the reader detects a closed socket
 	if p.isDying() {
-		_ = p.control.SetReadDeadline(time.Now().Add(p.farewell())) // as fail has set it
+		_ = p.control.SetReadDeadline(time.Now().Add(p.farewell())) // the deadline of fail
 	}
 }
 
-// readControl reads frames and has the loop handle them, and reads on meanwhile, into
-// another buffer. While the loop handles nothing, nothing more is read: the other side
-// waits.
+// readControl reads frames into two buffers in turn, and the loop handles the frames. While the
+// loop handles nothing, readControl reads nothing, so that the peer waits.
 func (p *Peer) readControl() {
 	i, limit := p.intake, p.config.silence()
 	for {
@@ -657,7 +661,7 @@ func (p *Peer) readControl() {
 			i.now, i.next = i.next, i.now
 		}
 		i.goOn(left)
-		if wrong != nil || err != nil { // which come after the frames
+		if wrong != nil || err != nil { // the errors follow the frames
 			<-i.handled
 			i.handled <- struct{}{}
 		}
@@ -677,10 +681,10 @@ func (p *Peer) readControl() {
 	}
 }
 
-// listen reads what the other side still says, which nobody wants, until it has heard
-// why this one ends: unread bytes would take the reason with them.
+// listen discards received bytes until the peer has read the reason of the Peer's end: unread bytes
+// would make the kernel drop the reason.
 func (p *Peer) listen() {
-	if p.parted != nil {
+	if p.farewellFrame != nil {
 		_ = p.control.SetReadDeadline(time.Now().Add(p.farewell()))
 		_, _ = io.Copy(io.Discard, p.control)
 	}
@@ -698,14 +702,14 @@ func (p *Peer) handle(frames []frame) {
 	}
 }
 
-// acked is the other side's word that a write is in its memory.
+// acked handles the acknowledgement of a write by the peer.
 func (p *Peer) acked(number uint64) error {
 	w := p.writes[number]
 	if w == nil {
-		return refused("write %d has landed, which is not under way", number)
+		return refused("acknowledgement of write %d: no such write is outstanding", number)
 	}
-	// It can be known there before the writer here is told that its last byte is sent;
-	// until then the writer may read the source.
+	// The acknowledgement may precede the end of the writer's send; until then the writer may read
+	// the source.
 	if p.queue.acknowledged(w) {
 		p.finish(w)
 		return nil
@@ -714,8 +718,8 @@ func (p *Peer) acked(number uint64) error {
 	return nil
 }
 
-// settle no longer counts a write as one that the other side owes an acknowledgement: look must not end
-// a Peer because the kernel still has pages of a zero-copy send.
+// settle no longer counts a write among the unacknowledged writes of the peer: look must not end a
+// Peer because the kernel still has pages of a zero-copy send.
 func (p *Peer) settle(w *write) {
 	if !w.settled {
 		w.settled = true
@@ -732,21 +736,21 @@ func (p *Peer) finish(w *write) {
 			w.done(nil)
 			return
 		}
-		c := p.channels[w.channel] // there until these have landed
+		c := p.channels[w.channel] // open until its writes have been acknowledged
 		c.writes--
 		w.done(nil)
 		c.sendFin()
 	}
 }
 
-// acknowledge tells the other side that its write has landed. Any goroutine may.
+// acknowledge sends the acknowledgement of a write to the peer. Any goroutine may call acknowledge.
 func (p *Peer) acknowledge(channel uint32, number uint64) {
-	p.utter(appendFrame(nil, channel, frameLanded, landedPayload(number)), 1)
+	p.sendFrames(appendFrame(nil, channel, frameLanded, landedPayload(number)), 1)
 }
 
 func landedPayload(number uint64) []byte { return binary.LittleEndian.AppendUint64(nil, number) }
 
-// takeEager is a write that came with the messages.
+// takeEager handles a write in a frame.
 func (p *Peer) takeEager(c *Channel, payload []byte) error {
 	h, err := readPiece(payload)
 	if err != nil {
@@ -754,9 +758,13 @@ func (p *Peer) takeEager(c *Channel, payload []byte) error {
 	}
 	data := payload[pieceHeader:]
 	if h.channel != c.number || h.at != 0 || h.length != uint64(len(data)) {
-		return refused("a write of %d bytes on channel %d with %d on channel %d", h.length, h.channel, len(data), c.number)
+		return refused("write of %d bytes on channel %d in a frame of %d bytes on channel %d", h.length, h.channel,
+			len(data), c.number)
 	}
-	return p.land(h, func(to []byte) error { copy(to, data); return nil }, func(f func()) { f() }, func(channel uint32, number uint64) {
-		p.sayLater(channel, frameLanded, landedPayload(number)) // with the answer to the message, if there is one soon
+	return p.land(h, func(to []byte) error {
+		copy(to, data)
+		return nil
+	}, func(f func()) { f() }, func(channel uint32, number uint64) {
+		p.sendLater(channel, frameLanded, landedPayload(number)) // together with a prompt answer to the message
 	})
 }

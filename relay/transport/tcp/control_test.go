@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// torn takes half of a long write, and the rest not within any deadline.
+// torn accepts half of a long write, and the rest within no deadline.
 type torn struct {
 	net.Conn
-	took   chan int      // gets the whole's length when it has
-	enough chan struct{} // ends the waiting
+	took   chan int      // receives the length of the whole write
+	enough chan struct{} // ends the wait
 }
 
 func (c *torn) Write(b []byte) (int, error) {
@@ -37,7 +37,8 @@ func (c *torn) Write(b []byte) (int, error) {
 	return n, os.ErrDeadlineExceeded
 }
 
-// A goodbye within a frame would be taken for the rest of it: for bytes of a write.
+// TestGoodbyeWaitsForEndOfFrame demands no goodbye within a frame: the peer would read the goodbye
+// as bytes of the frame's write.
 func TestGoodbyeWaitsForEndOfFrame(t *testing.T) {
 	t.Parallel()
 	conn := &torn{took: make(chan int, 1), enough: make(chan struct{})}
@@ -75,13 +76,13 @@ func TestGoodbyeWaitsForEndOfFrame(t *testing.T) {
 		}
 		all = all[n:]
 	}
-	// The frame may have had others before it in its write.
+	// Other frames may precede the frame in the write.
 	if n := frameHeader + pieceHeader + len(source); len(all) != n-(whole-whole/2) {
 		t.Errorf("%d bytes of a frame of %d came, in half a write of %d", len(all), n, whole)
 	}
 }
 
-// written notes what each write has, and how many deadlines were set for them.
+// written records the bytes of each write and the number of deadlines.
 type written struct {
 	net.Conn
 	mu        sync.Mutex
@@ -103,7 +104,8 @@ func (c *written) SetWriteDeadline(t time.Time) error {
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// However much waits, a write has no more than its deadline lets through, and whole frames.
+// TestLongBatchesAreCut demands that each write has whole frames and at most maxBatch bytes,
+// however many bytes wait.
 func TestLongBatchesAreCut(t *testing.T) {
 	conn := &written{}
 	e, r := against(t, 0, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour}, func(c net.Conn) net.Conn {
@@ -140,7 +142,8 @@ func TestLongBatchesAreCut(t *testing.T) {
 	}
 }
 
-// A write that went with the messages can land when its channel is gone.
+// TestEagerWriteAfterChannelEndLands demands that a write with the messages arrives after the end
+// of its channel.
 func TestEagerWriteAfterChannelEndLands(t *testing.T) {
 	e, r := against(t, 0, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
 	r.listens()
@@ -161,8 +164,8 @@ func TestEagerWriteAfterChannelEndLands(t *testing.T) {
 	}
 }
 
-// A relay whose loop stands still says nothing more, though its connections could, and
-// goes on when the loop does.
+// TestStoppedLoopSendsNoHeartbeats demands that a relay with a stopped loop sends no heartbeats,
+// although its connections work, and continues with the loop.
 func TestStoppedLoopSendsNoHeartbeats(t *testing.T) {
 	e, r := against(t, 0, Config{Heartbeat: time.Millisecond, Dead: 10 * time.Millisecond}, func(c net.Conn) net.Conn {
 		return patient{Conn: c}
@@ -175,7 +178,7 @@ func TestStoppedLoopSendsNoHeartbeats(t *testing.T) {
 		_, err := io.ReadFull(r.control, header)
 		return err
 	}
-	for range 3 * 10 * standing { // far longer than it would say something for without the loop
+	for range 3 * 10 * standing { // far longer than the limit without the loop
 		if err := beat(waitTime); err != nil {
 			t.Fatal(err)
 		}
@@ -195,7 +198,8 @@ func TestStoppedLoopSendsNoHeartbeats(t *testing.T) {
 	}
 }
 
-// Who lives and does not leave a channel that he has to is dead; who leaves in time is not.
+// TestChannelNotLeftInTimeEndsPeer demands the end of a Peer whose live peer does not close a
+// channel in time, and not of a Peer whose peer does.
 func TestChannelNotLeftInTimeEndsPeer(t *testing.T) {
 	const leaving = 100 * time.Millisecond
 	e, r := against(t, 0, Config{Heartbeat: time.Hour, Dead: time.Hour, Leaving: leaving})
@@ -222,15 +226,16 @@ func TestChannelNotLeftInTimeEndsPeer(t *testing.T) {
 	}
 }
 
-// What a socket does not take at once is the writer's: nothing of it is lost, said twice or
-// out of turn, and no frame is torn.
+// TestFullSocketKeepsFramesWhole demands that the writer sends the bytes that a full socket
+// refuses: no byte is lost, repeated or reordered, and no frame is torn.
 func TestFullSocketKeepsFramesWhole(t *testing.T) {
 	ours, theirs := loopback(t)
 	r := &raw{tb: t, control: ours, frames: make(chan frame, 1000)}
 	t.Cleanup(r.close)
-	e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
+	e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs},
+		Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
 	c := e.open(&wire.Done{}, ignore, func(error) {})
-	// Until much waits behind what the socket has no room for.
+	// Until many bytes wait for room in the socket.
 	sent, waits := uint64(0), 0
 	for sent < 10_000_000 && waits < 100<<10 {
 		e.loop.Call(func() {
@@ -266,12 +271,14 @@ func TestFullSocketKeepsFramesWhole(t *testing.T) {
 	}
 }
 
-// Several who have something to say at once say all of it, whoever writes.
+// TestConcurrentSendersLoseNothing demands that the frames of concurrent senders arrive, whichever
+// goroutine writes.
 func TestConcurrentSendersLoseNothing(t *testing.T) {
 	ours, theirs := loopback(t)
 	r := &raw{tb: t, control: ours, frames: make(chan frame, 1000)}
 	t.Cleanup(r.close)
-	e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: 10 * time.Millisecond, Dead: time.Hour})
+	e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: 10 * time.Millisecond,
+		Dead: time.Hour})
 	r.listens()
 	const speakers, each = 8, 2000
 	for i := range uint32(speakers) {
@@ -294,16 +301,18 @@ func TestConcurrentSendersLoseNothing(t *testing.T) {
 	}
 }
 
-// Acknowledgements of short writes that came together go together.
+// TestAcknowledgementsOfIterationAreBatched demands that acknowledgements of short writes in one
+// iteration share a write.
 func TestAcknowledgementsOfIterationAreBatched(t *testing.T) {
 	const n, rounds = 64, 20
 	memory, source := make([]byte, n*64), make([]byte, n*64)
 	ready := make(chan *Arrivals, 1)
-	a, b := pair(t, loopback, 1, 4<<10, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour}, func(c *Channel, _ wire.Message, _ uint32) {
-		in := c.Receive(func(uint64, uint64) {}, func() {})
-		in.add(1, memory)
-		ready <- in
-	})
+	a, b := pair(t, loopback, 1, 4<<10, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour},
+		func(c *Channel, _ wire.Message, _ uint32) {
+			in := c.Receive(func(uint64, uint64) {}, func() {})
+			in.add(1, memory)
+			ready <- in
+		})
 	c := a.open(&wire.Done{}, ignore, func(error) {})
 	in := receive(t, ready, "the channel")
 	before, number := b.peer.Figures(), uint64(0)
@@ -319,7 +328,8 @@ func TestAcknowledgementsOfIterationAreBatched(t *testing.T) {
 		a.loop.Call(func() {
 			for i := range uint64(n) {
 				number++
-				c.Link().Write(transport.Target{Region: 1, Offset: i * 64}, hostPlace(source, int(i*64)), 64, number, func(err error) { done <- err })
+				c.Link().Write(transport.Target{Region: 1, Offset: i * 64}, hostPlace(source, int(i*64)), 64, number,
+					func(err error) { done <- err })
 			}
 		})
 		for range n {
@@ -328,17 +338,19 @@ func TestAcknowledgementsOfIterationAreBatched(t *testing.T) {
 			}
 		}
 	}
-	// What is sent in one may be read in several.
+	// A peer may read one write in several parts.
 	if f := b.peer.Figures(); f.Messages-before.Messages != n*rounds || f.Batches-before.Batches > n*rounds/8 {
 		t.Errorf("%d acknowledgements in %d writes", f.Messages-before.Messages, f.Batches-before.Batches)
 	}
 }
 
-// Whoever meets it first, of a connection that was reset it is said that it was.
+// TestConnectionResetIsReported demands that the error names the reset, whichever goroutine detects
+// the reset first.
 func TestConnectionResetIsReported(t *testing.T) {
 	for range 60 {
 		ours, theirs := loopback(t)
-		e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
+		e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs},
+			Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
 		c := e.open(&wire.Done{}, ignore, func(error) {})
 		go func() { _, _ = io.Copy(io.Discard, ours) }()
 		stop := make(chan struct{})

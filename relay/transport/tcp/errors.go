@@ -37,14 +37,14 @@ func (e *PeerError) ErrorObject() string { return e.Peer }
 // Unwrap returns the cause.
 func (e *PeerError) Unwrap() error { return e.Cause }
 
-// Causes of the end of a Peer whose other relay lives, but does not do its part.
+// Causes of the end of a Peer with a live relay that does not make progress.
 var (
-	errSaidNothing    = errors.New("it has said nothing")
-	errTookNothing    = errors.New("it has taken nothing")
-	errNoProgress     = errors.New("it has not gone on with a write")
-	errUnacknowledged = errors.New("it has acknowledged no write")
-	errNotLeft        = errors.New("it has not left a connection that was closed")
-	errUnread         = errors.New("it leaves messages unread")
+	errSaidNothing    = errors.New("no data received")
+	errTookNothing    = errors.New("no data accepted")
+	errNoProgress     = errors.New("no progress of a write")
+	errUnacknowledged = errors.New("no write acknowledged")
+	errNotLeft        = errors.New("a closed connection stays open")
+	errUnread         = errors.New("messages stay unread")
 )
 
 // Causes of refused calls and frames.

@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// carrier is an Extension that notes what it hears.
+// carrier is an Extension that records its messages.
 type carrier struct {
 	heard chan string
 	gone  chan func()
@@ -26,7 +26,7 @@ func newCarrier() *carrier {
 	return &carrier{heard: make(chan string, 10), gone: make(chan func(), 1), left: make(chan uint32, 10)}
 }
 
-func (e *carrier) Heard(c *Channel, payload []byte) error {
+func (e *carrier) HandleMessage(c *Channel, payload []byte) error {
 	at := "all"
 	if c != nil {
 		at = fmt.Sprint(c.number)
@@ -37,11 +37,11 @@ func (e *carrier) Heard(c *Channel, payload []byte) error {
 
 func (e *carrier) Alive(time.Duration) time.Duration { return time.Duration(e.alive.Load()) }
 
-func (e *carrier) Left(c *Channel)           { e.left <- c.number }
+func (e *carrier) ChannelClosed(c *Channel)  { e.left <- c.number }
 func (e *carrier) Down(_ error, gone func()) { e.gone <- gone }
 
-// extended is two Peers with an extension each; the second one's channels note their messages
-// where its extension does.
+// extended returns two Peers with extensions. The channels of the second Peer record their messages
+// in the carrier of the second extension.
 func extended(t *testing.T) (a, b *side, at *carrier) {
 	t.Helper()
 	at = newCarrier()
@@ -56,17 +56,18 @@ func extended(t *testing.T) (a, b *side, at *carrier) {
 	return a, b, at
 }
 
-// What an extension says keeps its place among the messages, and says whose it is.
+// TestExtensionMessagesKeepTheirOrder demands that a message of an extension keeps its place among
+// the messages, and names its channel.
 func TestExtensionMessagesKeepTheirOrder(t *testing.T) {
 	a, b, at := extended(t)
-	a.loop.Call(func() { a.peer.Tell([]byte("one")) })
+	a.loop.Call(func() { a.peer.SendExtension([]byte("one")) })
 	c := a.open(&wire.Done{}, ignore, func(error) {})
 	a.loop.Call(func() {
-		c.Tell([]byte("two"))
+		c.SendExtension([]byte("two"))
 		c.Send(&wire.PeerWithdraw{}, 0)
-		c.Tell([]byte(strings.Repeat("3", MaxExtension)))
+		c.SendExtension([]byte(strings.Repeat("3", MaxExtension)))
 		c.Leave()
-		c.Tell([]byte("nobody hears"))
+		c.SendExtension([]byte("nobody hears"))
 	})
 	for _, want := range []string{"all: one", "3: two", "*wire.PeerWithdraw", "3: " + strings.Repeat("3", MaxExtension)} {
 		if got := receive(t, at.heard, "a message"); got != want {
@@ -78,7 +79,7 @@ func TestExtensionMessagesKeepTheirOrder(t *testing.T) {
 	}
 	refusal := errors.New("unheard of")
 	b.loop.Call(func() { at.err = refusal })
-	a.loop.Call(func() { a.peer.Tell([]byte("four")) })
+	a.loop.Call(func() { a.peer.SendExtension([]byte("four")) })
 	receive(t, at.heard, "the last message")
 	b.loop.Call(receive(t, at.gone, "the extension's end"))
 	if err := b.died(); !errors.Is(err, refusal) {
@@ -86,7 +87,8 @@ func TestExtensionMessagesKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// Channels hear of a Peer's death when its extension touches no memory any more.
+// TestExtensionEndsBeforeChannels demands that channels learn of a Peer's death after the extension
+// accesses no memory.
 func TestExtensionEndsBeforeChannels(t *testing.T) {
 	a, b, at := extended(t)
 	ended := make(chan error, 1)
@@ -103,7 +105,7 @@ func TestExtensionEndsBeforeChannels(t *testing.T) {
 	fault := errors.New("a NIC failed")
 	b.peer.Fail(fault)
 	gone := receive(t, at.gone, "the extension's end")
-	b.loop.Call(func() {}) // whatever else is to be done now
+	b.loop.Call(func() {}) // the loop has handled earlier functions
 	select {
 	case err := <-ended:
 		t.Errorf("a channel ended (%v) before the extension did", err)
@@ -115,7 +117,8 @@ func TestExtensionEndsBeforeChannels(t *testing.T) {
 	}
 }
 
-// A relay of an earlier release, which knows no extension, is told nothing of one.
+// TestPeerWithoutExtensionGetsNoExtensionMessage demands that a relay of an earlier release without
+// extensions gets no message of an extension.
 func TestPeerWithoutExtensionGetsNoExtensionMessage(t *testing.T) {
 	ours, theirs := net.Pipe()
 	gathering := &Gathering{Time: waitTime}
@@ -152,17 +155,17 @@ func TestPeerWithoutExtensionGetsNoExtensionMessage(t *testing.T) {
 	dataOurs.Close()
 }
 
-// TestSilentPeerWithLiveExtensionSurvives demands that a silent control connection ends a Peer only when the
-// extension does not vouch for the other relay any more.
+// TestSilentPeerWithLiveExtensionSurvives demands that a silent control connection ends a Peer only
+// after the extension no longer reports the peer alive.
 func TestSilentPeerWithLiveExtensionSurvives(t *testing.T) {
 	at := newCarrier()
 	at.alive.Store(int64(50 * time.Millisecond))
-	dialed, _ := greeted(t, pipes, 1, 0) // nobody speaks at the other end
+	dialed, _ := greeted(t, pipes, 1, 0) // the opposite side sends nothing
 	a := newSide(t, dialed, Config{Dead: 200 * time.Millisecond, Extend: func(*Peer) Extension { return at }})
 	select {
 	case <-at.gone:
 		t.Error("a Peer has ended whose extension vouched for the other side")
-	case <-time.After(time.Second): // five times as long as without
+	case <-time.After(time.Second): // five times the limit without an extension
 	}
 	at.alive.Store(0)
 	a.loop.Call(receive(t, at.gone, "the Peer's end"))

@@ -6,37 +6,37 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// The control stream is a sequence of frames: a header (channel, kind, length of what
-// follows; 32 bits each) and the payload. All numbers are little-endian.
+// The control stream is a sequence of frames: a header (channel, kind, length of the payload; 32
+// bits each) and the payload. Numbers are little-endian.
 const frameHeader = 12
 
 // Kinds of frames.
 const (
 	// frameMessage has a wire message.
 	frameMessage = iota + 1
-	// frameOpen has the first message of a channel. Who dialed opens channels of odd
-	// numbers, the other side those of even ones, each in their order.
+	// frameOpen has the first message of a channel. The dialing side opens channels with odd
+	// numbers, the accepting side channels with even numbers, both in ascending order.
 	frameOpen
-	// frameLeave: its sender says nothing more on the channel, and writes nothing that
-	// was granted there.
+	// frameLeave: the sender sends no more messages on the channel and writes under no grant of the
+	// channel.
 	frameLeave
-	// frameBeat has channel 0, and says that the relay lives.
+	// frameBeat is a heartbeat, with channel 0.
 	frameBeat
 	// frameLanded acknowledges a write of the channel: its number, 64 bits.
 	frameLanded
 	// frameEager has a write of one piece: its header, and its bytes.
 	frameEager
-	// frameGoodbye has channel 0, and ends all: a wire.Failure.
+	// frameGoodbye ends the Peer, with channel 0 and a wire.Failure.
 	frameGoodbye
-	// frameExtension has what another transport says, of a channel or, with 0, of all: of
-	// version 2.
+	// frameExtension has a message of an extension about a channel, or with channel 0 about the
+	// Peer; from version 2 on.
 	frameExtension
 )
 
-// MaxExtension bounds what an extension says at a time, bytes.
+// MaxExtension is the maximum length of an extension's message, bytes.
 const MaxExtension = 4 << 10
 
-// maxEager bounds a frameEager's bytes.
+// maxEager is the maximum number of data bytes in a frameEager.
 const maxEager = 16 << 10
 
 // maxFrame is the longest payload.
@@ -47,8 +47,8 @@ type frame struct {
 	payload       []byte
 }
 
-// nextFrame is the first frame in data, whose payload stays there, and its length
-// with its header; 0 where it is not complete yet.
+// nextFrame returns the first frame in data and its length with the header; 0 for an incomplete
+// frame. The payload aliases data.
 func nextFrame(data []byte) (frame, int, error) {
 	if len(data) < frameHeader {
 		return frame{}, 0, nil
@@ -67,13 +67,14 @@ func nextFrame(data []byte) (frame, int, error) {
 	case frameExtension:
 		least, most = 1, MaxExtension
 	default:
-		return f, 0, wire.Errorf(wire.StatusMalformed, "a frame of kind %d, which this version does not know", f.kind)
+		return f, 0, wire.Errorf(wire.StatusMalformed, "frame of unknown kind %d", f.kind)
 	}
 	if n < least || n > most {
-		return f, 0, wire.Errorf(wire.StatusMalformed, "a frame of kind %d with %d bytes: it must have %d to %d", f.kind, n, least, most)
+		return f, 0, wire.Errorf(wire.StatusMalformed, "frame of kind %d with %d bytes: the kind has %d to %d", f.kind, n,
+			least, most)
 	}
 	if ofPeer := f.kind == frameBeat || f.kind == frameGoodbye; ofPeer != (f.channel == 0) && f.kind != frameExtension {
-		return f, 0, wire.Errorf(wire.StatusMalformed, "a frame of kind %d on channel %d", f.kind, f.channel)
+		return f, 0, wire.Errorf(wire.StatusMalformed, "frame of kind %d on channel %d", f.kind, f.channel)
 	}
 	if len(data) < frameHeader+int(n) {
 		return f, 0, nil
@@ -97,20 +98,19 @@ func appendFrame(to []byte, channel, kind uint32, payload ...[]byte) []byte {
 	return to
 }
 
-// piece is a part of a write: on a data stream its header comes first and its bytes
-// follow.
+// piece is a part of a write. On a data stream the bytes follow the header.
 type piece struct {
 	channel, region uint32
-	number          uint64 // of the write, of all its sender's
+	number          uint64 // of the write, among the sender's writes
 	immediate       uint64
 	offset, length  uint64 // of the whole write in the region, bytes
-	at              uint64 // where in the write the piece begins
+	at              uint64 // offset of the piece in the write
 	bytes           uint32 // of the piece
 }
 
 const (
 	pieceHeader = 56
-	// pieceMark tells a header from bytes that are read for one by mistake.
+	// pieceMark distinguishes a header from other bytes.
 	pieceMark = 0x45434950 // "PIEC"
 )
 
@@ -125,15 +125,15 @@ func (p *piece) header() []byte {
 	return binary.LittleEndian.AppendUint32(b, p.bytes)
 }
 
-// readPiece reads a header, which is a stranger's: of its numbers only the mark is
-// checked.
+// readPiece reads the header of an untrusted peer. readPiece checks only the mark.
 func readPiece(b []byte) (*piece, error) {
 	word, long := binary.LittleEndian.Uint32, binary.LittleEndian.Uint64
 	if word(b) != pieceMark {
-		return nil, wire.Errorf(wire.StatusMalformed, "bytes on a data stream that are no piece's header")
+		return nil, wire.Errorf(wire.StatusMalformed, "invalid header of a piece on a data stream")
 	}
 	return &piece{
-		channel: word(b[4:]), number: long(b[8:]), immediate: long(b[16:]), offset: long(b[24:]), length: long(b[32:]), at: long(b[40:]),
+		channel: word(b[4:]), number: long(b[8:]), immediate: long(b[16:]), offset: long(b[24:]), length: long(b[32:]),
+		at:     long(b[40:]),
 		region: word(b[48:]), bytes: word(b[52:]),
 	}, nil
 }

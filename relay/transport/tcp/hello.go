@@ -17,41 +17,41 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Versions of what this transport says, the wire messages apart.
+// Versions of this transport, without the wire messages.
 const (
 	oldestVersion = 1
 	newestVersion = 3
 
-	extensions = 2 // the version from which there are any
+	extensions = 2 // the first version with extensions
 )
 
-// PartsVersion is the version from which both relays divide writes by RDMA into the same parts. The
+// PartsVersion is the first version in which both relays split RDMA writes into the same parts. The
 // receiver computes their number, so relays of earlier versions exchange data over TCP.
 const PartsVersion = 3
 
-// maxStreams is the most data streams of a Peer.
+// maxStreams is the maximum number of data streams of a Peer.
 const maxStreams = 64
 
-// defaultPiece is how many bytes go over one data stream at a time, where nothing else is said.
+// defaultPiece is the default length of a piece, bytes.
 const defaultPiece = 512 << 10
 
-// Bounds of what the other side may ask for, bytes.
+// Limits of the peer's pieces, bytes.
 const (
 	minPiece = 4 << 10
 	maxPiece = 64 << 20
 )
 
-// Streams are the connections of a Peer that is to be made.
+// Streams are the connections of a future Peer.
 type Streams struct {
 	control net.Conn
 	data    []net.Conn
-	piece   int // bytes of the other side's pieces
+	piece   int // size of the peer's pieces, bytes
 	ours    int
 	dialed  bool
 	version uint32
 }
 
-// close gives them up.
+// close closes the connections.
 func (s *Streams) close() {
 	for _, c := range append([]net.Conn{s.control}, s.data...) {
 		if c != nil {
@@ -60,19 +60,19 @@ func (s *Streams) close() {
 	}
 }
 
-// greeting is the first that each side says on each connection.
+// greeting is the first message of each side on each connection.
 type greeting struct {
 	oldest, newest uint32
-	set            [16]byte // which connections belong together, as the dialer drew it
+	set            [16]byte // random number of the dialing side, shared by the connections of a Peer
 	stream         uint32   // 0 for control, 1 … for data
-	streams        uint32   // of data
-	piece          uint32   // bytes of the speaker's pieces
-	refusal        uint32   // why there is no Peer: a wire.Status
+	streams        uint32   // number of data streams
+	piece          uint32   // size of the sender's pieces, bytes
+	refusal        uint32   // cause of a refusal: a wire.Status
 }
 
 const (
 	greetingBytes = 48
-	greetingMark  = 0x31504354454e414c // "LANETCP1", which never changes
+	greetingMark  = 0x31504354454e414c // "LANETCP1"; constant in every version
 )
 
 func (g *greeting) bytes() []byte {
@@ -89,16 +89,20 @@ func (g *greeting) bytes() []byte {
 func readGreeting(b []byte) (*greeting, error) {
 	word := binary.LittleEndian.Uint32
 	if len(b) != greetingBytes || binary.LittleEndian.Uint64(b) != greetingMark {
-		return nil, refused("the first bytes are no greeting of a relay")
+		return nil, refused("invalid greeting")
 	}
-	g := &greeting{oldest: word(b[8:]), newest: word(b[12:]), stream: word(b[32:]), streams: word(b[36:]), piece: word(b[40:]), refusal: word(b[44:])}
+	g := &greeting{oldest: word(b[8:]), newest: word(b[12:]), stream: word(b[32:]), streams: word(b[36:]),
+		piece: word(b[40:]), refusal: word(b[44:])}
 	copy(g.set[:], b[16:])
 	switch {
 	case g.oldest > g.newest || g.newest < oldestVersion || g.oldest > newestVersion:
-		return g, wire.Errorf(wire.StatusVersion, "the other relay speaks versions %d to %d of the TCP transport, this one %d to %d; install the same release of Peerlane on both hosts",
+		return g, wire.Errorf(wire.StatusVersion,
+			"the other relay speaks versions %d to %d of the TCP transport, this one %d to %d; install the same release "+
+				"of Peerlane on both hosts",
 			g.oldest, g.newest, oldestVersion, newestVersion)
 	case g.refusal != 0:
-		return g, &wire.Error{Status: wire.Status(g.refusal), Reason: "the other relay takes no connection: " + wire.Status(g.refusal).String()}
+		return g, &wire.Error{Status: wire.Status(g.refusal),
+			Reason: "the other relay takes no connection: " + wire.Status(g.refusal).String()}
 	case g.streams < 1 || g.streams > maxStreams || g.stream > g.streams:
 		return g, refused("stream %d of %d", g.stream, g.streams)
 	case g.piece < minPiece || g.piece > maxPiece:
@@ -107,7 +111,7 @@ func readGreeting(b []byte) (*greeting, error) {
 	return g, nil
 }
 
-// greet says one greeting and reads another, in turn.
+// greet sends a greeting and then reads a greeting.
 func greet(c net.Conn, until time.Time, ours *greeting) (*greeting, error) {
 	b := make([]byte, greetingBytes)
 	err := c.SetDeadline(until)
@@ -123,10 +127,11 @@ func greet(c net.Conn, until time.Time, ours *greeting) (*greeting, error) {
 	return readGreeting(b)
 }
 
-// Dial makes the connections of a Peer: one for control and so many for data. connect
-// makes each of them, authenticated; the whole has until the deadline. 0 pieces
-// are of Piece bytes.
-func Dial(ctx context.Context, until time.Time, connect func(context.Context) (net.Conn, error), streams, pieces int) (_ *Streams, err error) {
+// Dial opens the connections of a Peer: one control connection and streams data connections.
+// connect opens an authenticated connection. until limits the whole call. pieces is the size of
+// pieces in bytes; 0 for the default.
+func Dial(ctx context.Context, until time.Time, connect func(context.Context) (net.Conn, error), streams,
+	pieces int) (_ *Streams, err error) {
 	if streams < 1 || streams > maxStreams {
 		return nil, wire.Errorf(wire.StatusLimit, "%d data streams; there can be 1 to %d", streams, maxStreams)
 	}
@@ -143,7 +148,7 @@ func Dial(ctx context.Context, until time.Time, connect func(context.Context) (n
 	if _, err := rand.Read(ours.set[:]); err != nil {
 		return nil, err
 	}
-	// The other side answers when it has all of them.
+	// The peer answers after the last connection.
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
 	all := make([]net.Conn, streams+1)
@@ -168,7 +173,8 @@ func Dial(ctx context.Context, until time.Time, connect func(context.Context) (n
 		go func() {
 			theirs, err := greet(c, until, &mine)
 			if err == nil && (theirs.set != ours.set || theirs.stream != mine.stream || theirs.streams != ours.streams) {
-				err = refused("the answer on stream %d is for stream %d of %d, or of other connections", i, theirs.stream, theirs.streams)
+				err = refused("answer on stream %d: for stream %d of %d, or for another set of connections", i, theirs.stream,
+					theirs.streams)
 			}
 			if err == nil {
 				pieceOf[i], newestOf[i] = theirs.piece, theirs.newest
@@ -179,7 +185,7 @@ func Dial(ctx context.Context, until time.Time, connect func(context.Context) (n
 	for range all {
 		if failed := <-answers; failed != nil && err == nil {
 			err = failed
-			s.close() // so that the others end
+			s.close() // ends the remaining goroutines
 		}
 	}
 	if err != nil {
@@ -194,11 +200,10 @@ func Dial(ctx context.Context, until time.Time, connect func(context.Context) (n
 	return s, nil
 }
 
-// Gathering brings the connections together that belong to one Peer, where they are
-// accepted. Add may be called from any goroutine.
+// Gathering collects accepted connections into sets, one for each Peer. Any goroutine may call Add.
 type Gathering struct {
-	// Time is what a set has to be complete (10 s), Most how many may be incomplete (64)
-	// and MostOfOne how many of one dialer (16), Pieces what Dial's are.
+	// Time is the limit for a complete set (10 s), Most the maximum number of incomplete sets (64),
+	// MostOfOne the maximum of one dialer (16), and Pieces the size of pieces as in Dial.
 	Time            time.Duration
 	Most, MostOfOne int
 	Pieces          int
@@ -207,8 +212,7 @@ type Gathering struct {
 	sets map[member]*gathered
 }
 
-// member is what connections of one set have in common: a stranger cannot add one to a
-// set of somebody else's.
+// member identifies a set. A relay cannot add a connection to the set of another relay.
 type member struct {
 	who string
 	set [16]byte
@@ -221,8 +225,8 @@ type gathered struct {
 	timer  *time.Timer
 }
 
-// Add takes over a connection whose other side is authenticated as `who`. With the last
-// one of a set it gives all of them, greeted; before that nothing.
+// Add takes a connection whose other side is authenticated as who. With the last connection of a
+// set, Add returns the set after the greetings; before, nil.
 func (g *Gathering) Add(c net.Conn, who string) (*Streams, error) {
 	patience := g.Time
 	if patience == 0 {
@@ -247,7 +251,7 @@ func (g *Gathering) Add(c net.Conn, who string) (*Streams, error) {
 			err = errors.Join(err, refuse(c, theirs, pieces, err))
 		}
 		c.Close()
-		return nil, fmt.Errorf("a relay at %v: %w", c.RemoteAddr(), err)
+		return nil, fmt.Errorf("accept the relay at %v: %w", c.RemoteAddr(), err)
 	}
 	set, err := g.join(c, member{who, theirs.set}, theirs, patience)
 	if err != nil {
@@ -258,9 +262,11 @@ func (g *Gathering) Add(c net.Conn, who string) (*Streams, error) {
 	if set == nil {
 		return nil, nil
 	}
-	s := &Streams{control: set.conns[0], data: set.conns[1:], piece: int(theirs.piece), ours: pieces, version: min(theirs.newest, newestVersion)}
+	s := &Streams{control: set.conns[0], data: set.conns[1:], piece: int(theirs.piece), ours: pieces,
+		version: min(theirs.newest, newestVersion)}
 	for i, c := range set.conns {
-		answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: uint32(i), streams: theirs.streams, piece: uint32(pieces)}
+		answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: uint32(i),
+			streams: theirs.streams, piece: uint32(pieces)}
 		err := c.SetDeadline(until)
 		if err == nil {
 			_, err = c.Write(answer.bytes())
@@ -276,26 +282,28 @@ func (g *Gathering) Add(c net.Conn, who string) (*Streams, error) {
 	return s, nil
 }
 
-// refuse tells the dialer why.
+// refuse sends the cause to the dialer.
 func refuse(c net.Conn, theirs *greeting, pieces int, why error) error {
 	status := wire.StatusOf(why)
-	answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: theirs.stream, streams: theirs.streams, piece: uint32(pieces), refusal: uint32(status)}
+	answer := greeting{oldest: oldestVersion, newest: newestVersion, set: theirs.set, stream: theirs.stream,
+		streams: theirs.streams, piece: uint32(pieces), refusal: uint32(status)}
 	_, err := c.Write(answer.bytes())
 	return err
 }
 
-// join puts a connection to its set, and gives the set where it is complete.
+// join adds a connection to its set, and returns a complete set.
 func (g *Gathering) join(c net.Conn, key member, theirs *greeting, patience time.Duration) (*gathered, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	set := g.sets[key]
 	if set == nil {
 		if most := cmp.Or(g.Most, 64); len(g.sets) >= most {
-			return nil, wire.Errorf(wire.StatusLimit, "%d sets of connections are incomplete, which is the limit", most)
+			return nil, wire.Errorf(wire.StatusLimit, "limit of incomplete sets of connections (%d) reached", most)
 		}
-		// One that never completes any keeps nobody else out.
+		// The limit keeps a dialer with incomplete sets from excluding other dialers.
 		if most := cmp.Or(g.MostOfOne, 16); g.incomplete(key.who) >= most {
-			return nil, wire.Errorf(wire.StatusLimit, "%d sets of connections of %s are incomplete, which is the limit", most, key.who)
+			return nil, wire.Errorf(wire.StatusLimit, "limit of incomplete sets of connections of %s (%d) reached", key.who,
+				most)
 		}
 		n := int(theirs.streams) + 1
 		set = &gathered{conns: make([]net.Conn, n), theirs: theirs, left: n}
@@ -306,7 +314,7 @@ func (g *Gathering) join(c net.Conn, key member, theirs *greeting, patience time
 		set.timer = time.AfterFunc(patience, func() { g.drop(key, set) })
 	}
 	if theirs.streams != set.theirs.streams || theirs.piece != set.theirs.piece || set.conns[theirs.stream] != nil {
-		return nil, refused("stream %d of %d does not belong to the others", theirs.stream, theirs.streams)
+		return nil, refused("stream %d of %d differs from the set", theirs.stream, theirs.streams)
 	}
 	set.conns[theirs.stream] = c
 	if set.left--; set.left > 0 {
@@ -317,7 +325,7 @@ func (g *Gathering) join(c net.Conn, key member, theirs *greeting, patience time
 	return set, nil
 }
 
-// incomplete counts a dialer's sets.
+// incomplete counts the sets of a dialer.
 func (g *Gathering) incomplete(who string) (n int) {
 	for key := range g.sets {
 		if key.who == who {
@@ -327,7 +335,7 @@ func (g *Gathering) incomplete(who string) (n int) {
 	return n
 }
 
-// drop gives up a set that is not complete in its time.
+// drop closes a set that is incomplete at its limit.
 func (g *Gathering) drop(key member, set *gathered) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -342,7 +350,7 @@ func (g *Gathering) drop(key member, set *gathered) {
 	}
 }
 
-// Close gives up all sets that are not complete.
+// Close closes the incomplete sets.
 func (g *Gathering) Close() {
 	g.mu.Lock()
 	sets := g.sets
@@ -358,8 +366,8 @@ func (g *Gathering) Close() {
 	}
 }
 
-// tune has the kernel give up what the other side acknowledges as late as Peer would.
-// What is no TCP connection has nothing of the kind.
+// tune makes the kernel end a connection without acknowledgements as late as the Peer would. It
+// ignores connections that are not TCP.
 func tune(c net.Conn, silence time.Duration) {
 	for {
 		inner, ok := c.(interface{ NetConn() net.Conn })
@@ -372,7 +380,7 @@ func tune(c net.Conn, silence time.Duration) {
 	if !ok {
 		return
 	}
-	// Without them a death is noticed by what Peer looks at.
+	// Without the options the Peer detects a dead peer itself.
 	_ = t.SetNoDelay(true)
 	if raw, err := t.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {

@@ -15,10 +15,11 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// number is a frame's payload.
+// number returns the payload of a frame with a number.
 func number(n uint64) []byte { return binary.LittleEndian.AppendUint64(nil, n) }
 
-// What no relay says ends the Peer, says why to both sides, and nothing of it lands.
+// TestForeignFramesEndThePeer demands that an invalid frame ends the Peer with the cause on both
+// sides, and stores nothing.
 func TestForeignFramesEndThePeer(t *testing.T) {
 	message := wire.Encode(&wire.Done{}, 0)
 	open := appendFrame(nil, 3, frameOpen, message)
@@ -33,32 +34,37 @@ func TestForeignFramesEndThePeer(t *testing.T) {
 		return append(bytes.Clone(open), appendFrame(nil, 3, frameEager, p.header(), []byte("evil"))...)
 	}
 	cases := map[string][]byte{
-		"an unknown kind":                   appendFrame(nil, 3, 99),
-		"kind 0":                            make([]byte, frameHeader),
-		"a very long message":               raised(frameMessage, wire.MaxMessage+1),
-		"a very long write":                 raised(frameEager, 1<<32-1),
-		"a beat with a payload":             raised(frameBeat, 1),
-		"a beat of a channel":               appendFrame(nil, 3, frameBeat),
-		"a message of no channel":           appendFrame(nil, 0, frameMessage, message),
-		"a message of a channel not open":   appendFrame(nil, 3, frameMessage, message),
-		"a channel of our numbers":          appendFrame(nil, 4, frameOpen, message),
-		"channel 1":                         appendFrame(nil, 1, frameOpen, message),
-		"a channel twice":                   append(bytes.Clone(open), open...),
-		"a channel before the last":         append(appendFrame(nil, 5, frameOpen, message), open...),
-		"more channels than may be":         append(append(bytes.Clone(open), appendFrame(nil, 5, frameOpen, message)...), appendFrame(nil, 7, frameOpen, message)...),
-		"no message":                        append(bytes.Clone(open), appendFrame(nil, 3, frameMessage, []byte("nonsense"))...),
-		"a channel left twice":              append(append(bytes.Clone(open), appendFrame(nil, 3, frameLeave)...), appendFrame(nil, 3, frameLeave)...),
-		"a message after the channel's end": append(append(bytes.Clone(open), appendFrame(nil, 3, frameLeave)...), appendFrame(nil, 3, frameMessage, message)...),
-		"a write that was not sent":         append(bytes.Clone(open), appendFrame(nil, 3, frameLanded, number(1))...),
-		"a goodbye that is none":            appendFrame(nil, 0, frameGoodbye, message),
-		"a write without a mark":            append(bytes.Clone(open), appendFrame(nil, 3, frameEager, make([]byte, pieceHeader+1))...),
-		"a write of another channel":        eager(func(p *piece) { p.channel = 5 }),
-		"a write in another region":         eager(func(p *piece) { p.region = 2 }),
-		"a write not granted":               eager(func(p *piece) { p.immediate = 2 }),
-		"a write beside the grant":          eager(func(p *piece) { p.offset = 1 }),
-		"a write of more than comes":        eager(func(p *piece) { p.length = 8 }),
-		"a piece that does not begin":       eager(func(p *piece) { p.at = rawPiece }),
-		"a piece of another length":         eager(func(p *piece) { p.bytes = 3 }),
+		"an unknown kind":                 appendFrame(nil, 3, 99),
+		"kind 0":                          make([]byte, frameHeader),
+		"a very long message":             raised(frameMessage, wire.MaxMessage+1),
+		"a very long write":               raised(frameEager, 1<<32-1),
+		"a beat with a payload":           raised(frameBeat, 1),
+		"a beat of a channel":             appendFrame(nil, 3, frameBeat),
+		"a message of no channel":         appendFrame(nil, 0, frameMessage, message),
+		"a message of a channel not open": appendFrame(nil, 3, frameMessage, message),
+		"a channel of our numbers":        appendFrame(nil, 4, frameOpen, message),
+		"channel 1":                       appendFrame(nil, 1, frameOpen, message),
+		"a channel twice":                 append(bytes.Clone(open), open...),
+		"a channel before the last":       append(appendFrame(nil, 5, frameOpen, message), open...),
+		"more channels than may be": append(append(bytes.Clone(open), appendFrame(nil, 5, frameOpen, message)...),
+			appendFrame(nil, 7, frameOpen, message)...),
+		"no message": append(bytes.Clone(open), appendFrame(nil, 3, frameMessage,
+			[]byte("nonsense"))...),
+		"a channel left twice": append(append(bytes.Clone(open), appendFrame(nil, 3, frameLeave)...),
+			appendFrame(nil, 3, frameLeave)...),
+		"a message after the channel's end": append(append(bytes.Clone(open), appendFrame(nil, 3, frameLeave)...),
+			appendFrame(nil, 3, frameMessage, message)...),
+		"a write that was not sent": append(bytes.Clone(open), appendFrame(nil, 3, frameLanded, number(1))...),
+		"a goodbye that is none":    appendFrame(nil, 0, frameGoodbye, message),
+		"a write without a mark": append(bytes.Clone(open), appendFrame(nil, 3, frameEager,
+			make([]byte, pieceHeader+1))...),
+		"a write of another channel":  eager(func(p *piece) { p.channel = 5 }),
+		"a write in another region":   eager(func(p *piece) { p.region = 2 }),
+		"a write not granted":         eager(func(p *piece) { p.immediate = 2 }),
+		"a write beside the grant":    eager(func(p *piece) { p.offset = 1 }),
+		"a write of more than comes":  eager(func(p *piece) { p.length = 8 }),
+		"a piece that does not begin": eager(func(p *piece) { p.at = rawPiece }),
+		"a piece of another length":   eager(func(p *piece) { p.bytes = 3 }),
 	}
 	for name, said := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -82,14 +88,14 @@ func TestForeignFramesEndThePeer(t *testing.T) {
 			for goodbye.kind != 0 && goodbye.kind != frameGoodbye {
 				goodbye = receive(t, r.frames, "a goodbye")
 			}
-			r.close() // or its time is waited for
+			r.close() // otherwise the test waits for a time limit
 			err := e.died()
 			var of *PeerError
 			if s := wire.StatusOf(err); s != wire.StatusMalformed && s != wire.StatusLimit || !errors.As(err, &of) ||
 				of.Peer != e.peer.Name() {
 				t.Errorf("%v (%v)", err, s)
 			}
-			m, _, failed := wire.Decode(goodbye.payload) // of nothing where none came
+			m, _, failed := wire.Decode(goodbye.payload) // an error without a goodbye
 			var own, told *wire.Error
 			if failure, ok := m.(*wire.Failure); failed != nil || !ok || !errors.As(err, &own) ||
 				!errors.As(failure.Err(), &told) || told.Status != own.Status || told.Reason != own.Reason {
@@ -102,7 +108,8 @@ func TestForeignFramesEndThePeer(t *testing.T) {
 	}
 }
 
-// So does what no relay sends as a piece; a piece before it has landed, and it does not.
+// TestForeignPiecesEndThePeer demands the same of an invalid piece. An earlier piece has been
+// stored; the invalid piece is not.
 func TestForeignPiecesEndThePeer(t *testing.T) {
 	const bytesOf = 3*rawPiece - 100
 	good := piece{channel: 3, region: 1, number: 9, immediate: 1, length: bytesOf, bytes: rawPiece}
@@ -151,15 +158,15 @@ func TestForeignPiecesEndThePeer(t *testing.T) {
 	}
 }
 
-// A side that leaves a channel within its write could write what somebody else is
-// granted next.
+// TestLeavingWithinAWriteEndsThePeer demands the end of a Peer that closes a channel within a
+// write: the rest of the write could overwrite a later grant.
 func TestLeavingWithinAWriteEndsThePeer(t *testing.T) {
 	e, r := against(t, 1, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
 	r.listens()
 	memory := make([]byte, 2*rawPiece)
 	_, ended := e.granting(r, 3, memory)
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: 2 * rawPiece, bytes: rawPiece}
-	if _, err := r.data[0].Write(append(p.header(), 1)); err != nil { // which is read
+	if _, err := r.data[0].Write(append(p.header(), 1)); err != nil { // the Peer reads this
 		t.Fatal(err)
 	}
 	if err := r.say(3, frameLeave); err != nil {
@@ -171,7 +178,7 @@ func TestLeavingWithinAWriteEndsThePeer(t *testing.T) {
 	receive(t, ended, "the end of the grants")
 }
 
-// What ends in the middle is no message and no write.
+// TestTruncatedFramesDeliverNothing demands that an incomplete frame is no message and no write.
 func TestTruncatedFramesDeliverNothing(t *testing.T) {
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: rawPiece, bytes: rawPiece}
 	piece := append(p.header(), make([]byte, rawPiece)...)
@@ -206,7 +213,8 @@ func TestTruncatedFramesDeliverNothing(t *testing.T) {
 	}
 }
 
-// Connections that do not belong together make no Peer, and hear of it.
+// TestMismatchedGreetingsMakeNoPeer demands that connections with different greetings create no
+// Peer, and get the cause.
 func TestMismatchedGreetingsMakeNoPeer(t *testing.T) {
 	good := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{7}, streams: 2, piece: defaultPiece}
 	with := func(change func(*greeting)) []byte { g := good; change(&g); return g.bytes() }
@@ -215,17 +223,19 @@ func TestMismatchedGreetingsMakeNoPeer(t *testing.T) {
 		status wire.Status
 	}{
 		"another protocol": {[]byte(strings.Repeat("GET / HTTP/1.1\r\n", 3)), wire.StatusMalformed},
-		"newer":            {with(func(g *greeting) { g.oldest, g.newest = newestVersion+1, newestVersion+1 }), wire.StatusVersion},
-		"older":            {with(func(g *greeting) { g.oldest, g.newest = 0, oldestVersion-1 }), wire.StatusVersion},
-		"backwards":        {with(func(g *greeting) { g.oldest, g.newest = 2, 1 }), wire.StatusVersion},
-		"very many":        {with(func(g *greeting) { g.streams = maxStreams + 1 }), wire.StatusMalformed},
-		"none":             {with(func(g *greeting) { g.streams = 0 }), wire.StatusMalformed},
-		"beyond":           {with(func(g *greeting) { g.stream = 3 }), wire.StatusMalformed},
-		"no pieces":        {with(func(g *greeting) { g.piece = 0 }), wire.StatusMalformed},
-		"large pieces":     {with(func(g *greeting) { g.piece = 1 << 31 }), wire.StatusMalformed},
-		"the same twice":   {with(func(*greeting) {}), wire.StatusMalformed},
-		"other numbers":    {with(func(g *greeting) { g.stream, g.streams = 1, 3 }), wire.StatusMalformed},
-		"too many sets":    {with(func(g *greeting) { g.set[0]++ }), wire.StatusLimit},
+		"newer": {with(func(g *greeting) {
+			g.oldest, g.newest = newestVersion+1, newestVersion+1
+		}), wire.StatusVersion},
+		"older":          {with(func(g *greeting) { g.oldest, g.newest = 0, oldestVersion-1 }), wire.StatusVersion},
+		"backwards":      {with(func(g *greeting) { g.oldest, g.newest = 2, 1 }), wire.StatusVersion},
+		"very many":      {with(func(g *greeting) { g.streams = maxStreams + 1 }), wire.StatusMalformed},
+		"none":           {with(func(g *greeting) { g.streams = 0 }), wire.StatusMalformed},
+		"beyond":         {with(func(g *greeting) { g.stream = 3 }), wire.StatusMalformed},
+		"no pieces":      {with(func(g *greeting) { g.piece = 0 }), wire.StatusMalformed},
+		"large pieces":   {with(func(g *greeting) { g.piece = 1 << 31 }), wire.StatusMalformed},
+		"the same twice": {with(func(*greeting) {}), wire.StatusMalformed},
+		"other numbers":  {with(func(g *greeting) { g.stream, g.streams = 1, 3 }), wire.StatusMalformed},
+		"too many sets":  {with(func(g *greeting) { g.set[0]++ }), wire.StatusLimit},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -263,8 +273,8 @@ func TestMismatchedGreetingsMakeNoPeer(t *testing.T) {
 	}
 }
 
-// A stranger's connection is in no set of somebody else's, and a set that is not
-// complete in its time goes.
+// TestSetsBelongToTheirDialer demands that a connection of another dialer joins no set, and that an
+// incomplete set ends at its limit.
 func TestSetsBelongToTheirDialer(t *testing.T) {
 	t.Parallel()
 	g := &Gathering{Time: 2 * time.Second} // for the greetings as well
@@ -292,17 +302,19 @@ func TestSetsBelongToTheirDialer(t *testing.T) {
 	}
 }
 
-// One dialer's sets that never are complete keep no other's out.
+// TestSetsOfOneDialerAreBounded demands that incomplete sets of one dialer exclude no other dialer.
 func TestSetsOfOneDialerAreBounded(t *testing.T) {
 	g := &Gathering{Most: 3, MostOfOne: 2, Time: waitTime}
 	defer g.Close()
 	for i, c := range []struct {
 		who    string
 		status wire.Status
-	}{{"one", wire.StatusOK}, {"one", wire.StatusOK}, {"one", wire.StatusLimit}, {"other", wire.StatusOK}, {"third", wire.StatusLimit}} {
+	}{{"one", wire.StatusOK}, {"one", wire.StatusOK}, {"one", wire.StatusLimit}, {"other", wire.StatusOK},
+		{"third", wire.StatusLimit}} {
 		ours, theirs := net.Pipe()
 		defer ours.Close()
-		hello := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{byte(i)}, streams: 1, piece: defaultPiece}
+		hello := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{byte(i)}, streams: 1,
+			piece: defaultPiece}
 		go func() {
 			_, _ = ours.Write(hello.bytes())
 			_, _ = io.Copy(io.Discard, ours)
@@ -313,7 +325,8 @@ func TestSetsOfOneDialerAreBounded(t *testing.T) {
 	}
 }
 
-// Memory that is removed with an open grant ends the Peer, and nothing lands there.
+// TestMemoryIsRemovedWithAGrant demands that the removal of memory with an open grant ends the
+// Peer, and that no byte is stored there.
 func TestMemoryIsRemovedWithAGrant(t *testing.T) {
 	e, r := against(t, 1, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
 	r.listens()
@@ -321,7 +334,7 @@ func TestMemoryIsRemovedWithAGrant(t *testing.T) {
 	_, ended := e.granting(r, 3, memory)
 	e.loop.Call(func() {
 		in := e.peer.channels[3].arrivals
-		in.RemoveMemory(2) // which has none
+		in.RemoveMemory(2) // a region without a grant
 		if e.peer.isDying() {
 			t.Error("the peer dies")
 		}
@@ -333,7 +346,7 @@ func TestMemoryIsRemovedWithAGrant(t *testing.T) {
 	receive(t, ended, "the end of the grants")
 }
 
-// Who cannot make all connections makes none.
+// TestDialFailureClosesAllConnections demands that Dial closes its connections after a failure.
 func TestDialFailureClosesAllConnections(t *testing.T) {
 	refuses := errors.New("no route to host")
 	var made []net.Conn
@@ -355,7 +368,7 @@ func TestDialFailureClosesAllConnections(t *testing.T) {
 	}
 }
 
-// A frame is one only with a length that its kind can have, and lies within what came.
+// FuzzFrame demands that a frame has a length of its kind and lies within the received bytes.
 func FuzzFrame(f *testing.F) {
 	f.Add(appendFrame(nil, 3, frameMessage, wire.Encode(&wire.Done{}, 0)))
 	f.Add(appendFrame(nil, 0, frameBeat))
@@ -369,25 +382,27 @@ func FuzzFrame(f *testing.F) {
 			}
 			return
 		}
-		if n > len(data) || len(one.payload) > maxFrame || !bytes.Equal(appendFrame(nil, one.channel, one.kind, one.payload), data[:n]) {
+		if n > len(data) || len(one.payload) > maxFrame ||
+			!bytes.Equal(appendFrame(nil, one.channel, one.kind, one.payload), data[:n]) {
 			t.Errorf("%+v of %d bytes", one, n)
 		}
 	})
 }
 
-// Whatever greeting comes, what is read of it is what makes it.
+// FuzzGreeting demands that an accepted greeting encodes to the same bytes.
 func FuzzGreeting(f *testing.F) {
 	f.Add((&greeting{oldest: 1, newest: 1, streams: 4, stream: 2, piece: defaultPiece}).bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		g, err := readGreeting(data)
-		if err == nil && (g.streams < 1 || g.streams > maxStreams || g.stream > g.streams || g.piece < minPiece || !bytes.Equal(g.bytes(), data)) {
+		if err == nil && (g.streams < 1 || g.streams > maxStreams || g.stream > g.streams || g.piece < minPiece ||
+			!bytes.Equal(g.bytes(), data)) {
 			t.Errorf("%+v", g)
 		}
 	})
 }
 
-// Whatever pieces come under whatever grants: each gets memory that is granted, of
-// its length, and no byte of a grant is given twice.
+// FuzzPieces demands that each accepted piece gets granted memory of its length, and that no byte
+// of a grant is given twice.
 func FuzzPieces(f *testing.F) {
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: 10000, bytes: rawPiece}
 	first := p.header()
@@ -433,8 +448,8 @@ func FuzzPieces(f *testing.F) {
 	})
 }
 
-// Whatever comes on the control stream and a data stream: the Peer ends or goes on, and
-// writes nothing but what is granted.
+// FuzzPeer demands that a Peer with arbitrary bytes on the control stream and a data stream ends or
+// continues, and stores only granted bytes.
 func FuzzPeer(f *testing.F) {
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: 4, bytes: 4}
 	open := appendFrame(nil, 3, frameOpen, wire.Encode(&wire.Done{}, 0))
@@ -443,7 +458,8 @@ func FuzzPeer(f *testing.F) {
 	f.Add(open, append(p.header(), "here"...))
 	f.Fuzz(func(t *testing.T, control, data []byte) {
 		memory := make([]byte, 12)
-		e, r := against(t, 1, Config{Heartbeat: time.Millisecond, Dead: time.Hour, Accept: func(c *Channel, _ wire.Message, _ uint32) {
+		e, r := against(t, 1, Config{Heartbeat: time.Millisecond, Dead: time.Hour, Accept: func(c *Channel, _ wire.Message,
+			_ uint32) {
 			in := c.Receive(func(uint64, uint64) {}, func() {})
 			in.add(1, memory)
 			if c.number == 3 {

@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// spinning keeps a loop from sleep, as copies that are under way do.
+// spinning keeps a loop from sleep, as copies in progress do.
 type spinning struct{}
 
 func (spinning) Poll() bool { return true }
@@ -18,15 +18,17 @@ func (spinning) Busy() bool { return true }
 func (spinning) Arm() bool  { return true }
 func (spinning) Disarm()    {}
 
-// A loop that spins reads the control stream itself. When it sleeps the reader is woken for each
-// message again, also for one that has come before.
+// TestSpinningLoopReadsControlStream demands that a spinning loop reads the control stream itself.
+// When the loop sleeps, each message wakes the reader again, also an earlier message.
 func TestSpinningLoopReadsControlStream(t *testing.T) {
 	heard := make(chan struct{}, 1)
 	var b *side
-	// mark is how many bytes have to be there before the kernel wakes the reader.
+	// mark returns the number of available bytes at which the kernel wakes the reader.
 	mark := func() (bytes int) {
 		var err error
-		if closed := b.peer.bare.Control(func(fd uintptr) { bytes, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT) }); closed != nil || err != nil {
+		if closed := b.peer.bare.Control(func(fd uintptr) {
+			bytes, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT)
+		}); closed != nil || err != nil {
 			t.Error(closed, err)
 		}
 		return bytes
@@ -58,7 +60,7 @@ func TestSpinningLoopReadsControlStream(t *testing.T) {
 	}
 	b.loop.Call(func() { b.loop.Add(spinning{}) })
 	testutil.Until(t, "a message that the loop has read", func() bool {
-		say(200) // one soon after the other: the loop reads for activeInterval
+		say(200) // in short succession: the loop reads for activeInterval
 		return b.peer.intake.reads.Load() > 0
 	})
 	b.loop.Call(func() { b.loop.Remove(spinning{}) })
@@ -68,8 +70,8 @@ func TestSpinningLoopReadsControlStream(t *testing.T) {
 	}
 }
 
-// The acknowledgement of a write that comes with the messages goes with the answer, or alone after a
-// moment.
+// TestAcknowledgementGoesWithAnswer demands that the acknowledgement of a write with the messages
+// shares a write with the answer, or follows alone after a moment.
 func TestAcknowledgementGoesWithAnswer(t *testing.T) {
 	memory, source := make([]byte, 4<<10), make([]byte, 64)
 	ready := make(chan *Channel, 1)
@@ -96,7 +98,8 @@ func TestAcknowledgementGoesWithAnswer(t *testing.T) {
 		t.Helper()
 		before, done := b.peer.Figures(), make(chan error, 1)
 		a.loop.Call(func() {
-			c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), uint64(len(source)), 1, func(err error) { done <- err })
+			c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), uint64(len(source)), 1,
+				func(err error) { done <- err })
 		})
 		if err := receive(t, done, "the write's end"); err != nil {
 			t.Fatal(err)

@@ -19,10 +19,10 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// waitTime is far more than anything takes that is waited for.
+// waitTime is much longer than any expected wait.
 const waitTime = 2 * time.Minute
 
-// side is a Peer on a loop of its own.
+// side is a Peer on its own loop.
 type side struct {
 	tb   testing.TB
 	loop *poll.Loop
@@ -90,7 +90,7 @@ func receive[T any](tb testing.TB, from <-chan T, what string) T {
 
 func ignore(wire.Message, uint32, []int) {}
 
-// network makes connections: what is dialed, and what is accepted of it.
+// network opens a connection and returns both sides.
 type network func(tb testing.TB) (dialed, accepted net.Conn)
 
 func pipes(testing.TB) (net.Conn, net.Conn) { return net.Pipe() }
@@ -114,7 +114,7 @@ func loopback(tb testing.TB) (net.Conn, net.Conn) {
 
 var networks = map[string]network{"pipes": pipes, "TCP": loopback}
 
-// greeted are the connections of two Peers, made as relays make them.
+// greeted returns the connections of two Peers after the greetings.
 func greeted(tb testing.TB, of network, streams, pieces int) (dialed, accepted *Streams) {
 	tb.Helper()
 	gathering := &Gathering{Pieces: pieces, Time: waitTime}
@@ -139,8 +139,9 @@ func greeted(tb testing.TB, of network, streams, pieces int) (dialed, accepted *
 	return dialed, receive(tb, both, "the accepted connections")
 }
 
-// pair is two Peers; the second one's Accept is given.
-func pair(tb testing.TB, of network, streams, pieces int, config Config, accept func(*Channel, wire.Message, uint32)) (a, b *side) {
+// pair returns two Peers; accept is the second Peer's Accept.
+func pair(tb testing.TB, of network, streams, pieces int, config Config, accept func(*Channel, wire.Message,
+	uint32)) (a, b *side) {
 	tb.Helper()
 	dialed, accepted := greeted(tb, of, streams, pieces)
 	a = newSide(tb, dialed, config)
@@ -148,7 +149,7 @@ func pair(tb testing.TB, of network, streams, pieces int, config Config, accept 
 	return a, newSide(tb, accepted, config)
 }
 
-// noGoroutines fails a test that leaves some of this package.
+// noGoroutines fails a test that leaves goroutines of this package.
 func noGoroutines(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -175,24 +176,24 @@ func ours() string {
 	return strings.Join(list, "\n\n")
 }
 
-// hostPlace is a place in host memory as a source.
+// hostPlace returns a place in host memory as a source.
 func hostPlace(memory []byte, at int) transport.Source {
 	return transport.Source{Place: device.Place{Host: unsafe.Pointer(&memory[at])}}
 }
 
-// raw is the other side of a Peer, said byte by byte.
+// raw is the peer of a Peer, with each byte chosen by the test.
 type raw struct {
 	tb      testing.TB
 	control net.Conn
 	data    []net.Conn
-	// frames are what the Peer says, and closed at its end.
+	// frames receives the frames of the Peer; closed at the end.
 	frames chan frame
 }
 
 const rawPiece = 4 << 10
 
-// against is a Peer that accepted, and whom the test is everything to. Its connections,
-// control first, are what wrap makes of them.
+// against returns a Peer that accepted, and its raw peer. wrap wraps the connections, control
+// first.
 func against(tb testing.TB, streams int, config Config, wrap ...func(net.Conn) net.Conn) (*side, *raw) {
 	tb.Helper()
 	s := &Streams{piece: rawPiece, ours: rawPiece}
@@ -224,7 +225,7 @@ func (r *raw) close() {
 	}
 }
 
-// listens has all that the Peer says read.
+// listens reads every frame of the Peer.
 func (r *raw) listens() *raw {
 	go func() {
 		defer close(r.frames)
@@ -256,11 +257,10 @@ func (r *raw) say(channel, kind uint32, payload ...[]byte) error {
 	return err
 }
 
-// patient is a connection whose other side may do nothing for as long as it likes, but
-// for what is looked for.
+// patient is a connection without deadlines, except the deadlines under test.
 type patient struct {
 	net.Conn
-	reads, writes bool // that have a deadline
+	reads, writes bool // with a deadline
 }
 
 func (c patient) SetReadDeadline(t time.Time) error {
@@ -277,16 +277,16 @@ func (c patient) SetWriteDeadline(t time.Time) error {
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// counted is a connection that counts, and can be held up.
+// counted is a connection that counts, and can be stopped.
 type counted struct {
 	net.Conn
 	mu        sync.Mutex
 	writes    int
 	read      int
 	deadlines []time.Time
-	// hold, where there is one, is waited for in each Write; holdRead in each Read.
+	// Each Write waits for hold, if not nil, and each Read for holdRead.
 	hold, holdRead chan struct{}
-	held           chan struct{} // gets a value for each that waits
+	held           chan struct{} // receives a value for each waiting call
 }
 
 func (c *counted) Write(b []byte) (int, error) {
@@ -308,7 +308,7 @@ func (c *counted) Read(b []byte) (int, error) {
 	if c.holdRead != nil && len(b) > pieceHeader {
 		c.held <- struct{}{}
 		<-c.holdRead
-		for i := range b[:n] { // it writes the memory until it returns
+		for i := range b[:n] { // the reader owns the memory until Read returns
 			b[i] = 'x'
 		}
 	}

@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// parts is in how many parts Config's silence is waited for. That a deadline has passed says
-// nothing by itself: this process may have had no processor for as long, or its machine been
-// stopped, and the other side's with it. What came meanwhile lies in the socket, which a
-// read behind its deadline does not look at; and who was stopped as well goes on only now. So
-// however long a part has taken it counts as one.
+// parts is the number of parts of a wait for Config's silence. A passed deadline alone proves
+// nothing: this process may have had no processor for as long, or the machine may have been
+// stopped, together with the peer's machine. Bytes that arrived meanwhile are in the socket, which
+// a read after its deadline does not check, and a stopped peer continues only now. A part counts
+// once, however long the part took.
 const parts = 4
 
-// second is for how many parts of the silence who met all deadlines looks once more: the
-// last may have been a pause.
+// second divides the silence for one more try after the last deadline: the last part may have been
+// a pause.
 const second = 100
 
-// patiently moves something, to a connection or from it, as soon as that can be done within
-// a silence. deadline sets when move gives up.
+// patiently calls move, which transfers bytes to or from a connection, until move succeeds or the
+// silence is over. deadline sets the time at which move gives up.
 func patiently(silence time.Duration, deadline func(time.Time) error, move func() (int64, error)) (n int64, err error) {
 	for part := range parts + 1 {
 		limit := silence / parts

@@ -14,14 +14,14 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// stopped is a connection whose process is stopped when it is to read or write more than a
-// piece's header: longer than the deadline. Who goes on as late as the other side, which was
-// stopped too, sees a deadline that is soon over pass as well.
+// stopped is a connection whose process stops, for longer than the deadline, when it is to read or
+// write more than the header of a piece. A process that continues as late as its stopped peer also
+// misses a further short deadline.
 type stopped struct {
 	net.Conn
-	times  atomic.Int32  // so often
-	paused chan struct{} // closed when it was
-	limit  atomic.Int64  // of the last deadline, from when it was set
+	times  atomic.Int32  // number of stops
+	paused chan struct{} // closed after a stop
+	limit  atomic.Int64  // duration of the last deadline
 }
 
 const soon = time.Minute
@@ -65,8 +65,8 @@ func (c *stopped) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// pausing wraps the connections of a Peer, control first: the one of that number stops, the
-// others wait without end.
+// pausing wraps the connections of a Peer, control first: the connection of a number stops, the
+// rest wait without limit.
 func pausing(stops int, times int32) (*stopped, func(net.Conn) net.Conn) {
 	s := &stopped{paused: make(chan struct{})}
 	s.times.Store(times)
@@ -79,11 +79,11 @@ func pausing(stops int, times int32) (*stopped, func(net.Conn) net.Conn) {
 	}
 }
 
-// silenceOf100Minutes has parts that are far from soon over.
+// silenceOf100Minutes has parts that are far from their end.
 var silenceOf100Minutes = Config{Heartbeat: 20 * time.Millisecond, Dead: 100 * time.Minute, Eager: -1}
 
-// Who was stopped itself does not take the other side for dead that says something when it
-// goes on.
+// TestPausedPeerDoesNotBlameOtherSide demands that a stopped process does not treat a peer as dead
+// that sends after the pause.
 func TestPausedPeerDoesNotBlameOtherSide(t *testing.T) {
 	t.Parallel()
 	conn, wrap := pausing(0, 1)
@@ -93,7 +93,7 @@ func TestPausedPeerDoesNotBlameOtherSide(t *testing.T) {
 	if err := r.say(0, frameBeat); err != nil {
 		t.Fatalf("what came after the pause was not read: %v; the peer's end: %v", err, e.died())
 	}
-	if err := r.say(7, frameLeave); err != nil { // of no channel
+	if err := r.say(7, frameLeave); err != nil { // for a missing channel
 		t.Fatal(err)
 	}
 	if err := e.died(); wire.StatusOf(err) != wire.StatusMalformed {
@@ -101,7 +101,7 @@ func TestPausedPeerDoesNotBlameOtherSide(t *testing.T) {
 	}
 }
 
-// Nor does it when that was in the middle of a piece.
+// TestPauseWithinPieceEndsNoPeer demands the same of a pause within a piece.
 func TestPauseWithinPieceEndsNoPeer(t *testing.T) {
 	t.Parallel()
 	conn, wrap := pausing(1, 1)
@@ -122,10 +122,11 @@ func TestPauseWithinPieceEndsNoPeer(t *testing.T) {
 	}
 }
 
-// Nor while it sends: the other side's process, which did not read, was stopped as well.
+// TestPauseWhileSendingEndsNoPeer demands the same of a pause during a send: the process of the
+// peer was stopped too, and did not read.
 func TestPauseWhileSendingEndsNoPeer(t *testing.T) {
 	t.Parallel()
-	conn, wrap := pausing(1, 2) // the first with the header before it, which was taken
+	conn, wrap := pausing(1, 2) // the first with the header before, which was accepted
 	e, r := against(t, 1, silenceOf100Minutes, wrap)
 	r.listens()
 	source := bytes.Repeat([]byte("lane"), rawPiece/4)
@@ -150,19 +151,19 @@ func TestPauseWhileSendingEndsNoPeer(t *testing.T) {
 	}
 }
 
-// How long a write does not go on is counted in heartbeats: of a pause of any length there
-// is one at most.
+// TestPauseOfWriteCountsOneHeartbeat demands that the time of a write without progress is counted
+// in heartbeats: a pause of any length has one at most.
 func TestPauseOfWriteCountsOneHeartbeat(t *testing.T) {
 	const beats = 3
 	e, r := against(t, 1, Config{Heartbeat: time.Hour, Dead: beats * time.Hour})
 	r.listens()
 	look := func(n int) {
 		for range n {
-			e.peer.look() // in place of the writer, who has no heartbeat
+			e.peer.look() // in place of the writer, which has no heartbeat
 		}
 	}
 	e.peer.underWay.Store(1)
-	for range 3 { // times that something goes on
+	for range 3 { // with progress
 		look(patience * beats)
 		e.peer.moved()
 		look(1)

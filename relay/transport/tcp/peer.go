@@ -1,12 +1,12 @@
-// Package tcp is the transport between relays of two hosts over TCP. A Peer is the set
-// of connections between two relays: one for control, on which the connections of all
-// clients talk as channels, and several for data, over which a write is spread.
+// Package tcp is the transport between relays of two hosts over TCP. A Peer is a set of connections
+// between two relays: one control connection, on which the connections of every client are
+// channels, and several data connections, over which a write is spread.
 //
-// Goroutines read and write the connections, so that those may be anything that is a
-// net.Conn; but what a socket takes of the control stream at once is written by whoever
-// says it. All else belongs to the relay's event loop. What the other relay says is
-// taken for a stranger's: each piece's header is checked against what is granted just
-// now before a byte lands, and it lands in the granted memory, not beside it.
+// Goroutines read and write the connections, so that any net.Conn is a connection; the goroutine
+// that adds a frame to the control stream also writes the bytes that the socket accepts without
+// blocking. The relay's event loop owns the rest. Data of the peer is untrusted: the receiver
+// checks the header of each piece against the current grants before a byte is stored, and stores
+// the bytes only in the granted memory.
 package tcp
 
 import (
@@ -25,42 +25,42 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Config is how a Peer works. Zeros stand for what New documents.
+// Config configures a Peer. Zero values select the defaults in the comments.
 type Config struct {
-	// Name says in messages who is at the other side, on which host, and by which
-	// interface and address.
+	// Name describes the peer in messages: host, interface and address.
 	Name string
-	// Heartbeat is how often something is said (1 s), Dead within what time the channels hear
-	// that the other relay is dead (5 s): one from which nothing comes, or that takes nothing.
+	// Heartbeat is the interval of heartbeats (1 s). Dead is the time in which the channels learn
+	// that the peer is dead (5 s): a peer that sends nothing or accepts nothing.
 	Heartbeat, Dead time.Duration
-	// Leaving is how long the other side may take to leave a channel that it has to (12
-	// Dead): what it has begun to write may wait behind other channels' writes.
+	// Leaving is the time for the peer to close a channel after this side (12 Dead): a begun write
+	// may wait behind writes of other channels.
 	Leaving time.Duration
-	// Eager is up to how many bytes of a write go with the messages (4 KiB, at most 16
-	// and one piece; less than 0 for none).
+	// Eager is the maximum length of a write that travels with the messages (4 KiB, at most 16 KiB
+	// and one piece; negative for none).
 	Eager int
-	// Waiting is how many bytes of messages may wait for the other side (32 MiB), and
-	// Channels how many channels it may have open (65536).
+	// Waiting is the maximum number of bytes of messages that wait for the peer (32 MiB). Channels
+	// is the maximum number of open channels of the peer (65536).
 	Waiting, Channels int
-	// zerocopy selects the data streams' sends that use MSG_ZEROCOPY; both are for tests.
+	// zerocopy selects the data streams' sends that use MSG_ZEROCOPY, for tests. zerocopyFaults
+	// injects faults, for tests.
 	zerocopy       zerocopyUse
 	zerocopyFaults zerocopyFaults
-	pulse          *pulse // of all Peers of Peers; nil for one of its own
-	// Alone gives each message a write of its own, to measure what it is worth that they
-	// go together.
+	pulse          *pulse // shared by the Peers of Peers; nil for an own pulse
+	// Alone sends each message by its own write, to measure the benefit of common writes.
 	Alone bool
-	// Route says in messages which way a connection goes (its addresses).
+	// Route describes a connection in messages (its addresses).
 	Route func(net.Conn) string
-	// Carried counts the bytes of a connection; nil counts none. It is asked once for each.
+	// Carried returns the counter of a connection's bytes; nil for no counters. The Peer calls
+	// Carried once for each connection.
 	Carried func(net.Conn) *Carried
-	// Accept is called on the loop with each channel that the other side opens, and its
-	// first message: it sets the channel's handlers by Handle, or leaves it.
+	// Accept is called on the loop with each channel that the peer opens, and its first message.
+	// Accept sets the handlers by Handle, or closes the channel.
 	Accept func(c *Channel, first wire.Message, sequence uint32)
-	// Extend, where there is one, gives what carries the data of a Peer's channels in place
-	// of its data streams. It is called on the loop, of a Peer whose other side knows
-	// extensions, before anything comes.
+	// Extend returns the extension that carries the data of the channels in place of the data
+	// streams; nil for none. The loop calls Extend before the first frame, if the peer supports
+	// extensions.
 	Extend func(*Peer) Extension
-	// Down is called on the loop when the Peer is dead, after all its channels.
+	// Down is called on the loop when the Peer is dead, after the end of its channels.
 	Down func(error)
 }
 
@@ -98,93 +98,93 @@ func (c Config) filled() Config {
 	return c
 }
 
-// silence is how long nothing may come, and nothing be taken. The rest of Dead is for the
-// kernel, which counts from when it sends a packet again, and for what the channels' end
-// takes. In the four heartbeats that it leaves a packet is sent five times.
+// silence is the maximum time without received bytes, or without accepted bytes. The rest of Dead
+// is for the kernel, which counts from a retransmission, and for the end of the channels. In the
+// four heartbeats of the silence a packet is sent five times.
 func (c *Config) silence() time.Duration { return c.Dead - c.Dead/10 }
 
-// Carried are the bytes that went over connections.
+// Carried counts the bytes of connections.
 type Carried struct{ Sent, Received atomic.Uint64 }
 
-// Figures are what a Peer has done so far.
+// Figures are the counters of a Peer.
 type Figures struct {
-	// Messages are frames of the control stream, heartbeats not among them, and Batches
-	// the writes that they went out in.
+	// Messages counts frames of the control stream without heartbeats, and Batches the writes that
+	// sent them.
 	Messages, Batches uint64
-	// Writes are those of slots, Pieces what of them went over data streams, and Eager
-	// those that went with the messages.
+	// Writes counts writes of slots, Pieces the pieces of writes over data streams, and Eager the
+	// writes with the messages.
 	Writes, Pieces, Eager uint64
-	// Zerocopy are the sends without a copy.
+	// Zerocopy counts the sends without a copy.
 	Zerocopy Zerocopy
 }
 
-// Peer is the other relay, and the connections to it. Its methods belong to the event
-// loop, but for Figures.
+// Peer is a peer relay with its connections. The event loop owns the methods, except Figures.
 type Peer struct {
 	config  Config
 	loop    *poll.Loop
 	control net.Conn
-	bare    syscall.RawConn // the control stream, where it is nothing but a socket
+	bare    syscall.RawConn // the control stream, if it is a plain socket
 	data    []net.Conn
 	version uint32
-	copies  string                // why a data stream is not among those that send without a copy
-	carried map[net.Conn]*Carried // filled by newPeer alone
+	copies  string                // why a data stream does not send without copies
+	carried map[net.Conn]*Carried // constant after newPeer
 
 	channels map[uint32]*Channel
-	last     uint32        // our last channel's number
-	lastOpen uint32        // the other side's
-	theirs   int           // channels of the other side that are open
-	sent     []byte        // frames of this round of the loop
-	frames   uint64        // how many
-	urgent   bool          // some of sent are not to wait
-	since    time.Duration // of the loop's clock, when the first of sent was said
+	last     uint32        // number of the last channel of this side
+	lastOpen uint32        // number of the last channel of the peer
+	theirs   int           // open channels of the peer
+	sent     []byte        // frames of this iteration of the loop
+	frames   uint64        // number of frames in sent
+	urgent   bool          // a frame of sent must not wait
+	since    time.Duration // time of the first frame of sent, on the loop's clock
 	writes   map[uint64]*write
 	written  uint64
-	dead     error // set once the channels know
+	dead     error // set when the channels have ended
 
-	extension Extension // nil where the data streams carry the data
+	extension Extension // nil if the data streams carry the data
 	landings  landings
 	outbox    outbox
 	intake    *intake
 	queue     sendQueue
 	counters  struct{ messages, batches, writes, pieces, eager atomic.Uint64 }
 
-	// Writes that are under way, and how often one of them went on; how often that was when
-	// look looked last, and at how many heartbeats since it was the same.
+	// Outstanding writes, and the count of their progress; the count at the last look, and the
+	// number of heartbeats without progress.
 	underWay atomic.Int64
 	moves    atomic.Uint64
 	seen     uint64
 	still    int
 	start    time.Time
-	// When the loop had its turn last, since the start, and whether it is asked for one.
+	// Time of the last iteration of the loop, since start, and whether one is requested.
 	turn   atomic.Int64
 	asking atomic.Bool
 
-	dying  chan struct{} // closed by fail
-	once   sync.Once
-	why    error          // set before dying is closed
-	parted []byte         // the frame that tells the other side, or nothing
-	movers sync.WaitGroup // what reads or writes the channels' memory: the data streams
-	users  sync.WaitGroup // and of the control stream
-	gone   func()         // called when there are none of both
+	dying         chan struct{} // closed by fail
+	once          sync.Once
+	why           error          // set before dying is closed
+	farewellFrame []byte         // the farewell frame, or nil
+	movers        sync.WaitGroup // goroutines that access the channels' memory: the data streams
+	users         sync.WaitGroup // goroutines of the control stream
+	gone          func()         // called when both groups have ended
 }
 
-// New makes a Peer of connections whose greeting is done. It takes them over.
+// New creates a Peer of connections after the greeting, and takes ownership of the connections.
 func New(loop *poll.Loop, s *Streams, config Config) *Peer {
 	return newPeer(loop, s, config, func() {})
 }
 
-// newPeer makes one that calls gone when nothing of it reads or writes any memory more.
+// newPeer creates a Peer that calls gone when it no longer reads or writes memory.
 func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	p := &Peer{
 		config: config.filled(), loop: loop, control: s.control, data: s.data, version: s.version,
-		carried: map[net.Conn]*Carried{}, channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, dying: make(chan struct{}), start: time.Now(),
+		carried: map[net.Conn]*Carried{}, channels: map[uint32]*Channel{}, writes: map[uint64]*write{},
+		dying: make(chan struct{}), start: time.Now(),
 		gone: gone, landings: landings{piece: uint64(s.piece), channels: map[uint32]*runway{}},
 		outbox: outbox{wake: make(chan struct{}, 1)}, intake: newIntake(),
 	}
 	p.queue.piece = uint64(s.ours)
 	p.config.Eager = min(p.config.Eager, s.ours) // a write with the messages is one piece
-	p.last, p.lastOpen = 0, 1                    // the other side's are 3, 5 …
+	p.last, p.lastOpen = 0, 1                    // the channels of the peer are 3, 5 …
 	if s.dialed {
 		p.last, p.lastOpen = 1, 0
 	}
@@ -198,10 +198,11 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 		p.carried[c] = p.config.Carried(c)
 	}
 	if c, is := p.control.(syscall.Conn); is && !p.config.Alone {
-		p.bare, _ = c.SyscallConn() // of a closed one the writer hears
+		p.bare, _ = c.SyscallConn() // the writer detects a closed socket
 	}
 	loop.Add(p)
-	// All are counted before one begins, which may end the Peer at once and wait for them.
+	// Count every goroutine before one begins, which may end the Peer at once and wait for the
+	// groups.
 	p.users.Add(2)
 	p.movers.Add(2 * len(p.data))
 	begin := func(group *sync.WaitGroup, f func()) {
@@ -223,19 +224,20 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	return p
 }
 
-// Figures may be called from any goroutine.
+// Figures returns the counters. Any goroutine may call Figures.
 func (p *Peer) Figures() Figures {
 	c := &p.counters
-	return Figures{c.messages.Load(), c.batches.Load(), c.writes.Load(), c.pieces.Load(), c.eager.Load(), p.zerocopyFigures()}
+	return Figures{c.messages.Load(), c.batches.Load(), c.writes.Load(), c.pieces.Load(), c.eager.Load(),
+		p.zerocopyFigures()}
 }
 
-// Name is the other relay, as Config says.
+// Name returns Config.Name.
 func (p *Peer) Name() string { return p.config.Name }
 
-// Connections are the one for control, and those for data.
+// Connections returns the control connection and the data connections.
 func (p *Peer) Connections() (control net.Conn, data []net.Conn) { return p.control, p.data }
 
-// Channels is how many are open. It belongs to the loop.
+// Channels returns the number of open channels. Call Channels on the event loop.
 func (p *Peer) Channels() int { return len(p.channels) }
 
 // Dialed reports whether this relay made the connections.
@@ -244,30 +246,28 @@ func (p *Peer) Dialed() bool { return p.last%2 == 1 }
 // Version returns the version of this transport that both relays use.
 func (p *Peer) Version() uint32 { return p.version }
 
-// errClosed is a Peer's end by its own relay.
+// errClosed is the cause of a Peer's end by this relay.
 var errClosed = wire.Errorf(wire.StatusPeerClosed, "the relay closed its connections")
 
-// Close ends the Peer. The channels hear of it when nothing reads or writes any memory
-// of theirs any more.
+// Close ends the Peer. The channels end when no transfer reads or writes their memory.
 func (p *Peer) Close() { p.fail(errClosed, true) }
 
-// End is Close for a reason that the channels, and the other side, hear.
+// End is Close with a cause for the channels and the peer.
 func (p *Peer) End(why error) { p.fail(why, true) }
 
-// fail ends the Peer, from any goroutine: all connections are closed, and when nothing of
-// them moves data any more so are the channels. The other side is told why where it is to
-// hear more of it than that the connections end; the channels do not wait for that, which
-// takes its time where the other side is dead.
+// fail ends the Peer, from any goroutine. fail closes the connections; when they move no more data,
+// the channels end. With tell, the peer gets the cause. The channels do not wait for that message,
+// which takes long if the peer is dead.
 func (p *Peer) fail(why error, tell bool) {
 	p.once.Do(func() {
 		p.why = why
 		if tell {
-			p.parted = appendFrame(nil, 0, frameGoodbye, wire.Encode(wire.NewFailure(why), 0))
+			p.farewellFrame = appendFrame(nil, 0, frameGoodbye, wire.Encode(wire.NewFailure(why), 0))
 		}
 		close(p.dying)
 		p.config.pulse.remove(p)
-		// Whoever sets a deadline looks whether it is dying after that, so that none
-		// outlasts these.
+		// Every goroutine that sets a deadline checks for the end afterwards, so that these
+		// deadlines are the last.
 		_ = p.control.SetDeadline(time.Now().Add(p.farewell()))
 		for _, c := range p.data {
 			c.Close()
@@ -288,24 +288,24 @@ func (p *Peer) fail(why error, tell bool) {
 	})
 }
 
-// farewell is how long the other side has to hear why.
+// farewell is the time in which the peer may read the cause.
 func (p *Peer) farewell() time.Duration {
-	if p.parted == nil {
+	if p.farewellFrame == nil {
 		return 0
 	}
 	return min(p.config.Heartbeat, time.Second)
 }
 
-// failed is the end of a connection that could not be read or written. Where it was a data
-// stream's, the other side hears which by the control stream.
+// failed handles a failed read or write of a connection. For a data stream, the control stream
+// carries the cause to the peer.
 func (p *Peer) failed(c net.Conn, doing string, err error) {
 	var status *wire.Error
 	said := errors.As(err, &status)
 	broken := errors.Is(err, unix.EPIPE)
 	ended := broken || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET)
 	if ended && (c != p.control || broken) {
-		// Where the other side ends by itself it tells why, on another connection; and of a
-		// broken one somebody else has met the cause.
+		// A peer that ends sends the cause on another connection; for a broken connection another
+		// goroutine has the cause.
 		select {
 		case <-p.dying:
 		case <-time.After(p.config.Heartbeat):
@@ -316,14 +316,14 @@ func (p *Peer) failed(c net.Conn, doing string, err error) {
 	}
 	switch {
 	case said:
-		// What it sent makes no sense.
+		// The peer has sent an invalid message.
 		p.fail(wire.Errorf(status.Status, "%w", &PeerError{Peer: p.config.Name, Cause: status}), true)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name,
 			Event: "closed its connection", Route: p.config.Route(c)}), c != p.control)
 	default:
 		p.fail(wire.Errorf(wire.StatusPeerRelayDied, "%w", &PeerError{Peer: p.config.Name,
-			Event: "cannot be reached any more: " + doing, Route: p.config.Route(c), Cause: err}), c != p.control)
+			Event: "is unreachable: " + doing, Route: p.config.Route(c), Cause: err}), c != p.control)
 	}
 }
 
@@ -334,8 +334,7 @@ func (p *Peer) silent(c net.Conn, limit time.Duration, cause error) {
 
 func route(c net.Conn) string { return fmt.Sprintf("%v to %v", c.LocalAddr(), c.RemoteAddr()) }
 
-// perish ends the Peer on the loop, after all that came before: what carries its data
-// first.
+// perish ends the Peer on the loop, after earlier frames: first the extension.
 func (p *Peer) perish() {
 	if p.extension != nil {
 		p.extension.Down(p.why, p.bury)
@@ -344,7 +343,7 @@ func (p *Peer) perish() {
 	p.bury()
 }
 
-// bury tells the channels.
+// bury ends the channels.
 func (p *Peer) bury() {
 	p.loop.Remove(p)
 	p.dead = p.why
@@ -354,7 +353,7 @@ func (p *Peer) bury() {
 		w.done(p.dead)
 	}
 	for _, c := range p.channels {
-		_ = c.endArrivals(true) // of a dead Peer it refuses nothing
+		_ = c.endArrivals(true) // without an error for a dead Peer
 	}
 	for _, c := range p.channels {
 		c.end(p.dead)
@@ -385,7 +384,7 @@ func (p *Peer) pollSent() bool {
 	p.intake.active = p.loop.Now()
 	data, frames := p.sent, p.frames
 	p.sent, p.frames = p.sent[:0], 0
-	p.utter(data, frames)
+	p.sendFrames(data, frames)
 	return true
 }
 
@@ -399,20 +398,20 @@ func (p *Peer) Arm() bool {
 	return len(p.sent) > 0
 }
 
-// Disarm has nothing to undo.
+// Disarm has nothing to reverse.
 func (p *Peer) Disarm() {}
 
-// ackDelay is how long a frame of sayLater waits for another one: to send takes longer than most copies
-// of few bytes, whose end the loop would not see meanwhile.
+// ackDelay is how long a frame of sendLater waits for another frame: a send takes longer than most
+// copies of few bytes, and the loop would not see the end of a copy meanwhile.
 const ackDelay = 20 * time.Microsecond
 
 func (p *Peer) sendFrame(channel, kind uint32, payload ...[]byte) {
 	p.urgent = true
-	p.sayLater(channel, kind, payload...)
+	p.sendLater(channel, kind, payload...)
 }
 
-// sayLater sends a frame together with the next one, or after ackDelay.
-func (p *Peer) sayLater(channel, kind uint32, payload ...[]byte) {
+// sendLater sends a frame together with the next frame, or after ackDelay.
+func (p *Peer) sendLater(channel, kind uint32, payload ...[]byte) {
 	if p.dead != nil {
 		return
 	}

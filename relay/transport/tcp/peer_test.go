@@ -16,8 +16,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// What is written under grants arrives, each byte and each immediate once, and the
-// source is given back when the bytes are there.
+// TestWritesUnderGrantsArrive demands that each byte and each immediate of a granted write arrives
+// once, and that the source is free when the bytes have arrived.
 func TestWritesUnderGrantsArrive(t *testing.T) {
 	for name, of := range networks {
 		for _, streams := range []int{1, 3} {
@@ -33,7 +33,8 @@ func TestWritesUnderGrantsArrive(t *testing.T) {
 				type arrival struct{ immediate, length uint64 }
 				arrived := make(chan arrival, slots)
 				ready := make(chan *Arrivals, 1)
-				a, b := pair(t, of, streams, piece, Config{Eager: -1 + 4096*(streams%2)}, func(c *Channel, _ wire.Message, _ uint32) {
+				a, b := pair(t, of, streams, piece, Config{Eager: -1 + 4096*(streams%2)}, func(c *Channel, _ wire.Message,
+					_ uint32) {
 					in := c.Receive(func(immediate, length uint64) { arrived <- arrival{immediate, length} }, func() {})
 					in.add(7, memory)
 					ready <- in
@@ -59,13 +60,15 @@ func TestWritesUnderGrantsArrive(t *testing.T) {
 					done := make(chan error, slots)
 					a.loop.Call(func() {
 						for i, n := range lengths {
-							c.Link().Write(transport.Target{Region: 7, Offset: uint64(i * slot)}, hostPlace(source, i*slot), uint64(n), immediate+uint64(i), func(err error) {
-								// Over TCP the race detector does not see what comes after what.
-								if name == "pipes" && !bytes.Equal(memory[i*slot:][:n], source[i*slot:][:n]) {
-									err = errors.Join(err, fmt.Errorf("write %d is done before its bytes are there", i))
-								}
-								done <- err
-							})
+							c.Link().Write(transport.Target{Region: 7, Offset: uint64(i * slot)}, hostPlace(source, i*slot), uint64(n),
+								immediate+uint64(i), func(err error) {
+									// Over TCP the race detector does not see the order of
+									// accesses.
+									if name == "pipes" && !bytes.Equal(memory[i*slot:][:n], source[i*slot:][:n]) {
+										err = errors.Join(err, fmt.Errorf("write %d is done before its bytes are there", i))
+									}
+									done <- err
+								})
 						}
 					})
 					for range lengths {
@@ -90,7 +93,7 @@ func TestWritesUnderGrantsArrive(t *testing.T) {
 	}
 }
 
-// A grant can be filled by several writes, one after the other.
+// TestGrantTakesSeveralWrites demands that several successive writes can fill a grant.
 func TestGrantTakesSeveralWrites(t *testing.T) {
 	memory := make([]byte, 100<<10)
 	source := bytes.Repeat([]byte("lane"), 25<<10)
@@ -112,7 +115,8 @@ func TestGrantTakesSeveralWrites(t *testing.T) {
 	for _, n := range []int{30 << 10, 3, 70<<10 - 3} {
 		done := make(chan error, 1)
 		a.loop.Call(func() {
-			c.Link().Write(transport.Target{Region: 1, Offset: uint64(at)}, hostPlace(source, at), uint64(n), 9, func(err error) { done <- err })
+			c.Link().Write(transport.Target{Region: 1, Offset: uint64(at)}, hostPlace(source, at), uint64(n), 9,
+				func(err error) { done <- err })
 		})
 		if err := receive(t, done, "a write's end"); err != nil {
 			t.Fatal(err)
@@ -127,8 +131,8 @@ func TestGrantTakesSeveralWrites(t *testing.T) {
 	}
 }
 
-// A write that goes with the messages is no longer than a piece: the other side takes
-// none that is.
+// TestEagerWritesArePieces demands that a write with the messages is at most as long as a piece,
+// the longest that the peer accepts.
 func TestEagerWritesArePieces(t *testing.T) {
 	memory, source := make([]byte, 10<<10), bytes.Repeat([]byte("lane"), 10<<8)
 	ready := make(chan struct{})
@@ -144,7 +148,8 @@ func TestEagerWritesArePieces(t *testing.T) {
 	c := a.open(&wire.Done{}, ignore, func(error) {})
 	receive(t, ready, "the grant")
 	a.loop.Call(func() {
-		c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), uint64(len(source)), 1, func(err error) { done <- err })
+		c.Link().Write(transport.Target{Region: 1}, hostPlace(source, 0), uint64(len(source)), 1,
+			func(err error) { done <- err })
 	})
 	if err := receive(t, done, "the write's end"); err != nil {
 		t.Error(err)
@@ -154,14 +159,15 @@ func TestEagerWritesArePieces(t *testing.T) {
 	}
 }
 
-// Each channel has its messages in their order, and hears of the other side's end.
+// TestChannelsKeepSeparateOrder demands that each channel gets its messages in order, and then the
+// end of the peer.
 func TestChannelsKeepSeparateOrder(t *testing.T) {
 	for name, of := range networks {
 		t.Run(name, func(t *testing.T) {
 			noGoroutines(t)
 			const channels, messages = 100, 30
 			finished := make(chan error, 2*channels)
-			// count expects the numbers from 0 on.
+			// count returns a handler that expects the numbers from 0 on.
 			count := func(number uint64) (func(wire.Message, uint32, []int), func(error)) {
 				next := uint64(0)
 				return func(m wire.Message, sequence uint32, _ []int) {
@@ -223,7 +229,8 @@ func TestChannelsKeepSeparateOrder(t *testing.T) {
 	}
 }
 
-// What one turn of the loop has to say goes out in one write.
+// TestMessagesOfIterationAreOneWrite demands that the messages of one iteration of the loop share a
+// write.
 func TestMessagesOfIterationAreOneWrite(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		got := make(chan uint64, 1000)
@@ -231,7 +238,8 @@ func TestMessagesOfIterationAreOneWrite(t *testing.T) {
 		wire1 := &counted{Conn: dialed.control}
 		dialed.control = wire1
 		a := newSide(t, dialed, Config{Alone: alone, Heartbeat: time.Hour, Dead: 2 * time.Hour})
-		newSide(t, accepted, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour, Accept: func(c *Channel, _ wire.Message, _ uint32) {
+		newSide(t, accepted, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour, Accept: func(c *Channel, _ wire.Message,
+			_ uint32) {
 			c.Handle(func(m wire.Message, _ uint32, _ []int) { got <- m.(*wire.PeerWritten).Grant }, func(error) {})
 		}})
 		const connections, each = 10, 8
@@ -264,12 +272,14 @@ func TestMessagesOfIterationAreOneWrite(t *testing.T) {
 		writes := wire1.writes
 		wire1.mu.Unlock()
 		if f := a.peer.Figures(); f.Messages != messages || f.Batches != want || uint64(writes) != want {
-			t.Errorf("alone %v: %d messages in %d writes (%d of the connection), want %d in %d", alone, f.Messages, f.Batches, writes, messages, want)
+			t.Errorf("alone %v: %d messages in %d writes (%d of the connection), want %d in %d", alone, f.Messages, f.Batches,
+				writes, messages, want)
 		}
 	}
 }
 
-// Whoever reads nothing ends the Peer before it keeps more than it may.
+// TestUnreadMessagesAboveLimitEndPeer demands that a peer that reads nothing ends the Peer at the
+// limit of waiting bytes.
 func TestUnreadMessagesAboveLimitEndPeer(t *testing.T) {
 	noGoroutines(t)
 	const most = 64 << 10
@@ -288,12 +298,14 @@ func TestUnreadMessagesAboveLimitEndPeer(t *testing.T) {
 	if held > 3*most {
 		t.Errorf("%d bytes were held, where %d may wait", held, most)
 	}
-	if err := receive(t, ended, "the channel's end"); !errors.Is(err, errUnread) || wire.StatusOf(err) != wire.StatusPeerRelayDied {
+	if err := receive(t, ended, "the channel's end"); !errors.Is(err, errUnread) ||
+		wire.StatusOf(err) != wire.StatusPeerRelayDied {
 		t.Error(err)
 	}
 }
 
-// While the loop is not done with what came, no more is read.
+// TestBusyLoopReadsNoMore demands that a Peer reads nothing more until the loop has handled the
+// received frames.
 func TestBusyLoopReadsNoMore(t *testing.T) {
 	dialed, accepted := greeted(t, pipes, 1, 0)
 	in := &counted{Conn: accepted.control}
@@ -318,7 +330,7 @@ func TestBusyLoopReadsNoMore(t *testing.T) {
 		a.loop.Do(func() { c.Send(&wire.Failure{}, 0) })
 	}
 	receive(t, entered, "the first message")
-	a.loop.Call(func() {}) // all is sent
+	a.loop.Call(func() {}) // the messages are sent
 	read, still := -1, 0
 	testutil.Until(t, "the reading to stand still", func() bool {
 		in.mu.Lock()
@@ -337,12 +349,13 @@ func TestBusyLoopReadsNoMore(t *testing.T) {
 	}
 }
 
-// Who says nothing, or takes nothing, is dead after its time, and what it was is said.
+// TestSilentPeerIsClosedWithReason demands that a peer that sends nothing, or accepts nothing, is
+// dead at the limit, with the cause.
 func TestSilentPeerIsClosedWithReason(t *testing.T) {
 	source := make([]byte, 64<<10)
-	config := Config{Name: "node7 (10.1.0.7 over eth2)", Heartbeat: 20 * time.Millisecond, Dead: 300 * time.Millisecond, Waiting: 1 << 30}
-	// Of the deadlines only the one that is looked for runs: on a slow host another could
-	// be the first.
+	config := Config{Name: "node7 (10.1.0.7 over eth2)", Heartbeat: 20 * time.Millisecond, Dead: 300 * time.Millisecond,
+		Waiting: 1 << 30}
+	// Only the deadline under test runs: on a slow host another deadline could pass first.
 	cases := map[string]struct {
 		play          func(e *side, r *raw)
 		want          error
@@ -360,7 +373,7 @@ func TestSilentPeerIsClosedWithReason(t *testing.T) {
 			c := e.open(&wire.Done{}, ignore, func(error) {})
 			e.loop.Call(func() {
 				c.Link().Write(transport.Target{}, hostPlace(source, 0), 64<<10, 1, func(error) {})
-				e.peer.underWay.Store(-1) // nor is an acknowledgement waited for
+				e.peer.underWay.Store(-1) // no wait for an acknowledgement either
 			})
 		}, errTookNothing, patient{}, patient{writes: true}},
 		"acknowledges nothing": {func(e *side, r *raw) {
@@ -405,7 +418,7 @@ func TestSilentPeerIsClosedWithReason(t *testing.T) {
 	}
 }
 
-// granting has the Peer accept a channel and grant all of a memory there, as number 1.
+// granting makes the Peer accept a channel and grant a memory there, as number 1.
 func (e *side) granting(r *raw, channel uint32, memory []byte) (arrived chan uint64, ended chan struct{}) {
 	e.tb.Helper()
 	arrived, ended = make(chan uint64, 100), make(chan struct{})
@@ -427,8 +440,8 @@ func (e *side) granting(r *raw, channel uint32, memory []byte) (arrived chan uin
 	return arrived, ended
 }
 
-// Whatever comes is a new beginning of the time after which the other side is dead, and
-// a Peer with nothing to say says that it lives.
+// TestHeartbeatsKeepIdlePeerAlive demands that any received byte restarts the time to the peer's
+// death, and that an idle Peer sends heartbeats.
 func TestHeartbeatsKeepIdlePeerAlive(t *testing.T) {
 	ours, theirs := net.Pipe()
 	c := &counted{Conn: theirs}
@@ -454,13 +467,13 @@ func TestHeartbeatsKeepIdlePeerAlive(t *testing.T) {
 	}
 }
 
-// The end of either side, at whatever moment, ends each channel and each write once,
-// with a reason that says who, where and why.
+// TestPeerEndEndsEachChannelOnce demands that the end of either side, at any moment, ends each
+// channel and each write once, with the peer, the place and the cause.
 func TestPeerEndEndsEachChannelOnce(t *testing.T) {
 	ends := map[string]struct {
 		end       func(a, b *side)
 		want      error         // nil for a failed connection
-		heartbeat time.Duration // for as long a stream's end may come before the reason
+		heartbeat time.Duration // the end of a stream may precede the reason by as much
 	}{
 		"here":             {func(a, _ *side) { a.peer.Close() }, errClosed, time.Minute},
 		"there":            {func(_, b *side) { b.peer.Close() }, &wire.Error{Status: wire.StatusPeerClosed}, time.Minute},
@@ -505,7 +518,8 @@ func TestPeerEndEndsEachChannelOnce(t *testing.T) {
 				if _, err := a.peer.Open(&wire.Done{}, 0, ignore, func(error) {}); err != why {
 					t.Errorf("opening a channel of a dead peer: %v", err)
 				}
-				(&Channel{peer: a.peer}).Link().Write(transport.Target{}, hostPlace(source, 0), 1, 1, func(err error) { done <- err })
+				(&Channel{peer: a.peer}).Link().Write(transport.Target{}, hostPlace(source, 0), 1, 1,
+					func(err error) { done <- err })
 			})
 			if err := receive(t, done, "a write to a dead peer"); err != why {
 				t.Error(err)
@@ -523,8 +537,9 @@ func reset(c net.Conn) {
 	c.Close()
 }
 
-// The source of a write is given back, also of a Peer that is dead, only when nothing
-// reads it any more; nor does the other side's word suffice for that.
+// TestWriteSourceIsReleasedAfterLastRead demands that the source of a write is free only when no
+// goroutine reads it, also after the death of the Peer; an acknowledgement of the peer is not
+// sufficient.
 func TestWriteSourceIsReleasedAfterLastRead(t *testing.T) {
 	for _, dies := range []bool{true, false} {
 		noGoroutines(t)
@@ -532,7 +547,8 @@ func TestWriteSourceIsReleasedAfterLastRead(t *testing.T) {
 		control, controls := net.Pipe()
 		stuck := &counted{Conn: theirs, hold: make(chan struct{}), held: make(chan struct{}, 10)}
 		r := (&raw{tb: t, control: control, data: []net.Conn{ours}, frames: make(chan frame, 100)}).listens()
-		e := newSide(t, &Streams{control: controls, data: []net.Conn{stuck}, piece: rawPiece, ours: rawPiece}, Config{Eager: -1, Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
+		e := newSide(t, &Streams{control: controls, data: []net.Conn{stuck}, piece: rawPiece, ours: rawPiece},
+			Config{Eager: -1, Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
 		c := e.open(&wire.Done{}, ignore, func(error) {})
 		done := make(chan error, 1)
 		e.loop.Call(func() {
@@ -572,7 +588,8 @@ func TestWriteSourceIsReleasedAfterLastRead(t *testing.T) {
 	}
 }
 
-// Granted memory is given back only when nothing writes it any more.
+// TestGrantedMemoryIsReleasedAfterLastWrite demands that granted memory is free only when no
+// goroutine writes it.
 func TestGrantedMemoryIsReleasedAfterLastWrite(t *testing.T) {
 	noGoroutines(t)
 	ours, theirs := net.Pipe()
@@ -580,7 +597,8 @@ func TestGrantedMemoryIsReleasedAfterLastWrite(t *testing.T) {
 	stuck := &counted{Conn: theirs, holdRead: make(chan struct{}), held: make(chan struct{}, 10)}
 	r := (&raw{tb: t, control: control, data: []net.Conn{ours}, frames: make(chan frame, 100)}).listens()
 	defer r.close()
-	e := newSide(t, &Streams{control: controls, data: []net.Conn{stuck}, piece: rawPiece, ours: rawPiece}, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
+	e := newSide(t, &Streams{control: controls, data: []net.Conn{stuck}, piece: rawPiece, ours: rawPiece},
+		Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
 	memory := make([]byte, rawPiece)
 	_, ended := e.granting(r, 3, memory)
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: rawPiece, bytes: rawPiece}
@@ -605,8 +623,8 @@ func TestGrantedMemoryIsReleasedAfterLastWrite(t *testing.T) {
 	}
 }
 
-// Whoever leaves a channel within a write: all of it lands, the channel ends, and the
-// Peer goes on.
+// TestChannelLeftWithinWriteLandsAll demands that a write arrives although a side closes the
+// channel within the write; the channel ends, and the Peer continues.
 func TestChannelLeftWithinWriteLandsAll(t *testing.T) {
 	for name, leaves := range map[string]func(sender, receiver *Channel){
 		"the receiver": func(_, receiver *Channel) { receiver.peer.loop.Call(receiver.Leave) },
@@ -623,7 +641,7 @@ func TestChannelLeftWithinWriteLandsAll(t *testing.T) {
 			config := Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour}
 			a := newSide(t, dialed, config)
 			config.Accept = func(c *Channel, _ wire.Message, _ uint32) {
-				if c.number == 3 { // the first
+				if c.number == 3 { // the first channel
 					in := c.Receive(func(uint64, uint64) {}, func() { close(ended) })
 					in.add(1, memory)
 					if err := in.Grant(1, 1, 0, length); err != nil {
@@ -648,7 +666,7 @@ func TestChannelLeftWithinWriteLandsAll(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			// What is said now comes after whatever was said of the leaving.
+			// This message follows the messages about the close.
 			a.open(&wire.Done{}, ignore, func(error) {})
 			receive(t, opened, "a channel after it")
 			select {
@@ -677,12 +695,14 @@ func TestChannelLeftWithinWriteLandsAll(t *testing.T) {
 	}
 }
 
-// A message that is sent later goes out in one write with the next message, and alone if there is none.
+// TestSendLaterJoinsNextMessage demands that a message of SendLater shares a write with the next
+// message, or is sent alone without one.
 func TestSendLaterJoinsNextMessage(t *testing.T) {
 	got := make(chan uint64, 10)
 	dialed, accepted := greeted(t, loopback, 1, 0)
 	a := newSide(t, dialed, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})
-	newSide(t, accepted, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour, Accept: func(c *Channel, _ wire.Message, _ uint32) {
+	newSide(t, accepted, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour, Accept: func(c *Channel, _ wire.Message,
+		_ uint32) {
 		c.Handle(func(m wire.Message, _ uint32, _ []int) { got <- m.(*wire.PeerWritten).Grant }, func(error) {})
 	}})
 	c := a.open(&wire.Done{}, ignore, func(error) {})

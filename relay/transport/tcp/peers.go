@@ -9,45 +9,45 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Key is what has one Peer: the other relay, by what it is authenticated as, and the
-// addresses of the NICs at both ends.
+// Key identifies a Peer: the authenticated name of the other relay, and the addresses of the NICs
+// on both sides.
 type Key struct{ Relay, Local, Remote string }
 
-// Peers are all that a relay has: the clients of its container share them. Its methods
-// may be called from any goroutine but the loop's.
+// Peers has every Peer of a relay; the clients of the container share them. Any goroutine but the
+// loop's may call the methods.
 type Peers struct {
 	loop   *poll.Loop
 	config func(Key) Config
 
 	mu     sync.Mutex
 	known  map[Key]*reaching
-	all    map[*Peer]bool           // that live
+	all    map[*Peer]bool           // live Peers
 	pulses map[time.Duration]*pulse // by interval
-	// superseded are Peers that are kept for their channels.
+	// superseded has Peers that live on for their channels.
 	superseded map[Key]*Peer
 	ended      bool
-	users      sync.WaitGroup // Peers that something uses the connections of
+	users      sync.WaitGroup // counts Peers whose connections are in use
 }
 
-// reaching is a Peer, or that somebody dials it.
+// reaching is a Peer, or a running dial.
 type reaching struct {
-	tried    chan struct{} // closed when there is one, or the error
-	peer     *Peer         // of Peers' lock until then
+	tried    chan struct{} // closed when peer or err is set
+	peer     *Peer         // under the lock of Peers until then
 	err      error
-	gaveItUp bool // who dialed, and might have come through
+	gaveItUp bool // the dialer's context ended, so that another dial may succeed
 }
 
-// NewPeers makes none yet. config gives what a Peer is made with.
+// NewPeers returns an empty Peers. config returns the configuration of a Peer.
 func NewPeers(loop *poll.Loop, config func(Key) Config) *Peers {
-	return &Peers{loop: loop, config: config, known: map[Key]*reaching{}, all: map[*Peer]bool{}, pulses: map[time.Duration]*pulse{}, superseded: map[Key]*Peer{}}
+	return &Peers{loop: loop, config: config, known: map[Key]*reaching{}, all: map[*Peer]bool{},
+		pulses: map[time.Duration]*pulse{}, superseded: map[Key]*Peer{}}
 }
 
 var errEnding = wire.Errorf(wire.StatusRelayDied, "the relay of this container is ending")
 
-// Reach gives the Peer of a key: the one that lives, or one that dial makes the
-// connections of. Whoever comes meanwhile waits for the same; where it fails so does
-// everybody who waits, and who comes next dials again. Where the dialer's ctx ended, another
-// who waits dials.
+// Reach returns the live Peer of a key, or a new Peer whose connections dial opens. Concurrent
+// calls wait for the same dial and share its error; a later call dials again. If the dialer's
+// context ends, another waiting call dials.
 func (p *Peers) Reach(ctx context.Context, key Key, dial func(context.Context) (*Streams, error)) (*Peer, error) {
 	for {
 		r, mine, err := p.find(key)
@@ -68,14 +68,14 @@ func (p *Peers) Reach(ctx context.Context, key Key, dial func(context.Context) (
 	}
 }
 
-// find gives what there is of a key, or what is the caller's to dial.
+// find returns the entry of a key. mine is true for a new entry, which the caller dials.
 func (p *Peers) find(key Key) (r *reaching, mine bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended {
 		return nil, false, errEnding
 	}
-	// One that dies is there until nothing uses its connections any more.
+	// A dying Peer stays until its connections are unused.
 	if r := p.known[key]; r != nil && (r.peer == nil || !r.peer.isDying()) {
 		return r, false, nil
 	}
@@ -84,7 +84,8 @@ func (p *Peers) find(key Key) (r *reaching, mine bool, err error) {
 	return r, true, nil
 }
 
-func (p *Peers) dial(ctx context.Context, key Key, r *reaching, dial func(context.Context) (*Streams, error)) (*Peer, error) {
+func (p *Peers) dial(ctx context.Context, key Key, r *reaching,
+	dial func(context.Context) (*Streams, error)) (*Peer, error) {
 	s, err := dial(ctx)
 	if err == nil {
 		_, err = p.make(key, s, r)
@@ -97,8 +98,8 @@ func (p *Peers) dial(ctx context.Context, key Key, r *reaching, dial func(contex
 	return r.peer, r.err
 }
 
-// Accepted makes a Peer of connections that the other side dialed. Channels from here
-// go over it as well, where none is known yet.
+// Accepted creates a Peer of connections that the other side dialed. Channels of this side use the
+// Peer too, unless the key has a Peer.
 func (p *Peers) Accepted(key Key, s *Streams) (*Peer, error) {
 	r := &reaching{tried: make(chan struct{})}
 	peer, err := p.make(key, s, r)
@@ -129,7 +130,7 @@ func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
 			down(err)
 		}
 	}
-	// On the loop, so that its end comes after it is known.
+	// On the loop, so that the Peer is known before its end.
 	var ended bool
 	if !p.loop.Call(func() {
 		p.mu.Lock()
@@ -147,15 +148,15 @@ func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
 	return r.peer, nil
 }
 
-// Supersede has the next Reach of a key dial although a Peer lives, which its channels keep. It reports
-// false if another Peer of the key is kept so already.
+// Supersede makes the next Reach of a key dial although a Peer lives; the channels of that Peer
+// keep it. The result is false if the key has another superseded Peer.
 func (p *Peers) Supersede(key Key, peer *Peer) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.known[key]
 	switch {
 	case r == nil || r.peer != peer:
-		return true // somebody else has
+		return true // another call has superseded the Peer
 	case p.superseded[key] != nil:
 		return false
 	}
@@ -164,7 +165,7 @@ func (p *Peers) Supersede(key Key, peer *Peer) bool {
 	return true
 }
 
-// pulse returns the pulse of an interval. The lock is held.
+// pulse returns the pulse of an interval. The caller holds the lock.
 func (p *Peers) pulse(interval time.Duration) *pulse {
 	if p.pulses[interval] == nil {
 		p.pulses[interval] = newPulse(interval)
@@ -180,7 +181,7 @@ func (p *Peers) forget(key Key, r *reaching) {
 	}
 }
 
-// Each calls f with every Peer that lives. It may be called on the loop.
+// Each calls f with every live Peer. The loop may call Each.
 func (p *Peers) Each(f func(*Peer)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,11 +190,10 @@ func (p *Peers) Each(f func(*Peer)) {
 	}
 }
 
-// Wait returns, after Close, when nothing of any Peer reads or writes memory any more,
-// whether the loop runs or not.
+// Wait returns, after Close, when no Peer reads or writes memory, with or without a running loop.
 func (p *Peers) Wait() { p.users.Wait() }
 
-// Close ends all Peers, and lets none be made any more.
+// Close ends every Peer and prevents new Peers.
 func (p *Peers) Close() {
 	p.mu.Lock()
 	p.ended = true

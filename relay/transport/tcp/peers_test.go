@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// All clients of a relay share one Peer for each other relay and pair of NICs; one that
-// could not be reached, or has died, is dialed again.
+// TestRelayPairSharesOnePeer demands that the clients of a relay share one Peer for each peer relay
+// and pair of NICs. A Peer that was unreachable or has died is dialed again.
 func TestRelayPairSharesOnePeer(t *testing.T) {
 	noGoroutines(t)
 	loop, err := poll.New()
@@ -42,7 +42,8 @@ func TestRelayPairSharesOnePeer(t *testing.T) {
 	}()
 	refuses := errors.New("no route to host")
 	key := Key{"node7", "10.0.0.1", "10.0.0.7"}
-	if _, err := peers.Reach(t.Context(), key, func(context.Context) (*Streams, error) { return nil, refuses }); err != refuses {
+	if _, err := peers.Reach(t.Context(), key, func(context.Context) (*Streams, error) { return nil, refuses }); err !=
+		refuses {
 		t.Error(err)
 	}
 	reach := func(k Key) *Peer {
@@ -98,7 +99,7 @@ func TestRelayPairSharesOnePeer(t *testing.T) {
 	}
 }
 
-// newPeers are some on a loop of their own, and what they dial.
+// newPeers returns Peers on their own loop, and a dial function.
 func newPeers(t *testing.T) (peers *Peers, dial func(context.Context) (*Streams, error)) {
 	t.Helper()
 	loop, err := poll.New()
@@ -131,8 +132,8 @@ func newPeers(t *testing.T) (peers *Peers, dial func(context.Context) (*Streams,
 	}
 }
 
-// Who comes while a Peer dies, which takes as long as something uses its connections,
-// gets another.
+// TestEndingPeerIsNotReused demands another Peer for a call during the end of a Peer, which lasts
+// as long as its connections are in use.
 func TestEndingPeerIsNotReused(t *testing.T) {
 	peers, dial := newPeers(t)
 	key := Key{Relay: "node7"}
@@ -140,7 +141,7 @@ func TestEndingPeerIsNotReused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first.users.Add(1) // something uses them
+	first.users.Add(1) // a user of the connections
 	first.Close()
 	second, err := peers.Reach(t.Context(), key, dial)
 	if err != nil || second == first {
@@ -152,7 +153,7 @@ func TestEndingPeerIsNotReused(t *testing.T) {
 	}
 }
 
-// asked is a context that tells when somebody waits for its end.
+// asked is a context that reports the first wait for its end.
 type asked struct {
 	context.Context
 	once sync.Once
@@ -164,7 +165,8 @@ func (a *asked) Done() <-chan struct{} {
 	return a.Context.Done()
 }
 
-// One client that gives up does not take those with it who wait for its dialing.
+// TestCanceledDialLeavesOtherWaiters demands that a canceled dial does not fail the calls that wait
+// for the dial.
 func TestCanceledDialLeavesOtherWaiters(t *testing.T) {
 	peers, dial := newPeers(t)
 	key := Key{Relay: "node7"}

@@ -14,8 +14,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// The channels hear within Dead that the other side is dead: no wait begins so late that
-// it ends after that, nor is any so short that heartbeats which come late are none.
+// TestPeerDeathIsReportedWithinLimit demands that the channels learn of the peer's death within
+// Dead: no wait begins so late that the wait ends after Dead, and no wait is so short that late
+// heartbeats count as missing.
 func TestPeerDeathIsReportedWithinLimit(t *testing.T) {
 	cases := map[string]struct {
 		config  Config
@@ -30,17 +31,19 @@ func TestPeerDeathIsReportedWithinLimit(t *testing.T) {
 			if got := config.silence(); got != c.silence {
 				t.Errorf("silence of %v is death, want %v", got, c.silence)
 			}
-			// A packet that is lost is sent again after 0.2 s (TCP_RTO_MIN of Linux), 0.6 s, 1.4 s
-			// and 3 s, and the kernel counts from the first of these.
-			if again := 200 * time.Millisecond; config.silence()+again >= config.Dead || config.silence() < 3*config.Heartbeat+again {
-				t.Errorf("of %v to a death %v are silence, with a heartbeat each %v", config.Dead, config.silence(), config.Heartbeat)
+			// A lost packet is sent again after 0.2 s (TCP_RTO_MIN of Linux), 0.6 s, 1.4 s and 3 s,
+			// and the kernel counts from the first retransmission.
+			if again := 200 * time.Millisecond; config.silence()+again >= config.Dead ||
+				config.silence() < 3*config.Heartbeat+again {
+				t.Errorf("of %v to a death %v are silence, with a heartbeat each %v", config.Dead, config.silence(),
+					config.Heartbeat)
 			}
 		})
 	}
 }
 
-// deadlines is a connection that keeps how far ahead its deadlines were, but for those
-// that a Peer sets when it has ended.
+// deadlines is a connection that records the length of its deadlines, except deadlines of an ended
+// Peer.
 type deadlines struct {
 	net.Conn
 	ahead chan time.Duration
@@ -64,7 +67,8 @@ func (c *deadlines) SetWriteDeadline(at time.Time) error {
 
 func (c *deadlines) NetConn() net.Conn { return c.Conn }
 
-// Each wait for the other side is as long as silence may be, the kernel's too.
+// TestWaitsForPeerEqualSilenceLimit demands that each wait for the peer lasts as long as the
+// silence, including the kernel's wait.
 func TestWaitsForPeerEqualSilenceLimit(t *testing.T) {
 	ahead := make(chan time.Duration, 10_000)
 	dialed, accepted := greeted(t, loopback, 1, 64<<10)
@@ -84,7 +88,9 @@ func TestWaitsForPeerEqualSilenceLimit(t *testing.T) {
 		ready, done := make(chan struct{}), make(chan error, 1)
 		c := from.open(&wire.Done{}, func(wire.Message, uint32, []int) { close(ready) }, func(error) {})
 		receive(t, ready, "the grant")
-		from.loop.Call(func() { c.write(transport.Target{Region: 1}, make([]byte, 64<<10), 1, func(err error) { done <- err }) })
+		from.loop.Call(func() {
+			c.write(transport.Target{Region: 1}, make([]byte, 64<<10), 1, func(err error) { done <- err })
+		})
 		if err := receive(t, done, "the write's end"); err != nil {
 			t.Error(err)
 		}
@@ -106,7 +112,9 @@ func TestWaitsForPeerEqualSilenceLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		var kernels int
-		if failed := raw.Control(func(fd uintptr) { kernels, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) }); failed != nil || err != nil {
+		if failed := raw.Control(func(fd uintptr) {
+			kernels, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
+		}); failed != nil || err != nil {
 			t.Fatal(failed, err)
 		}
 		if got := time.Duration(kernels) * time.Millisecond; got != silence {
@@ -115,15 +123,16 @@ func TestWaitsForPeerEqualSilenceLimit(t *testing.T) {
 	}
 }
 
-// timeless is a connection of which no wait ends by its time.
+// timeless is a connection without deadlines.
 type timeless struct{ net.Conn }
 
 func (timeless) SetDeadline(time.Time) error      { return nil }
 func (timeless) SetReadDeadline(time.Time) error  { return nil }
 func (timeless) SetWriteDeadline(time.Time) error { return nil }
 
-// Of a death the channels hear at once. What the other side is told of it takes longer,
-// where it takes nothing any more, and does not keep them waiting; it is told all the same.
+// TestChannelsEndBeforeFarewellIsSent demands that the channels learn of a death at once. The
+// farewell takes longer if the peer accepts no bytes; the channels do not wait for the farewell,
+// and the Peer still sends it.
 func TestChannelsEndBeforeFarewellIsSent(t *testing.T) {
 	noGoroutines(t)
 	e, r := against(t, 1, Config{Dead: time.Hour}, func(c net.Conn) net.Conn { return timeless{c} })
@@ -150,8 +159,8 @@ type fails struct {
 
 func (c fails) Read([]byte) (int, error) { return 0, c.with }
 
-// What the kernel has given up needs no word of the other side's: that is waited for only
-// where that side has ended the connection.
+// TestConnectionAbortedByKernelEndsAtOnce demands that a Peer does not wait for a farewell of the
+// peer after an error of the kernel: the wait is only for connections that the peer has ended.
 func TestConnectionAbortedByKernelEndsAtOnce(t *testing.T) {
 	for _, with := range []error{unix.ETIMEDOUT, unix.EHOSTUNREACH, unix.ENETUNREACH} {
 		control := true
@@ -169,14 +178,14 @@ func TestConnectionAbortedByKernelEndsAtOnce(t *testing.T) {
 	}
 }
 
-// numbered is a connection that a Peer's messages name by its number.
+// numbered is a connection with a number for messages.
 type numbered struct {
 	net.Conn
 	number int
 }
 
-// Of a data stream that has ended the other side hears which it was, by the control stream:
-// all that it would see by itself is that this one ends.
+// TestEndedStreamIsNamedToOtherSide demands that the control stream names an ended data stream to
+// the peer, which would otherwise only see the end of the control stream.
 func TestEndedStreamIsNamedToOtherSide(t *testing.T) {
 	next := -1 // the control stream is 0
 	e, r := against(t, 2, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour, Route: func(c net.Conn) string {
@@ -187,7 +196,8 @@ func TestEndedStreamIsNamedToOtherSide(t *testing.T) {
 	})
 	r.listens()
 	r.data[1].Close()
-	if told := receive(t, r.frames, "a goodbye"); told.kind != frameGoodbye || !bytes.Contains(told.payload, []byte("connection 2")) {
+	if told := receive(t, r.frames, "a goodbye"); told.kind != frameGoodbye ||
+		!bytes.Contains(told.payload, []byte("connection 2")) {
 		t.Errorf("the other side is told %q by a frame of kind %d", told.payload, told.kind)
 	}
 	r.close()

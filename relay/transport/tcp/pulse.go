@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// pulse sends the heartbeats of all Peers of a relay with one timer. The heartbeats of two sets of
-// connections between two relays leave, and arrive, together: an idle relay wakes twice an interval,
+// pulse sends the heartbeats of every Peer of a relay with one timer. The heartbeats of two sets of
+// connections between two relays leave and arrive together: an idle relay wakes twice an interval,
 // however many sets it has. The zero interval is invalid.
 type pulse struct {
 	interval time.Duration
@@ -71,12 +71,12 @@ func (u *pulse) tick(ended chan struct{}) {
 	}
 }
 
-// beat looks after the other relay, and sends a heartbeat if nothing else waits. It does not block.
+// beat checks the peer, and sends a heartbeat if no frame waits. It does not block.
 func (p *Peer) beat() {
 	p.look()
 	p.watchSilence()
 	if p.turns() && !p.outbox.waits() {
-		p.utter(heartbeat, 0)
+		p.sendFrames(heartbeat, 0)
 	}
 }
 

@@ -28,8 +28,9 @@ func (c timedSocket) SetWriteDeadline(at time.Time) error {
 	return c.TCPConn.SetWriteDeadline(at)
 }
 
-// The runtime wakes the process at the old time of a deadline that each heartbeat moves. So an idle
-// Peer sets one deadline, the zero of the first wait, and sends heartbeats without one.
+// TestHeartbeatsSetNoDeadlines demands that an idle Peer sets one deadline, the zero of the first
+// wait, and sends heartbeats without deadlines: the runtime wakes the process at the old time of a
+// deadline that each heartbeat moves.
 func TestHeartbeatsSetNoDeadlines(t *testing.T) {
 	ours, theirs := loopback(t)
 	var deadlines atomic.Int64
@@ -45,19 +46,20 @@ func TestHeartbeatsSetNoDeadlines(t *testing.T) {
 		if f, _, err := nextFrame(header); err != nil || f.kind != frameBeat {
 			t.Fatalf("%+v %v", f, err)
 		}
-		// Two for each: no interval of a slow host is without one.
+		// Two for each interval, so that no interval of a slow host lacks a heartbeat.
 		if _, err := ours.Write(append(appendFrame(nil, 0, frameBeat), appendFrame(nil, 0, frameBeat)...)); err != nil {
 			t.Fatal(err)
 		}
 		beats++
 	}
-	// An interval of this process without a turn has a wait with deadlines.
+	// An interval without an iteration of this process has a wait with deadlines.
 	if n := deadlines.Load(); n >= int64(beats) {
 		t.Errorf("%d deadlines during %d heartbeats; want fewer than one a heartbeat", n, beats)
 	}
 }
 
-// On a socket a Peer that has said something is dead after the silence, counted from its last bytes.
+// TestSilentSocketEndsPeerAfterSilence demands that on a socket the silence of a Peer counts from
+// the last received bytes.
 func TestSilentSocketEndsPeerAfterSilence(t *testing.T) {
 	t.Parallel()
 	ours, theirs := loopback(t)
@@ -81,7 +83,8 @@ func TestSilentSocketEndsPeerAfterSilence(t *testing.T) {
 	}
 }
 
-// Heartbeats to two sets of connections leave together: one timer sends both.
+// TestPeersShareHeartbeatTimer demands that heartbeats to two sets of connections leave together:
+// one timer sends both.
 func TestPeersShareHeartbeatTimer(t *testing.T) {
 	peers, dial := newPeers(t)
 	var made []*Peer

@@ -17,53 +17,52 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// write is one of ours that is under way.
+// write is an outstanding write of this side.
 type write struct {
-	piece    // its number, grant and length; at is where its next piece begins
+	piece    // number, grant and length of the write; at is the offset of the next piece
 	from     []byte
 	done     func(error)
 	streamed bool // over data streams
 	settled  bool // acknowledged, on the loop
-	// pinned counts its zero-copy sends without a notification: the kernel may read from. It falls
-	// under sendQueue's lock.
+	// pinned counts the zero-copy sends without a notification: the kernel may read from. pinned
+	// decreases under sendQueue's lock.
 	pinned atomic.Int32
 
-	// Of sendQueue's lock.
-	left         uint64 // bytes that a stream has not sent yet
+	// Under sendQueue's lock.
+	left         uint64 // bytes that no stream has sent yet
 	acknowledged bool
 }
 
-// sendQueue is what the data streams' writers have to send. A writer takes a piece when it
-// has sent the last, so that a slow stream gets fewer.
+// sendQueue has the pieces for the writers of the data streams. A writer takes a piece after
+// sending the previous piece, so that a slow stream sends fewer pieces.
 //
-// To wake a goroutine takes long, and the event loop, which does not make room for it, has
-// it woken by the others, one after the other. So no more are woken than there are pieces,
-// and of those that have nothing to do some look for a while before they sleep.
+// Waking a goroutine is slow, so the loop wakes only as many writers as there are pieces, and idle
+// writers spin for a while before they sleep.
 type sendQueue struct {
 	mu     sync.Mutex
 	wake   sync.Cond
 	queue  []*write
 	pieces uint64 // in the queue
 	ended  bool
-	piece  uint64 // bytes, at most
+	piece  uint64 // maximum length of a piece, bytes
 
-	sleeping, wakeups, spinning int         // writers: those called have not noticed yet
-	maxSpinners                 int32       // of all supplies, at most
-	ready                       atomic.Bool // there are pieces, or it is the end
+	sleeping, wakeups, spinning int         // numbers of writers; a woken writer counts in wakeups until it runs
+	maxSpinners                 int32       // maximum for every queue of the process
+	ready                       atomic.Bool // pieces are available, or the queue has ended
 }
 
-// spinTime is how long a writer looks before it sleeps: longer than the pauses between two
-// messages of a busy connection.
+// spinTime is how long a writer spins before it sleeps: longer than the pauses between two messages
+// of a busy connection.
 const spinTime = 100 * time.Microsecond
 
 // spinners is the number of spinning writers of this process.
 var spinners atomic.Int32
 
-// maxSpinners is how many may: a part of the processors that this process has, and none where
-// they are few.
+// maxSpinners returns the maximum number of spinning writers: a part of the processors of this
+// process, and 0 with few processors.
 func maxSpinners() int32 { return int32(runtime.GOMAXPROCS(0) / 4) }
 
-// put is the loop's.
+// put queues a write. Only the loop calls put.
 func (s *sendQueue) put(w *write) {
 	poll.Lock(&s.mu)
 	s.queue = append(s.queue, w)
@@ -75,12 +74,12 @@ func (s *sendQueue) put(w *write) {
 		s.wakeups++
 	}
 	s.mu.Unlock()
-	for range calls { // not under the lock: it takes long
+	for range calls { // without the lock: Signal is slow
 		s.wake.Signal()
 	}
 }
 
-// end has all writers end.
+// end ends the writers.
 func (s *sendQueue) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +90,7 @@ func (s *sendQueue) end() {
 	s.wake.Broadcast()
 }
 
-// take waits for a piece, and gives none at the end.
+// take waits for a piece; nil at the end of the queue.
 func (s *sendQueue) take() (*write, piece, []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +111,7 @@ func (s *sendQueue) take() (*write, piece, []byte) {
 	return w, p, w.from[p.at:][:p.bytes]
 }
 
-// wait returns when there is a piece, or the end. The lock is held.
+// wait returns when there is a piece, or at the end. The caller holds the lock.
 func (s *sendQueue) wait() {
 	for looked := false; len(s.queue) == 0 && !s.ended; {
 		if !looked && s.maySpin() {
@@ -132,7 +131,7 @@ func (s *sendQueue) wait() {
 	}
 }
 
-// maySpin reports whether a writer is counted among the spinners.
+// maySpin counts the writer among the spinners, and reports false at the limit.
 func (s *sendQueue) maySpin() bool {
 	if s.maxSpinners == 0 {
 		return false
@@ -144,13 +143,13 @@ func (s *sendQueue) maySpin() bool {
 	return false
 }
 
-// spin returns when there is something, or after spinTime.
+// spin returns when a piece is available, or after spinTime.
 func (s *sendQueue) spin() {
 	for begun := time.Now(); !s.ready.Load() && time.Since(begun) < spinTime; {
 	}
 }
 
-// sent counts a piece, and reports whether nothing is left to wait for.
+// sent counts a sent piece and reports whether the write is complete.
 func (s *sendQueue) sent(w *write, n uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -158,11 +157,11 @@ func (s *sendQueue) sent(w *write, n uint32) bool {
 	return w.complete()
 }
 
-// complete reports whether the source may be used again. The lock of sendQueue is held.
+// complete reports whether the source may be reused. The caller holds sendQueue's lock.
 func (w *write) complete() bool { return w.left == 0 && w.acknowledged && w.pinned.Load() == 0 }
 
 // released counts notifications of zero-copy sends, one for each write in the list, and returns the
-// writes for which nothing is left to wait for.
+// complete writes.
 func (s *sendQueue) released(list []*write) (complete []*write) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +173,8 @@ func (s *sendQueue) released(list []*write) (complete []*write) {
 	return complete
 }
 
-// acknowledged is the other side's word, on the loop; it reports what sent does.
+// acknowledged records the peer's acknowledgement, on the loop, and reports whether the write is
+// complete.
 func (s *sendQueue) acknowledged(w *write) bool {
 	poll.Lock(&s.mu)
 	defer s.mu.Unlock()
@@ -183,27 +183,26 @@ func (s *sendQueue) acknowledged(w *write) bool {
 	return !again && w.complete()
 }
 
-// Link is a channel's way for writes. It implements transport.Link, for sources in host
-// memory.
+// Link writes the data of a channel. It implements transport.Link for sources in host memory.
 type Link struct{ channel *Channel }
 
-// Link gives the sender's end.
+// Link returns the sender's side of the channel.
 func (c *Channel) Link() *Link { return &Link{c} }
 
-// AddTarget has nothing to do: the receiver checks what it has granted.
+// AddTarget does nothing: the receiver checks its grants.
 func (l *Link) AddTarget(_, _ uint32, _ []device.Part, ready func(error)) { ready(nil) }
 
-// RemoveTarget has nothing to do either, nor have those after it.
+// RemoveTarget does nothing.
 func (l *Link) RemoveTarget(uint32) {}
 
-// Close does nothing: the channel is closed by itself.
+// Close does nothing: the caller closes the channel.
 func (l *Link) Close() {}
 
-// Write posts a write. done is called when the other relay has said that all of it is
-// in its memory, or when the Peer is dead and nothing reads the source any more.
+// Write posts a write. It calls done when the peer has acknowledged the write, or when the Peer is
+// dead and no goroutine reads the source.
 func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immediate uint64, done func(error)) {
 	if from.Place.Host == nil {
-		done(wire.Errorf(wire.StatusInternal, "a write over TCP out of memory that is not the host's"))
+		done(wire.Errorf(wire.StatusInternal, "write over TCP: the source is not host memory"))
 		return
 	}
 	l.channel.write(to, unsafe.Slice((*byte)(from.Place.Host), n), immediate, done)
@@ -222,12 +221,13 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 	n := uint64(len(from))
 	p.written++
 	w := &write{
-		piece: piece{channel: c.number, region: to.Region, number: p.written, immediate: immediate, offset: to.Offset, length: n},
-		from:  from, done: done, left: n,
+		piece: piece{channel: c.number, region: to.Region, number: p.written, immediate: immediate, offset: to.Offset,
+			length: n},
+		from: from, done: done, left: n,
 	}
 	p.writes[p.written] = w
 	if p.underWay.Load() == 0 {
-		p.moved() // before it counts: look has not to take the time without any for its own
+		p.moved() // before the write counts: look must not count the earlier time without writes
 	}
 	p.underWay.Add(1)
 	p.counters.writes.Add(1)
@@ -242,7 +242,7 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 	p.queue.put(w)
 }
 
-// writeData sends pieces on one stream.
+// writeData sends pieces on a stream.
 func (p *Peer) writeData(c net.Conn) {
 	for {
 		w, h, from := p.queue.take()
@@ -266,7 +266,7 @@ func (p *Peer) writeData(c net.Conn) {
 	}
 }
 
-// readData receives pieces on one stream, each straight into the memory that is granted.
+// readData receives pieces on a stream directly into granted memory.
 func (p *Peer) readData(c net.Conn) {
 	header := make([]byte, pieceHeader)
 	for {
@@ -286,8 +286,8 @@ func (p *Peer) readData(c net.Conn) {
 	}
 }
 
-// land checks a piece and fills its memory. Of a write that is complete both sides are
-// told, this one on the loop.
+// land checks a piece and fills its memory. After the last piece of a write, land acknowledges the
+// write and calls arrived on the loop.
 func (p *Peer) land(h *piece, fill func([]byte) error, onLoop func(func()), acknowledge func(uint32, uint64)) error {
 	w, to, err := p.landings.begin(h)
 	if err != nil {
@@ -307,7 +307,7 @@ func (p *Peer) land(h *piece, fill func([]byte) error, onLoop func(func()), ackn
 	return nil
 }
 
-// fill reads as much, as long as something comes, by Config's silence.
+// fill reads the bytes of a piece. It waits for Config's silence without progress.
 func (p *Peer) fill(c net.Conn, to []byte) error {
 	for len(to) > 0 {
 		n, err := p.read(c, to, p.config.silence())

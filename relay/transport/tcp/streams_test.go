@@ -7,7 +7,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// newSendQueue is a supply whose writers only take, until it ends.
+// newSendQueue returns a queue whose writers only take pieces, until the end of the queue.
 func newSendQueue(t *testing.T, writers int, spinners int32) (s *sendQueue, taken chan piece) {
 	s, taken = &sendQueue{piece: 100, maxSpinners: spinners}, make(chan piece, 1000)
 	s.wake.L = &s.mu
@@ -29,7 +29,7 @@ func newSendQueue(t *testing.T, writers int, spinners int32) (s *sendQueue, take
 
 func ofLength(n uint64) *write { return &write{piece: piece{length: n}, from: make([]byte, n)} }
 
-// sleepers waits until so many writers sleep.
+// sleepers waits until a number of writers sleep.
 func (s *sendQueue) sleepers(t *testing.T, n int) {
 	testutil.Until(t, "the writers to sleep", func() bool {
 		s.mu.Lock()
@@ -38,7 +38,8 @@ func (s *sendQueue) sleepers(t *testing.T, n int) {
 	})
 }
 
-// No more writers are called than there are pieces that nobody else comes for.
+// TestWritersWakeOncePerPiece demands that the queue wakes at most as many writers as there are
+// pieces without another writer.
 func TestWritersWakeOncePerPiece(t *testing.T) {
 	for _, c := range []struct {
 		name                                  string
@@ -58,12 +59,14 @@ func TestWritersWakeOncePerPiece(t *testing.T) {
 		s.wake.L = &s.mu
 		s.put(ofLength(c.length))
 		if s.wakeups != c.wantCalled || s.sleeping != c.wantAsleep || !s.ready.Load() {
-			t.Errorf("%s: %d are called and %d asleep, want %d and %d", c.name, s.wakeups, s.sleeping, c.wantCalled, c.wantAsleep)
+			t.Errorf("%s: %d are called and %d asleep, want %d and %d", c.name, s.wakeups, s.sleeping, c.wantCalled,
+				c.wantAsleep)
 		}
 	}
 }
 
-// Each piece is taken once, whether writers sleep or look, and all writers end.
+// TestPiecesAreTakenOnce demands that each piece is taken once, with sleeping and spinning writers,
+// and that every writer ends.
 func TestPiecesAreTakenOnce(t *testing.T) {
 	for _, spinners := range []int32{0, 1, 8} {
 		s, taken := newSendQueue(t, 8, spinners)

@@ -17,9 +17,9 @@ import (
 )
 
 // With MSG_ZEROCOPY the kernel sends a payload from its pages and copies nothing
-// (Documentation/networking/msg_zerocopy.rst). Until the kernel reports a send's end on the
-// socket's error queue it may read the pages, for retransmission too, so a write is under way
-// until then.
+// (Documentation/networking/msg_zerocopy.rst). Until the kernel reports the end of a send on the
+// socket's error queue, the kernel may read the pages, for retransmission too, so the write is
+// outstanding until then.
 
 // zerocopyUse selects the sends that use MSG_ZEROCOPY.
 type zerocopyUse int
@@ -30,7 +30,7 @@ const (
 	zerocopyAlways // also if the kernel copies, for tests and benchmarks
 )
 
-// zerocopyFaults are what tests have go wrong; nil functions outside of tests.
+// zerocopyFaults injects faults in tests; the functions are nil otherwise.
 type zerocopyFaults struct {
 	withheld func() bool  // notifications stay in the error queue
 	refused  func() error // the error of a zero-copy send
@@ -41,29 +41,31 @@ const (
 	// minZerocopy is the least payload of a zero-copy send, bytes. Below it the pages' pinning and
 	// the notification cost more than a copy (docs/benchmarks.md).
 	minZerocopy = 128 << 10
-	// maxCopied is how many sends in a row the kernel may copy before a stream uses copies alone:
-	// then zero-copy costs more than a copy. Loopback, veth and tap copy every send.
+	// maxCopied is the number of successive sends that the kernel may copy before a stream uses
+	// only copies: then zero-copy costs more than a copy. Loopback, veth and tap copy every send.
 	maxCopied = 32
-	// maxRefused is how many sends in a row may meet ENOBUFS, the limit of net.core.optmem_max or of
-	// locked memory, before a stream uses copies alone.
+	// maxRefused is the number of successive sends that may fail with ENOBUFS, the limit of
+	// net.core.optmem_max or of locked memory, before a stream uses only copies.
 	maxRefused = 32
 )
 
 // Zerocopy reports the zero-copy sends of a Peer.
 type Zerocopy struct {
-	// streams are the data streams that use MSG_ZEROCOPY, of all. reason is why a stream does not.
+	// streams is the number of data streams that use MSG_ZEROCOPY, all the number of data streams.
+	// reason is why a stream does not.
 	streams, all int
 	reason       string
-	// sends are sends with MSG_ZEROCOPY, copied those that the kernel copied nevertheless, and refused
-	// those that met ENOBUFS and were repeated with a copy. pending are sends without a notification.
+	// sends counts sends with MSG_ZEROCOPY, copied the sends that the kernel copied, and refused
+	// the sends that failed with ENOBUFS and were repeated with a copy. pending counts sends
+	// without a notification.
 	sends, copied, refused, pending uint64
 }
 
-// zerocopyConn is a data stream's socket. Its Read also takes the notifications of the error
+// zerocopyConn is the socket of a data stream. Read also takes the notifications of the error
 // queue.
 //
-// The poller of Go reports an error queue as an event of its own kind: while the last event of a
-// socket was an EPOLLERR alone, a read fails with "not pollable". Read then waits by poll(2).
+// The poller of Go reports an error queue as a separate event: while the last event of a socket was
+// EPOLLERR alone, a read fails with "not pollable". Read then waits by poll(2).
 type zerocopyConn struct {
 	*net.TCPConn
 	raw      syscall.RawConn
@@ -72,7 +74,7 @@ type zerocopyConn struct {
 
 	faults zerocopyFaults
 
-	// Of the goroutine that reads: the memory for the next bytes, and the result.
+	// Owned by the reading goroutine: the memory for the next bytes, and the result.
 	into    []byte
 	got     int
 	failed  error
@@ -125,7 +127,7 @@ func (z *zerocopyConn) NetConn() net.Conn { return z.TCPConn }
 // wants reports whether a payload of n bytes is to be sent without a copy.
 func (z *zerocopyConn) wants(n int) bool { return n >= minZerocopy && z.off.Load() == nil }
 
-// turnOff has all further sends copied.
+// turnOff disables MSG_ZEROCOPY for further sends.
 func (z *zerocopyConn) turnOff(format string, arguments ...any) {
 	if z.use == zerocopyAlways {
 		return
@@ -134,7 +136,7 @@ func (z *zerocopyConn) turnOff(format string, arguments ...any) {
 	z.off.CompareAndSwap(nil, &reason)
 }
 
-// outgoingPiece is a piece that is being sent: its header is copied.
+// outgoingPiece is a piece during its send: the header is copied.
 type outgoingPiece struct {
 	write        *write
 	header, data []byte
@@ -168,8 +170,8 @@ func (z *zerocopyConn) send(p *outgoingPiece) (sent int64, err error) {
 	return sent, err
 }
 
-// sendOnce makes one sendmsg. The lock orders it with the notification, which another goroutine
-// can read before this call has recorded the send.
+// sendOnce makes one sendmsg. The lock orders the call with the notification, which another
+// goroutine can read before this call has recorded the send.
 func (z *zerocopyConn) sendOnce(fd int, p *outgoingPiece) (int, error) {
 	const flags = unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL
 	z.mu.Lock()
@@ -192,15 +194,16 @@ func (z *zerocopyConn) sendOnce(fd int, p *outgoingPiece) (int, error) {
 		return max(n, 0), sendError(err)
 	}
 	if z.figures.sends.Load() == 0 {
-		// If this process ends, the kernel resets the connection: it would else go on sending pages
-		// that clients have mapped, too.
+		// If this process ends, the kernel resets the connection: otherwise the kernel would
+		// continue to send pages that clients have mapped, too.
 		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	}
 	n, err := 0, error(nil)
 	if z.faults.refused != nil {
 		err = z.faults.refused()
 	}
-	// Counted before: the reader takes no notification while none is open, and hears of each once.
+	// Count before the send: the reader takes no notification while open is 0, and gets each
+	// notification once.
 	z.open.Add(1)
 	if err == nil {
 		n, err = unix.SendmsgN(fd, p.data, nil, nil, flags|unix.MSG_ZEROCOPY)
@@ -223,7 +226,8 @@ func (z *zerocopyConn) sendOnce(fd int, p *outgoingPiece) (int, error) {
 		p.copy = true
 		z.figures.refused.Add(1)
 		if z.refused++; z.refused >= maxRefused {
-			z.turnOff("%d sends in a row met ENOBUFS: raise net.core.optmem_max, or the limit of locked memory of the relay", maxRefused)
+			z.turnOff("%d sends in a row met ENOBUFS: raise net.core.optmem_max, or the limit of locked memory of the relay",
+				maxRefused)
 		}
 		return 0, nil
 	case unix.EFAULT, unix.EOPNOTSUPP:
@@ -245,7 +249,7 @@ func sendError(err error) error {
 // notPollable is the text of ErrNotPollable in Go's internal/poll, which has no public name.
 const notPollable = "not pollable"
 
-// Read reads what has come, and takes notifications meanwhile.
+// Read reads available bytes and takes notifications.
 func (z *zerocopyConn) Read(b []byte) (int, error) {
 	z.into = b
 	defer func() { z.into = nil }()
@@ -274,7 +278,7 @@ func (z *zerocopyConn) Read(b []byte) (int, error) {
 	}
 }
 
-// readOnce takes notifications and reads, once. The error is EAGAIN if nothing has come.
+// readOnce takes notifications and reads once. The error is EAGAIN without bytes.
 func (z *zerocopyConn) readOnce(fd int, b []byte) (int, error) {
 	z.takeNotifications(fd)
 	for {
@@ -284,12 +288,13 @@ func (z *zerocopyConn) readOnce(fd int, b []byte) (int, error) {
 			return n, err
 		case unix.EINTR:
 		default:
-			return 0, &net.OpError{Op: "read", Net: "tcp", Source: z.LocalAddr(), Addr: z.RemoteAddr(), Err: os.NewSyscallError("read", err)}
+			return 0, &net.OpError{Op: "read", Net: "tcp", Source: z.LocalAddr(), Addr: z.RemoteAddr(),
+				Err: os.NewSyscallError("read", err)}
 		}
 	}
 }
 
-// pollTime bounds the wait in poll(2), which neither a deadline nor Close ends.
+// pollTime limits the wait in poll(2), which neither a deadline nor Close ends.
 const pollTime = 10 * time.Millisecond
 
 // waitReadable waits for bytes or a notification.
@@ -301,7 +306,7 @@ func (z *zerocopyConn) waitReadable(fd int) {
 	}
 }
 
-// takeNotifications empties the error queue, and reports whether it had a notification.
+// takeNotifications empties the error queue, and reports whether the queue had a notification.
 func (z *zerocopyConn) takeNotifications(fd int) (some bool) {
 	if z.open.Load() == 0 || z.faults.withheld != nil && z.faults.withheld() {
 		return false
@@ -359,8 +364,8 @@ func (z *zerocopyConn) release(low, high uint32, copied bool) {
 	z.notified(released)
 }
 
-// Close ends all reads and sends. If the kernel still has pages it resets the connection, so that
-// the kernel sends nothing of them any more, and the socket stays open until drain.
+// Close ends reads and sends. If the kernel still has pages, Close resets the connection, so that
+// the kernel sends no more of the pages, and the socket stays open until drain.
 func (z *zerocopyConn) Close() error {
 	z.mu.Lock()
 	z.closed = true
@@ -381,21 +386,22 @@ func disconnect(fd int) {
 	_, _, _ = unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&address)), unsafe.Sizeof(address))
 }
 
-// drainTime is the longest pause between two looks at the error queue.
+// drainTime is the longest pause between two reads of the error queue.
 const drainTime = 20 * time.Millisecond
 
 // drainPatience is the wait from which drain logs.
 const drainPatience = time.Second
 
-// drain returns when the kernel has released all pages, after Close and after the last send. A
-// packet that a NIC has already taken delays it.
-// It has no limit, because the kernel would send what the pages' next user writes; it logs a long wait.
+// drain returns after Close and the last send, when the kernel has released the pages. A packet
+// that a NIC has already taken delays drain. It has no limit, because the kernel would send the
+// data of the pages' next user; drain logs a long wait.
 func (z *zerocopyConn) drain() {
 	begun, logged := time.Now(), false
 	for pause := time.Millisecond; z.open.Load() > 0; pause = min(2*pause, drainTime) {
 		if !logged && time.Since(begun) > drainPatience {
 			logged = true
-			logrus.Warnf("the kernel still has pages of %d sends of the ended connection %s to %s; their memory stays in use until it returns them",
+			logrus.Warnf("the kernel still has pages of %d sends of the ended connection %s to %s; their memory stays in "+
+				"use until it returns them",
 				z.open.Load(), z.LocalAddr(), z.RemoteAddr())
 		}
 		if err := z.raw.Control(func(fd uintptr) {
@@ -414,7 +420,8 @@ func (z *zerocopyConn) drain() {
 
 // String describes the state for an administrator.
 func (f Zerocopy) String() string {
-	text := fmt.Sprintf("on for %d of %d data streams; %d sends, of which the kernel copied %d, %d wait for their notification, %d more met ENOBUFS",
+	text := fmt.Sprintf("on for %d of %d data streams; %d sends, of which the kernel copied %d, %d wait for their "+
+		"notification, %d more met ENOBUFS",
 		f.streams, f.all, f.sends, f.copied, f.pending, f.refused)
 	if f.reason != "" {
 		text += "; off: " + f.reason
@@ -435,7 +442,7 @@ func (f *Zerocopy) add(z *zerocopyConn) {
 	f.pending += uint64(max(z.open.Load(), 0))
 }
 
-// useZerocopy has the data streams send without a copy where the kernel can.
+// useZerocopy enables sends without a copy on the data streams if the kernel supports them.
 func (p *Peer) useZerocopy() {
 	if p.config.zerocopy == zerocopyNever {
 		p.copies = "turned off"
@@ -466,7 +473,7 @@ func (p *Peer) released(list []*write) {
 	}
 }
 
-// zerocopyFigures may be called from any goroutine.
+// zerocopyFigures returns the figures of the data streams. Any goroutine may call it.
 func (p *Peer) zerocopyFigures() Zerocopy {
 	f := Zerocopy{all: len(p.data), reason: p.copies}
 	for _, c := range p.data {

@@ -23,10 +23,10 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// BenchmarkZerocopy is the processor time for each byte that a process sends over a veth pair
-// between two network namespaces, with and without MSG_ZEROCOPY, and the part of the sends that
-// the kernel copied all the same (SO_EE_CODE_ZEROCOPY_COPIED). A piece is used again when the
-// kernel has reported its end.
+// BenchmarkZerocopy measures the processor time for each byte that a process sends over a veth pair
+// between two network namespaces, with and without MSG_ZEROCOPY, and the part of the sends that the
+// kernel copied (SO_EE_CODE_ZEROCOPY_COPIED). A piece is reused when the kernel has reported the
+// end of its send.
 func BenchmarkZerocopy(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root: it makes network namespaces")
@@ -46,9 +46,10 @@ func BenchmarkZerocopy(b *testing.B) {
 		must("ip", "-n", name, "address", "add", fmt.Sprintf("10.212.0.%d/24", i+1), "dev", fmt.Sprintf("plzero%d", i))
 		must("ip", "-n", name, "link", "set", fmt.Sprintf("plzero%d", i), "up")
 	}
-	// Plain sockets, and the transport with writes of so many KiB.
+	// Plain sockets, and the transport with writes of a number of KiB.
 	for _, how := range []string{
-		"socket/copy", "socket/zerocopy", "transport/copy/512", "transport/zerocopy/512", "transport/copy/64", "transport/zerocopy/64",
+		"socket/copy", "socket/zerocopy", "transport/copy/512", "transport/zerocopy/512", "transport/copy/64",
+		"transport/zerocopy/64",
 		"transport/copy/128", "transport/zerocopy/128",
 	} {
 		b.Run(how, func(b *testing.B) {
@@ -107,6 +108,8 @@ func TestMain(m *testing.M) {
 		err = zerocopyTransportSink(words[3])
 	case words[0] == "sink":
 		err = zerocopySink()
+	case words[0] == "killed":
+		err = zerocopyKilled(words[1])
 	case words[0] == "transport":
 		err = zerocopyTransport(words[1] == "zerocopy", words[2])
 	default:
@@ -131,7 +134,7 @@ func zerocopySink() error {
 	if err != nil {
 		return err
 	}
-	// Each word is its number, modulo that of a piece's words.
+	// Each word is its number, modulo the number of a piece's words.
 	b := make([]byte, zerocopyPiece)
 	for seen := uint64(0); ; seen++ {
 		if _, err := io.ReadFull(c, b); err == io.EOF {
@@ -158,7 +161,7 @@ func zerocopySend(zerocopy bool) error {
 	if err != nil {
 		return err
 	}
-	f, err := c.(*net.TCPConn).File() // blocks, and the poller of Go does not know it
+	f, err := c.(*net.TCPConn).File() // blocks; the poller of Go does not know the file
 	if err != nil {
 		return err
 	}
@@ -170,7 +173,8 @@ func zerocopySend(zerocopy bool) error {
 			return err
 		}
 	}
-	memory, err := unix.Mmap(-1, 0, zerocopyPieces*zerocopyPiece, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANONYMOUS|unix.MAP_PRIVATE)
+	memory, err := unix.Mmap(-1, 0, zerocopyPieces*zerocopyPiece, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANONYMOUS|unix.MAP_PRIVATE)
 	if err != nil {
 		return err
 	}
@@ -223,8 +227,8 @@ func zerocopySend(zerocopy bool) error {
 	return errors.Join(err, f.Close())
 }
 
-// zerocopyEnds waits for notifications, and returns how many sends have ended, and how many of
-// them the kernel copied.
+// zerocopyEnds waits for notifications, and returns the number of ended sends, and of ended sends
+// that the kernel copied.
 func zerocopyEnds(fd int) (ended, copied int64, err error) {
 	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 10_000); err != nil && err != unix.EINTR {
 		return 0, 0, err
@@ -269,7 +273,7 @@ func zerocopyPeer(s *Streams, config Config, begin func(*poll.Loop, *Peer)) erro
 	return <-down
 }
 
-// zerocopySlot parses the size of a write, and returns the writes of zerocopyTotal.
+// zerocopySlot parses the size of a write, and returns the number of writes of zerocopyTotal.
 func zerocopySlot(kib string) (bytes, writes int, err error) {
 	n, err := strconv.Atoi(kib)
 	if err != nil {
@@ -278,7 +282,7 @@ func zerocopySlot(kib string) (bytes, writes int, err error) {
 	return n << 10, zerocopyTotal / (n << 10), nil
 }
 
-// zerocopyTransportSink grants all writes, takes them, and ends at the other side's end.
+// zerocopyTransportSink grants and receives the writes, and ends at the end of the peer.
 func zerocopyTransportSink(kib string) error {
 	slot, writes, err := zerocopySlot(kib)
 	if err != nil {
@@ -332,7 +336,9 @@ func zerocopyTransport(zerocopy bool, kib string) error {
 	if zerocopy {
 		config.zerocopy = zerocopyAlways
 	}
-	s, err := Dial(context.Background(), time.Now().Add(waitTime), func(context.Context) (net.Conn, error) { return net.Dial("tcp", zerocopyAddress) }, 4, 0)
+	s, err := Dial(context.Background(), time.Now().Add(waitTime), func(context.Context) (net.Conn, error) {
+		return net.Dial("tcp", zerocopyAddress)
+	}, 4, 0)
 	if err != nil {
 		return err
 	}
@@ -346,18 +352,20 @@ func zerocopyTransport(zerocopy bool, kib string) error {
 			if posted++; posted > writes {
 				return
 			}
-			c.Link().Write(transport.Target{Region: 1, Offset: uint64((posted - 1) % zerocopyPieces * slot)}, transport.Source{Place: memory.At(uint64(at * slot))}, uint64(slot), uint64(posted), func(err error) {
-				if err != nil {
-					return // the Peer's end tells
-				}
-				if ended++; ended < writes {
-					post(at)
-					return
-				}
-				f := p.Figures().Zerocopy
-				r = zerocopyResult{Bytes: int64(writes * slot), Nanoseconds: int64(processorTime() - begun), Sends: int64(f.sends), Copied: int64(f.copied)}
-				p.Close()
-			})
+			c.Link().Write(transport.Target{Region: 1, Offset: uint64((posted - 1) % zerocopyPieces * slot)},
+				transport.Source{Place: memory.At(uint64(at * slot))}, uint64(slot), uint64(posted), func(err error) {
+					if err != nil {
+						return // the Peer's end reports
+					}
+					if ended++; ended < writes {
+						post(at)
+						return
+					}
+					f := p.Figures().Zerocopy
+					r = zerocopyResult{Bytes: int64(writes * slot), Nanoseconds: int64(processorTime() - begun),
+						Sends: int64(f.sends), Copied: int64(f.copied)}
+					p.Close()
+				})
 		}
 		var err error
 		if c, err = p.Open(&wire.Done{}, 0, func(wire.Message, uint32, []int) {

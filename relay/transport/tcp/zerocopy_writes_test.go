@@ -43,7 +43,7 @@ func newZerocopyPair(t *testing.T, config Config, bytes int, of network) *zeroco
 	return p
 }
 
-// write writes source[at:][:n] to the same place, and returns its result's channel.
+// write writes source[at:][:n] to the same place, and returns the channel of the result.
 func (p *zerocopyPair) write(at, n int) chan error {
 	p.t.Helper()
 	p.last++
@@ -54,12 +54,13 @@ func (p *zerocopyPair) write(at, n int) chan error {
 		}
 	})
 	p.sender.loop.Do(func() {
-		p.channel.Link().Write(transport.Target{Region: 1, Offset: uint64(at)}, hostPlace(p.source, at), uint64(n), number, func(err error) { done <- err })
+		p.channel.Link().Write(transport.Target{Region: 1, Offset: uint64(at)}, hostPlace(p.source, at), uint64(n), number,
+			func(err error) { done <- err })
 	})
 	return done
 }
 
-// acknowledged waits until the other side's acknowledgement of all writes has come.
+// acknowledged waits until the acknowledgements of the peer have arrived.
 func (p *zerocopyPair) acknowledged() {
 	p.t.Helper()
 	testutil.Until(p.t, "the acknowledgement", func() bool {
@@ -75,18 +76,19 @@ func (p *zerocopyPair) acknowledged() {
 	})
 }
 
-// A write whose bytes have arrived ends only when the kernel has reported the end of its sends:
-// until then the kernel may read the pages.
+// TestZerocopyWriteWaitsForNotification demands that a write whose bytes have arrived ends only
+// after the kernel has reported the end of its sends: until then the kernel may read the pages.
 func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 	noGoroutines(t)
 	var withheld atomic.Bool
 	withheld.Store(true)
 	defer withheld.Store(false) // the Peer's end waits for notifications, too
-	p := newZerocopyPair(t, Config{zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{withheld: withheld.Load}}, 1<<20, loopback)
+	p := newZerocopyPair(t, Config{zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{withheld: withheld.Load}},
+		1<<20, loopback)
 	done := p.write(0, 1<<20)
 	receive(t, p.arrived, "the arrival")
 	p.acknowledged()
-	p.sender.loop.Call(func() {}) // what the acknowledgement would have ended has ended
+	p.sender.loop.Call(func() {}) // the loop has handled the acknowledgement
 	select {
 	case err := <-done:
 		t.Fatalf("the write ended before the notification (%v)", err)
@@ -95,12 +97,12 @@ func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 	if z := p.sender.peer.Figures().Zerocopy; z.pending == 0 || z.sends != z.pending {
 		t.Errorf("%+v", z)
 	}
-	// The other side owes nothing: look does not end the Peer.
+	// No acknowledgement is missing: look does not end the Peer.
 	if n := p.sender.peer.underWay.Load(); n != 0 {
 		t.Errorf("%d writes wait for an acknowledgement", n)
 	}
 	withheld.Store(false)
-	next := p.write(0, 1<<20) // whose notification wakes the reader
+	next := p.write(0, 1<<20) // the notification of this write wakes the reader
 	for _, one := range []chan error{done, next} {
 		if err := receive(t, one, "the write"); err != nil {
 			t.Error(err)
@@ -111,10 +113,12 @@ func TestZerocopyWriteWaitsForNotification(t *testing.T) {
 	}
 }
 
-// A notification that comes before the sender has recorded the send ends the write as well.
+// TestZerocopyNotificationBeforeTheRecordCounts demands that a notification that precedes the
+// record of the send ends the write as well.
 func TestZerocopyNotificationBeforeTheRecordCounts(t *testing.T) {
 	noGoroutines(t)
-	p := newZerocopyPair(t, Config{zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{sent: func() { time.Sleep(30 * time.Millisecond) }}}, 256<<10, loopback)
+	p := newZerocopyPair(t, Config{zerocopy: zerocopyAlways,
+		zerocopyFaults: zerocopyFaults{sent: func() { time.Sleep(30 * time.Millisecond) }}}, 256<<10, loopback)
 	for range 5 {
 		if err := receive(t, p.write(0, len(p.source)), "the write"); err != nil {
 			t.Fatal(err)
@@ -122,7 +126,7 @@ func TestZerocopyNotificationBeforeTheRecordCounts(t *testing.T) {
 	}
 }
 
-// slow is a connection whose reads wait a little, and take little.
+// slow is a connection with slow reads of few bytes.
 type slow struct{ net.Conn }
 
 func (s slow) Read(b []byte) (int, error) {
@@ -132,8 +136,9 @@ func (s slow) Read(b []byte) (int, error) {
 
 func (s slow) NetConn() net.Conn { return s.Conn }
 
-// Slots that are filled anew as soon as their write ends arrive with the contents of their
-// own write, at a receiver so slow that the socket's buffers are full.
+// TestZerocopySlotsKeepTheirContents demands that a slot that is filled again after the end of its
+// write arrives with the contents of its own write, at a receiver so slow that the socket's buffers
+// are full.
 func TestZerocopySlotsKeepTheirContents(t *testing.T) {
 	noGoroutines(t)
 	const slot, slots, writes = 256 << 10, 4, 60
@@ -171,9 +176,10 @@ func TestZerocopySlotsKeepTheirContents(t *testing.T) {
 	}
 }
 
-// A Peer that ends with sends in the socket's queue gives sources back only when the kernel has let go of
-// the pages: the other side gets nothing that was written there afterwards. This holds for a Peer
-// that closes and for a relay that has ended its loop.
+// TestZerocopyPeerEndReleasesPagesFirst demands that a Peer that ends with sends in the socket's
+// queue releases sources only after the kernel has released the pages: the peer gets nothing that
+// was written there afterwards. The cases are a Peer that closes and a relay that has ended its
+// loop.
 func TestZerocopyPeerEndReleasesPagesFirst(t *testing.T) {
 	noGoroutines(t)
 	for _, withhold := range []bool{false, true} {
@@ -183,9 +189,11 @@ func TestZerocopyPeerEndReleasesPagesFirst(t *testing.T) {
 		ours, theirs := loopback(t)
 		control, controls := net.Pipe()
 		r := (&raw{tb: t, control: control, data: []net.Conn{ours}, frames: make(chan frame, 100)}).listens()
-		e := newSide(t, &Streams{control: controls, data: []net.Conn{theirs}, piece: defaultPiece, ours: defaultPiece}, Config{
-			zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{withheld: withheld.Load}, Dead: time.Hour, Heartbeat: 20 * time.Millisecond,
-		})
+		e := newSide(t, &Streams{control: controls, data: []net.Conn{theirs}, piece: defaultPiece, ours: defaultPiece},
+			Config{
+				zerocopy: zerocopyAlways, zerocopyFaults: zerocopyFaults{withheld: withheld.Load}, Dead: time.Hour,
+				Heartbeat: 20 * time.Millisecond,
+			})
 		t.Cleanup(r.close)
 		source := bytes.Repeat([]byte{'a'}, 16<<20)
 		done := make(chan error, 1)
@@ -224,16 +232,19 @@ func TestZerocopyPeerEndReleasesPagesFirst(t *testing.T) {
 		}
 		got, err := io.ReadAll(ours)
 		if bytes.Contains(got, []byte{'b', 'b', 'b', 'b', 'b', 'b', 'b', 'b'}) {
-			t.Errorf("the other side got what was written after the write's end, at %d of %d bytes (%v)", slices.Index(got, 'b'), len(got), err)
+			t.Errorf("the other side got what was written after the write's end, at %d of %d bytes (%v)",
+				slices.Index(got, 'b'), len(got), err)
 		}
 		e.died()
 	}
 }
 
-// ENOBUFS has the kernel copy: nothing is lost. After maxRefused in a row the stream gives up.
+// TestZerocopyWithoutBuffersCopies demands that the kernel copies after ENOBUFS, without loss.
+// After maxRefused successive errors the stream uses only copies.
 func TestZerocopyWithoutBuffersCopies(t *testing.T) {
 	noGoroutines(t)
-	p := newZerocopyPair(t, Config{zerocopyFaults: zerocopyFaults{refused: func() error { return unix.ENOBUFS }}}, 128<<10, loopback)
+	p := newZerocopyPair(t, Config{zerocopyFaults: zerocopyFaults{refused: func() error { return unix.ENOBUFS }}},
+		128<<10, loopback)
 	for n := range maxRefused + 5 {
 		for i := range p.source {
 			p.source[i] = byte(n + 1)
@@ -244,15 +255,17 @@ func TestZerocopyWithoutBuffersCopies(t *testing.T) {
 			t.Fatalf("write %d: %v", n, err)
 		}
 	}
-	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.refused != maxRefused || z.streams != 0 || !strings.Contains(z.reason, "net.core.optmem_max") {
+	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.refused != maxRefused || z.streams != 0 ||
+		!strings.Contains(z.reason, "net.core.optmem_max") {
 		t.Errorf("%+v", z)
 	}
 }
 
-// Memory that the kernel cannot pin is copied.
+// TestZerocopyOfUnpinnableMemoryCopies demands a copy of memory that the kernel cannot pin.
 func TestZerocopyOfUnpinnableMemoryCopies(t *testing.T) {
 	noGoroutines(t)
-	p := newZerocopyPair(t, Config{zerocopyFaults: zerocopyFaults{refused: func() error { return unix.EFAULT }}}, 128<<10, loopback)
+	p := newZerocopyPair(t, Config{zerocopyFaults: zerocopyFaults{refused: func() error { return unix.EFAULT }}},
+		128<<10, loopback)
 	for i := range p.source {
 		p.source[i] = byte(i)
 	}
@@ -263,13 +276,14 @@ func TestZerocopyOfUnpinnableMemoryCopies(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.streams != 0 || !strings.Contains(z.reason, "bad address") {
+	if z := p.sender.peer.Figures().Zerocopy; z.sends != 0 || z.streams != 0 ||
+		!strings.Contains(z.reason, "bad address") {
 		t.Errorf("%+v", z)
 	}
 }
 
-// A stream whose sends the kernel copies all, as on loopback, turns zero-copy off; short writes never
-// use it.
+// TestZerocopyTurnsOffWhereTheKernelCopies demands that a stream turns zero-copy off if the kernel
+// copies every send, as on loopback; short writes never use zero-copy.
 func TestZerocopyTurnsOffWhereTheKernelCopies(t *testing.T) {
 	noGoroutines(t)
 	p := newZerocopyPair(t, Config{}, 128<<10, loopback)
@@ -285,21 +299,25 @@ func TestZerocopyTurnsOffWhereTheKernelCopies(t *testing.T) {
 		}
 	}
 	z := p.sender.peer.Figures().Zerocopy
-	if z.streams != 0 || z.sends != z.copied || z.sends >= 2*maxCopied || z.pending != 0 || !strings.Contains(z.reason, "SO_EE_CODE_ZEROCOPY_COPIED") {
+	if z.streams != 0 || z.sends != z.copied || z.sends >= 2*maxCopied || z.pending != 0 ||
+		!strings.Contains(z.reason, "SO_EE_CODE_ZEROCOPY_COPIED") {
 		t.Errorf("%+v", z)
 	}
 }
 
-// Notifications come as ranges, in any order, and their numbers wrap.
+// TestZerocopyReleasesRanges demands the release of ranges of notifications in any order, with
+// numbers that wrap.
 func TestZerocopyReleasesRanges(t *testing.T) {
 	w := func() *write { return &write{} }
 	list := []*write{w(), w(), w(), w()}
 	var released []*write
-	z := &zerocopyConn{notified: func(l []*write) { released = append(released, l...) }, first: 1<<32 - 2, pending: slices.Clone(list)}
+	z := &zerocopyConn{notified: func(l []*write) { released = append(released, l...) }, first: 1<<32 - 2,
+		pending: slices.Clone(list)}
 	z.open.Store(4)
 	z.release(1, 1, false)
 	z.release(1<<32-1, 0, true)
-	if len(released) != 3 || released[0] != list[3] || released[1] != list[1] || released[2] != list[2] || z.first != 1<<32-2 {
+	if len(released) != 3 || released[0] != list[3] || released[1] != list[1] || released[2] != list[2] ||
+		z.first != 1<<32-2 {
 		t.Fatalf("%d released, the first pending is %d", len(released), z.first)
 	}
 	z.release(1<<32-2, 1<<32-2, false)

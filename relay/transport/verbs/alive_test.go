@@ -9,7 +9,7 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
-// portA makes the port of device a0 active or not.
+// portA sets the port of device a0 down or active.
 func (w *two) portA(t *testing.T, down bool) {
 	t.Helper()
 	if err := devices(func(a, _ *softdevice.Device) { a.Down = down })(w); err != nil {
@@ -17,9 +17,9 @@ func (w *two) portA(t *testing.T, down bool) {
 	}
 }
 
-// flap has a port without a link for that long, in the midst of writes, and demands that all arrive
+// flap takes the link of a port away for length during writes, and demands that every write arrives
 // once.
-func flap(t *testing.T, w *two, length time.Duration) (redials int) {
+func flap(t *testing.T, w *two, length time.Duration) (reconnects int) {
 	t.Helper()
 	s := newStream(w)
 	if err := w.rdma.Script(slow); err != nil {
@@ -29,44 +29,45 @@ func flap(t *testing.T, w *two, length time.Duration) (redials int) {
 	receive(t, s.done, "the first write's end")
 	s.done <- nil
 	w.portA(t, true)
-	w.a.until("the port's event", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[0]] == 1 })
+	w.a.until("the port's event", func(s *QPGroup) bool { return s.fabric.ports[s.fabric.nics[0]] == 1 })
 	time.Sleep(length)
 	w.portA(t, false)
 	s.mustEnd(t)
-	w.a.loop.Call(func() { redials = w.a.set.redials })
-	return redials
+	w.a.loop.Call(func() { reconnects = w.a.set.reconnects })
+	return reconnects
 }
 
-// patient are the limits of relays as configured by default.
+// patient sets the default limits of relays.
 func patient(_ string, c *Config) {
 	c.Timeout = launch.DefaultVerbs.Timeout
-	c.Redial, c.PortWait = 0, 0
+	c.Reconnect, c.PortWait = 0, 0
 }
 
-// TestShortFlapKeepsQueuePairs demands that a port that is back soon costs no queue pair.
+// TestShortFlapKeepsQueuePairs demands that a short loss of a link costs no queue pair.
 func TestShortFlapKeepsQueuePairs(t *testing.T) {
 	t.Parallel()
-	if redials := flap(t, connected(t, patient), 300*time.Millisecond); redials != 0 {
-		t.Errorf("the queue pairs were replaced %d times", redials)
+	if reconnects := flap(t, connected(t, patient), 300*time.Millisecond); reconnects != 0 {
+		t.Errorf("the queue pairs were replaced %d times", reconnects)
 	}
 }
 
 // TestFlapOf30SecondsLosesNothing demands that the defaults outlast a flap of 30 s.
 func TestFlapOf30SecondsLosesNothing(t *testing.T) {
 	t.Parallel()
-	for name, timeout := range map[string]int{"the default timeout": launch.DefaultVerbs.Timeout, "a timeout of 0.5 s": 14} {
+	for name, timeout := range map[string]int{"the default timeout": launch.DefaultVerbs.Timeout,
+		"a timeout of 0.5 s": 14} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := connected(t, patient, func(_ string, c *Config) { c.Timeout = timeout })
-			if redials := flap(t, w, 30*time.Second); redials == 0 {
+			if reconnects := flap(t, w, 30*time.Second); reconnects == 0 {
 				t.Error("the queue pairs were not replaced")
 			}
 		})
 	}
 }
 
-// TestAliveByRDMA demands that a group vouches for the other relay for a silence after a write, and
-// while a port of this side has no link.
+// TestAliveByRDMA demands that a group reports the peer alive for the length of the silence after a
+// write, and while a port of this side has no link.
 func TestAliveByRDMA(t *testing.T) {
 	w := connected(t, func(_ string, c *Config) { c.PortWait = time.Hour })
 	const silence = time.Minute
@@ -85,21 +86,24 @@ func TestAliveByRDMA(t *testing.T) {
 	}
 	receive(t, w.arrived, "the arrival")
 	for name, e := range map[string]*side{"sender": w.a, "receiver": w.b} {
-		e.until("a sign of the "+name, func(s *Set) bool { left := s.Alive(silence); return left > silence/2 && left <= silence })
+		e.until("a sign of the "+name, func(s *QPGroup) bool {
+			left := s.Alive(silence)
+			return left > silence/2 && left <= silence
+		})
 	}
 	w.portA(t, true)
-	w.a.until("the port's event", func(s *Set) bool { return len(s.downs) == 1 })
+	w.a.until("the port's event", func(s *QPGroup) bool { return len(s.downs) == 1 })
 	if left := w.a.set.Alive(silence); left < silence+time.Second {
 		t.Errorf("without a link the other relay counts as alive for %v, want nearly %v", left, waitTime)
 	}
 	w.portA(t, false)
-	w.a.until("the port", func(s *Set) bool { return len(s.downs) == 0 })
+	w.a.until("the port", func(s *QPGroup) bool { return len(s.downs) == 0 })
 }
 
-// TestSecondPortUpKeepsExcuseOfPortWithoutLink demands that a port that is back does not shorten the
-// excuse of another one without a link, and that the last one does.
+// TestSecondPortUpKeepsExcuseOfPortWithoutLink demands that a returning port does not shorten the
+// grace period of another port without a link, and that the last returning port does.
 func TestSecondPortUpKeepsExcuseOfPortWithoutLink(t *testing.T) {
-	s := &Set{fabric: &Fabric{config: Config{Redial: waitTime}}}
+	s := &QPGroup{fabric: &Fabric{config: Config{Reconnect: waitTime}}}
 	a, b := &nic{context: new(verbs.Context)}, &nic{context: new(verbs.Context)}
 	s.portDown(a)
 	s.portDown(b)
@@ -113,14 +117,14 @@ func TestSecondPortUpKeepsExcuseOfPortWithoutLink(t *testing.T) {
 	}
 }
 
-// TestFlapsWhileReconnectingExcuseSilence demands that each flap of a port counts while the queue pairs
-// are given up and others cannot be connected.
+// TestFlapsWhileReconnectingExcuseSilence demands that each flap of a port during a failing
+// reconnect begins a grace period.
 func TestFlapsWhileReconnectingExcuseSilence(t *testing.T) {
 	w := connected(t)
 	if err := devices(func(_, b *softdevice.Device) { b.Down = true })(w); err != nil {
 		t.Fatal(err)
 	}
-	w.a.until("the end of the queue pairs", func(s *Set) bool { return s.phase != running })
+	w.a.until("the end of the queue pairs", func(s *QPGroup) bool { return s.phase != running })
 	for i := range 2 {
 		for _, down := range []bool{true, false} {
 			if err := devices(func(a, b *softdevice.Device) { a.Down, b.Down = down, true })(w); err != nil {
@@ -130,7 +134,7 @@ func TestFlapsWhileReconnectingExcuseSilence(t *testing.T) {
 			if !down {
 				events++
 			}
-			w.a.until("the port's event", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[0]] == events })
+			w.a.until("the port's event", func(s *QPGroup) bool { return s.fabric.ports[s.fabric.nics[0]] == events })
 			w.a.loop.Call(func() {
 				if _, is := w.a.set.downs[w.a.fabric.nics[0].context]; is != down || down && w.a.set.Alive(0) == 0 {
 					t.Errorf("flap %d: without a link %t, excused as one without a link: %t", i+1, down, is)

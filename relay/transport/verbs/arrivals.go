@@ -9,86 +9,86 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// receiving is what a Set has under way as the receiver.
+// receiving is the state of a group as the receiver.
 type receiving struct {
 	last    uint32
-	tickets map[uint32]*ticket // that are out
-	queued  []*ticket          // that wait for one of those to come back
-	// stale are how many immediates may still come of tickets whose channels have ended.
+	tickets map[uint32]*ticket // outstanding tickets
+	queued  []*ticket          // grants that wait for a free ticket
+	// stale counts the missing immediates of tickets whose channels have ended.
 	stale    map[uint32]int
-	forgiven []uint32 // those that are or were stale, the oldest first
+	forgiven []uint32 // keys of stale, present or removed, oldest first
 }
 
-// ticket is a grant's, for one write.
+// ticket permits one write for a grant.
 type ticket struct {
 	number   uint32
 	arrivals *Arrivals
 	grant    uint64
 	length   uint64
 	parts    int
-	seen     uint64 // a bit for each queue pair that has delivered its immediate
+	seen     uint64 // a bit for each queue pair that has delivered the immediate
 	region   *registration
 	offset   uint64
-	tells    bool // the sender is told when it has arrived
-	// The NICs that flush it, and how many have not.
+	tells    bool // the receiver confirms the arrival to the sender
+	// The NICs that flush the write, and the number of missing flushes.
 	flushing  []*queue
 	unflushed int
-	// doubtful: its queue pairs have failed before all of it was there.
+	// doubtful: the queue pairs have failed before all bytes had arrived.
 	doubtful bool
 }
 
-// Arrivals is the receiver's end of a channel's writes. It implements transport.Arrivals.
+// Arrivals is the receiver's side of the writes of a channel. It implements transport.Arrivals.
 type Arrivals struct {
-	set     *Set
+	set     *QPGroup
 	channel *tcp.Channel
 	arrived func(immediate, length uint64)
 	regions map[uint32]*registration
-	weights map[uint32]map[string]int // of this side's NICs, by region
+	weights map[uint32]map[string]int // by region: weights of NICs of this side
 	open    map[*ticket]bool
-	// flushes are those of its tickets that are not flushed yet, also where they are not open
-	// any more, and none is called when there are none, once it has ended.
+	// flushes counts pending flushes, including tickets that are no longer open. After End, none is
+	// called when the count is 0.
 	flushes int
 	none    func()
 }
 
-// Coming reports whether a channel that the other side has opened just now has its data
-// this way.
-func (s *Set) Coming() bool {
+// Coming reports whether the data of the channel that the peer has just opened uses RDMA.
+func (s *QPGroup) Coming() bool {
 	next := s.next
 	s.next = false
 	return next
 }
 
-// Receive makes the receiver's end of a channel that was Coming. arrived is
-// called for each write once all of it is in the memory. What is granted ends with End.
-func (s *Set) Receive(c *tcp.Channel, arrived func(immediate, length uint64)) *Arrivals {
-	a := &Arrivals{set: s, channel: c, arrived: arrived, regions: map[uint32]*registration{}, weights: map[uint32]map[string]int{}, open: map[*ticket]bool{}}
-	s.endsOf(c).arrivals = a
+// Receive creates the receiver's side of a channel after Coming returned true. Receive calls
+// arrived for each write when the memory has all bytes. End revokes the grants.
+func (s *QPGroup) Receive(c *tcp.Channel, arrived func(immediate, length uint64)) *Arrivals {
+	a := &Arrivals{set: s, channel: c, arrived: arrived, regions: map[uint32]*registration{},
+		weights: map[uint32]map[string]int{}, open: map[*ticket]bool{}}
+	s.stateOf(c).arrivals = a
 	return a
 }
 
-// Most is the longest grant that the sender fills with one write, bytes; 0 while it has
-// not said so, which it does before it announces anything.
+// Most returns the length of the longest write of the sender, bytes; 0 before the path has arrived.
+// The sender sends the path before any announcement.
 func (a *Arrivals) Most() uint64 {
-	if p := a.set.endsOf(a.channel).path; p != nil {
+	if p := a.set.stateOf(a.channel).path; p != nil {
 		return p.Most
 	}
 	return 0
 }
 
-// AddMemory tells the sender the keys of memory. The host's is registered where it is not;
-// a GPU's has to be, because that may take long.
+// AddMemory sends the keys of memory to the sender. It registers host memory. The caller must
+// register memory of a GPU before, because that may be slow.
 func (a *Arrivals) AddMemory(region uint32, m *device.Memory) error {
 	r, err := a.set.fabric.taken(purpose{m, true}, a.set)
 	if err != nil {
 		return err
 	}
 	a.regions[region] = r
-	a.channel.Tell(encode(a.keys(region, r)))
+	a.channel.SendExtension(encode(a.keys(region, r)))
 	return nil
 }
 
-// keys are what the other side has to know of a region.
+// keys returns the message with the keys of a region.
 func (a *Arrivals) keys(region uint32, r *registration) *regionKeys {
 	m := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
 	for i, n := range a.set.nics {
@@ -99,25 +99,27 @@ func (a *Arrivals) keys(region uint32, r *registration) *regionKeys {
 }
 
 // Weigh sets the shares of this side's NICs, by name, in writes to a region. Call Weigh before
-// AddMemory. Nil stands for equal shares.
+// AddMemory. Nil means equal shares.
 func (a *Arrivals) Weigh(region uint32, nics map[string]int) { a.weights[region] = nics }
 
-// RemoveMemory ends AddMemory and Weigh.
+// RemoveMemory reverses AddMemory and Weigh.
 func (a *Arrivals) RemoveMemory(region uint32) {
 	delete(a.regions, region)
 	delete(a.weights, region)
 }
 
-// Grant gives the sender a ticket for one write of all of it, now or when another comes
-// back.
+// Grant permits the sender one write of length bytes: at once, or after another ticket returns.
 func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) error {
 	s := a.set
-	r, p := a.regions[region], s.endsOf(a.channel).path
+	r, p := a.regions[region], s.stateOf(a.channel).path
 	switch {
 	case r == nil || length == 0 || offset > r.bytes || length > r.bytes-offset:
-		return wire.Errorf(wire.StatusInternal, "%d bytes at %d of region %d cannot be granted", length, offset, region)
-	case p == nil || length > p.Most || s.granting && !s.leads(p): // told before resume, it was not looked at
-		return wire.Errorf(wire.StatusInternal, "%d bytes are granted, and the sender writes up to %d at a time", length, a.Most())
+		return wire.Errorf(wire.StatusInternal, "grant %d bytes at %d of region %d: outside the region", length, offset,
+			region)
+	case p == nil || length > p.Most || s.granting && !s.hasLinks(p):
+		// a path from before resume is not validated yet
+		return wire.Errorf(wire.StatusInternal, "grant %d bytes: the sender writes at most %d at a time", length,
+			a.Most())
 	}
 	t := &ticket{arrivals: a, grant: grant, length: length, region: r, offset: offset}
 	a.open[t] = true
@@ -126,9 +128,9 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	return nil
 }
 
-// issue gives out tickets, as many as there are receives for.
-func (s *Set) issue() {
-	for len(s.queued) > 0 && len(s.tickets) < credits && s.granting && s.gone == nil && !s.over {
+// issue sends tickets up to the number of receives.
+func (s *QPGroup) issue() {
+	for len(s.queued) > 0 && len(s.tickets) < credits && s.granting && s.gone == nil && !s.closed {
 		t := s.queued[0]
 		s.queued[0] = nil
 		if s.queued = s.queued[1:]; !t.arrivals.open[t] {
@@ -142,31 +144,30 @@ func (s *Set) issue() {
 			taken = out || stale || s.last == firstTicket
 		}
 		t.number = s.last
-		pairs := s.pairsOf(s.endsOf(t.arrivals.channel).path)
-		t.parts, t.tells = s.shape(pairs).parts(t.length), s.heard(pairs)
+		pairs := s.pairsOf(s.stateOf(t.arrivals.channel).path)
+		t.parts, t.tells = s.shape(pairs).parts(t.length), s.needsConfirmation(pairs)
 		s.tickets[t.number] = t
-		t.arrivals.channel.Tell(encode(&ticketed{Kind: kindTicket, Ticket: t.number, Grant: t.grant}))
+		t.arrivals.channel.SendExtension(encode(&ticketed{Kind: kindTicket, Ticket: t.number, Grant: t.grant}))
 	}
 }
 
-// Close ends the calls.
+// Close stops calls of arrived.
 func (a *Arrivals) Close() { a.arrived = func(uint64, uint64) {} }
 
-// End takes back what is granted: the sender has left the channel, and writes nothing any
-// more. What it has written is heard of first. none is called when no NIC reads or writes
-// memory of the channel any more.
+// End revokes the grants after the sender has closed the channel, and processes earlier writes
+// first. End calls none when no NIC reads or writes memory of the channel.
 func (a *Arrivals) End(none func()) {
 	s := a.set
 	s.drain()
 	for t := range a.open {
 		if t.number != 0 && s.tickets[t.number] == t {
 			delete(s.tickets, t.number)
-			s.forgive(t)
+			s.markStale(t)
 		}
 	}
 	clear(a.open)
 	s.issue()
-	if a.flushes == 0 || s.over {
+	if a.flushes == 0 || s.closed {
 		none()
 		return
 	}
@@ -174,29 +175,29 @@ func (a *Arrivals) End(none func()) {
 	s.leaving[a] = true
 }
 
-// flushed is that one of its tickets is, or will not be.
+// flushed counts a finished or cancelled flush.
 func (a *Arrivals) flushed() {
 	if a.flushes--; a.flushes == 0 && a.none != nil {
 		a.quiet()
 	}
 }
 
-// quiet tells who waits for that.
+// quiet calls none.
 func (a *Arrivals) quiet() {
 	delete(a.set.leaving, a)
 	a.none()
 }
 
-// mostStale bounds the tickets that are remembered of which immediates may come.
-const mostStale = 4096
+// maxStale limits the number of remembered stale tickets.
+const maxStale = 4096
 
-// forgive remembers a ticket of which immediates may still come: the sender can know of
-// the end of its write before this side's NIC tells.
-func (s *Set) forgive(t *ticket) {
+// markStale remembers a ticket with missing immediates: the sender may see the end of its write
+// before this side's NIC reports the arrival.
+func (s *QPGroup) markStale(t *ticket) {
 	if s.stale == nil {
 		s.stale = map[uint32]int{}
 	}
-	if len(s.forgiven) >= mostStale {
+	if len(s.forgiven) >= maxStale {
 		delete(s.stale, s.forgiven[0])
 		s.forgiven = s.forgiven[1:]
 	}
@@ -204,8 +205,8 @@ func (s *Set) forgive(t *ticket) {
 	s.stale[t.number] = t.parts - bits.OnesCount64(t.seen)
 }
 
-// immediate takes one that a queue pair has delivered.
-func (s *Set) immediate(i int, number uint32) error {
+// immediate handles an immediate from queue pair i.
+func (s *QPGroup) immediate(i int, number uint32) error {
 	if p := s.pairs[i]; number == firstTicket && !p.tried {
 		p.tried = true
 		return nil
@@ -214,7 +215,7 @@ func (s *Set) immediate(i int, number uint32) error {
 	if t == nil {
 		left, stale := s.stale[number]
 		if !stale {
-			return malformed("a write with ticket %d, which is not out", number)
+			return malformed("%w", &ticketError{number, errNotOutstanding})
 		}
 		if left--; left == 0 {
 			delete(s.stale, number)
@@ -225,7 +226,7 @@ func (s *Set) immediate(i int, number uint32) error {
 		return nil
 	}
 	if t.seen&(1<<i) != 0 {
-		return malformed("two writes with ticket %d on one queue pair", number)
+		return malformed("%w", &ticketError{number, errTicketTwice})
 	}
 	if t.seen |= 1 << i; bits.OnesCount64(t.seen) < t.parts {
 		return nil
@@ -241,17 +242,17 @@ func (s *Set) immediate(i int, number uint32) error {
 	return nil
 }
 
-// arrive is that all of it is in the memory.
+// arrive handles the arrival of all bytes of a write.
 func (t *ticket) arrive() {
 	delete(t.arrivals.open, t)
 	if t.tells {
-		t.arrivals.channel.Tell(encode(&arrived{Kind: kindArrived, Ticket: t.number}))
+		t.arrivals.channel.SendExtension(encode(&arrived{Kind: kindArrived, Ticket: t.number}))
 	}
 	t.arrivals.arrived(t.grant, t.length)
 }
 
-// again posts a pair's receives that were taken.
-func (s *Set) again(p *pair) error {
+// again posts the used receives of a queue pair again.
+func (s *QPGroup) again(p *qp) error {
 	if len(p.owed) == 0 {
 		return nil
 	}
@@ -261,20 +262,20 @@ func (s *Set) again(p *pair) error {
 	return err
 }
 
-// ofReceive is set in the IDs of receives, and in those of no writes.
+// ofReceive is set in the IDs of receives and clear in the IDs of writes.
 const ofReceive = 1 << 63
 
-// heardOf takes what the other side says of a channel.
-func (s *Set) heardOf(c *tcp.Channel, m any) error {
-	e := s.ends[c]
+// handleChannelMessage handles a message about a channel.
+func (s *QPGroup) handleChannelMessage(c *tcp.Channel, m any) error {
+	e := s.channels[c]
 	switch m := m.(type) {
 	case *path:
-		// Once, and again when the queue pairs are others.
+		// Once, and again after a reconnect.
 		if s.used && (e == nil || e.link == nil && (e.path == nil || !s.granting)) {
-			if s.phase == running && !s.leads(m) {
-				return malformed("a path by a link beyond all %d", len(s.links))
+			if s.phase == running && !s.hasLinks(m) {
+				return malformed("a path with a link outside the %d links", len(s.links))
 			}
-			s.endsOf(c).path = m
+			s.stateOf(c).path = m
 			return nil
 		}
 	case *regionKeys:
@@ -294,5 +295,5 @@ func (s *Set) heardOf(c *tcp.Channel, m any) error {
 			return e.link.arrived(m)
 		}
 	}
-	return malformed("a %T that was not to come, of a channel", m)
+	return malformed("unexpected %T message about a channel", m)
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// A NIC has one completion queue for the queue pairs of all groups, so that an iteration of the event
-// loop asks a NIC once, however many relays it talks to. A map leads from the number of a queue pair to
-// the group. Groups reserve room, and the queue grows by ibv_resize_cq; a provider without that gets
-// another queue, of twice the size.
+// A NIC has one completion queue for the queue pairs of every group, so that an iteration of the
+// event loop polls a NIC once, however many peers the relay has. A map leads from the number of a
+// queue pair to the group. Groups reserve room, and the queue grows by ibv_resize_cq; a provider
+// without that call gets another queue of twice the size.
 
 // completionQueue is a completion queue that groups share. Goroutines that connect a group poll it as
 // well as the event loop.
@@ -25,33 +25,34 @@ type completionQueue struct {
 	groups   map[uint32]*queue // by number of the queue pair
 	room     int               // completions
 	reserved int
-	broken   bool // no group may reserve room any more
+	broken   bool // no group may reserve more room
 	batch    [batchSize]verbs.Completion
 }
 
 // completions are the completion queues of a relay.
 type completions struct {
 	shared    map[*verbs.Context][]*completionQueue // under the Fabric's mu
-	reserving sync.Mutex                            // held by the goroutine that makes or enlarges one
-	// The event loop owns the rest: the queues that it polls, and the groups with work.
+	reserving sync.Mutex                            // held by the goroutine that creates or enlarges a queue
+	// The event loop owns the following fields: the polled queues, and the groups with work.
 	polled     []*completionQueue
-	due        []*Set
-	spare      []*Set
-	completed  time.Duration // of the loop's clock, when completions were taken last
+	due        []*QPGroup
+	spare      []*QPGroup
+	completed  time.Duration // time of the last completion, on the loop's clock
 	processors int
 }
 
-// leastEntries is the room of a first completion queue.
-const leastEntries = 4096
+// minEntries is the size of the first completion queue of a NIC.
+const minEntries = 4096
 
-// reserve finds a completion queue of a NIC with room for n more completions, or makes one. It blocks.
+// reserve returns a completion queue of a NIC with room for entries more completions, and creates a
+// queue if necessary. It blocks.
 func (f *Fabric) reserve(n *nic, entries int) (*completionQueue, error) {
 	f.reserving.Lock()
 	defer f.reserving.Unlock()
 	f.mu.Lock()
 	all := slices.Clone(f.shared[n.context])
 	f.mu.Unlock()
-	size := leastEntries
+	size := minEntries
 	for _, c := range all {
 		if c.reserve(entries, n.limits.QueueEntries) {
 			return c, nil
@@ -65,7 +66,8 @@ func (f *Fabric) reserve(n *nic, entries int) (*completionQueue, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &completionQueue{Queue: made, context: n.context, groups: map[uint32]*queue{}, room: made.Entries(), reserved: entries}
+	c := &completionQueue{Queue: made, context: n.context, groups: map[uint32]*queue{}, room: made.Entries(),
+		reserved: entries}
 	f.mu.Lock()
 	f.shared[n.context] = append(f.shared[n.context], c)
 	f.mu.Unlock()
@@ -82,7 +84,7 @@ func (f *Fabric) reserve(n *nic, entries int) (*completionQueue, error) {
 	return c, nil
 }
 
-// reserve takes room for completions, and enlarges the queue where there is too little.
+// reserve reserves room for completions and enlarges a queue without enough room.
 func (c *completionQueue) reserve(entries, limit int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +112,7 @@ func (c *completionQueue) release(entries int) {
 	c.mu.Unlock()
 }
 
-// join leads the completions of a queue pair to a group.
+// join assigns the completions of a queue pair to a group.
 func (c *completionQueue) join(pair uint32, q *queue) {
 	c.mu.Lock()
 	c.groups[pair] = q
@@ -123,15 +125,15 @@ func (c *completionQueue) leave(pair uint32) {
 	c.mu.Unlock()
 }
 
-// take polls the device once and hands completions to their groups. It calls found for each group with
-// new ones. The lock is held.
-func (c *completionQueue) take(found func(*Set)) (int, error) {
+// take polls the device once and adds the completions to the inboxes of the groups. take calls
+// found for each group with new completions. The caller holds mu.
+func (c *completionQueue) take(found func(*QPGroup)) (int, error) {
 	n, err := c.Queue.Poll(c.batch[:])
 	var last *queue
 	for _, one := range c.batch[:n] {
 		q := c.groups[one.Pair]
 		if q == nil {
-			continue // its queue pair is gone
+			continue // the queue pair is gone
 		}
 		q.inbox = append(q.inbox, one)
 		if q != last {
@@ -142,19 +144,19 @@ func (c *completionQueue) take(found func(*Set)) (int, error) {
 	return n, err
 }
 
-// Poll asks the device, and gives a group the completions of its queue pairs, the oldest first.
+// Poll polls the device and returns completions of the group's queue pairs, oldest first.
 func (q *queue) Poll(into []verbs.Completion) (int, error) { return q.read(into, true) }
 
-// read gives a group the completions of its queue pairs, the oldest first. It asks the device if ask is
-// set, or if Fabric.Poll asks it no more.
+// read returns completions of the group's queue pairs, oldest first. read polls the device if ask
+// is set, or if Fabric.Poll no longer polls the queue.
 func (q *queue) read(into []verbs.Completion, ask bool) (int, error) {
 	c, s := q.completionQueue, q.set
-	var others []*Set
+	var others []*QPGroup
 	poll.Lock(&c.mu)
 	var err error
 	ask = ask || c.broken
 	for n := batchSize; ask && len(q.inbox) < len(into) && n == batchSize && err == nil; {
-		n, err = c.take(func(other *Set) {
+		n, err = c.take(func(other *QPGroup) {
 			if other != s && !slices.Contains(others, other) {
 				others = append(others, other)
 			}
@@ -178,16 +180,15 @@ func (q *queue) read(into []verbs.Completion, ask bool) (int, error) {
 	return n, err
 }
 
-// touch has the event loop look at a group in its next iteration.
-func (s *Set) touch() {
+// touch schedules a group for the next iteration of the event loop.
+func (s *QPGroup) touch() {
 	if !s.touched {
 		s.touched = true
 		s.fabric.due = append(s.fabric.due, s)
 	}
 }
 
-// Poll takes completions from all NICs, and has the groups that these are for, or that have something
-// to post, go on.
+// Poll takes completions from every NIC and runs the groups with completions or waiting requests.
 func (f *Fabric) Poll() bool {
 	progress := false
 	for _, c := range f.polled {
@@ -196,7 +197,7 @@ func (f *Fabric) Poll() bool {
 		}
 		var err error
 		for n := batchSize; n == batchSize && err == nil; {
-			n, err = c.take((*Set).touch)
+			n, err = c.take((*QPGroup).touch)
 			progress = progress || n > 0
 		}
 		c.mu.Unlock()
@@ -226,8 +227,8 @@ func (f *Fabric) Poll() bool {
 	return progress
 }
 
-// On hosts with many processors the loop does not sleep between completions that follow each other:
-// waking up takes longer than the copies and writes of a MiB.
+// On a host with many processors the loop spins between completions in short succession: a wakeup
+// takes longer than the copies and writes of a MiB.
 const (
 	manyProcessors = 16
 	activeTime     = time.Millisecond
@@ -242,12 +243,12 @@ func (f *Fabric) Spin() time.Duration {
 	return activeSpin
 }
 
-// Busy reports whether a group waits for the end of what it has posted, which has a limit.
+// Busy reports whether a group drains its posted requests, which has a time limit.
 func (f *Fabric) Busy() bool {
-	return slices.ContainsFunc(f.due, func(s *Set) bool { return s.phase == draining })
+	return slices.ContainsFunc(f.due, func(s *QPGroup) bool { return s.phase == draining })
 }
 
-// Arm has the next completion of each NIC make a descriptor ready.
+// Arm requests an event from each NIC for the next completion.
 func (f *Fabric) Arm() bool {
 	more := false
 	for _, c := range f.polled {
@@ -258,7 +259,7 @@ func (f *Fabric) Arm() bool {
 		err := c.Queue.Arm()
 		n := 0
 		if err == nil {
-			n, err = c.take((*Set).touch) // they came before
+			n, err = c.take((*QPGroup).touch) // completions from before Arm
 		}
 		c.mu.Unlock()
 		if err != nil {
@@ -267,22 +268,22 @@ func (f *Fabric) Arm() bool {
 		}
 		more = more || n > 0
 	}
-	return more || slices.ContainsFunc(f.due, (*Set).hasWork)
+	return more || slices.ContainsFunc(f.due, (*QPGroup).hasWork)
 }
 
-// Disarm has nothing to undo.
+// Disarm has nothing to reverse.
 func (f *Fabric) Disarm() {}
 
 // hasWork reports whether a group can go on now.
-func (s *Set) hasWork() bool {
-	if s.over || s.working {
+func (s *QPGroup) hasWork() bool {
+	if s.closed || s.working {
 		return false
 	}
 	return s.unread() || s.phase == running && s.waitingParts > 0 && !s.broken && !s.parting && s.room()
 }
 
 // unread reports whether completions wait for a group.
-func (s *Set) unread() bool {
+func (s *QPGroup) unread() bool {
 	return slices.ContainsFunc(s.queues, func(q *queue) bool {
 		q.mu.Lock()
 		defer q.mu.Unlock()
@@ -290,8 +291,8 @@ func (s *Set) unread() bool {
 	})
 }
 
-// queueFailed ends the groups that share a completion queue with an error: nothing of theirs completes
-// any more.
+// queueFailed fails the groups that share a completion queue: the queue returns no more
+// completions.
 func (f *Fabric) queueFailed(c *completionQueue, err error) {
 	f.retireQueue(c)
 	for s := range f.sets {
@@ -304,7 +305,7 @@ func (f *Fabric) queueFailed(c *completionQueue, err error) {
 	}
 }
 
-// retireQueue has no new group use a completion queue.
+// retireQueue closes a completion queue to new groups.
 func (f *Fabric) retireQueue(c *completionQueue) {
 	c.mu.Lock()
 	c.broken = true
@@ -315,7 +316,8 @@ func (f *Fabric) retireQueue(c *completionQueue) {
 	}
 }
 
-// closeQueues gives the completion queues back, after all queue pairs and the event loop.
+// closeQueues destroys the completion queues after every queue pair is gone and the event loop has
+// ended.
 func (f *Fabric) closeQueues() (err error) {
 	for _, all := range f.shared {
 		for _, c := range all {

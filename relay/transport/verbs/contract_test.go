@@ -82,8 +82,8 @@ func TestAdaptiveRoutingSplitsLongWrites(t *testing.T) {
 	}
 }
 
-// TestGlobalRoutesOfInfiniBand demands a GRH where the port requires one and across subnets, with the
-// router's LID where the GID has it, as NCCL's ncclIbQpRtr has.
+// TestGlobalRoutesOfInfiniBand demands a GRH if the port requires one and across subnets, with the
+// LID of the router if the GID has a FLID, as in NCCL's ncclIbQpRtr.
 func TestGlobalRoutesOfInfiniBand(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -93,12 +93,18 @@ func TestGlobalRoutesOfInfiniBand(t *testing.T) {
 		{"one subnet", nil, "0", "2"},
 		{"ports that require a GRH", func(a, b *softdevice.Device) { a.GRH, b.GRH = true, true }, "1", "2"},
 		{"two subnets", func(a, b *softdevice.Device) { a.Prefix, b.Prefix = 0xfec0<<48|1, 0xfec0<<48|2 }, "1", "2"},
-		{"two subnets with FLIDs", func(a, b *softdevice.Device) { a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|2 }, "1", "9"},
-		{"one subnet with FLIDs", func(a, b *softdevice.Device) { a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|1 }, "0", "2"},
+		{"two subnets with FLIDs", func(a, b *softdevice.Device) {
+			a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|2
+		}, "1", "9"},
+		{"one subnet with FLIDs", func(a, b *softdevice.Device) {
+			a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|1
+		}, "0", "2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := connectedOf(t, fabricOf(c.change))
-			calls := slices.DeleteFunc(w.of(t, "a0", "ibv_modify_qp"), func(call softdevice.Call) bool { return call.Arguments["state"] != "2" })
+			calls := slices.DeleteFunc(w.of(t, "a0", "ibv_modify_qp"), func(call softdevice.Call) bool {
+				return call.Arguments["state"] != "2"
+			})
 			if len(calls) != 2 {
 				t.Fatalf("%d queue pairs of a0 are ready to receive, want 2", len(calls))
 			}
@@ -118,13 +124,13 @@ func TestGlobalRoutesOfInfiniBand(t *testing.T) {
 	}
 }
 
-// TestECEIsNegotiated demands that both ends of a connection set the options that both devices have,
-// in the order of NCCL: query, set and query at the other side, set.
-func TestECEIsNegotiated(t *testing.T) {
+// TestECEOptionsAreNegotiated demands that both sides of a connection set the options that both devices
+// support, in the order of NCCL: query, set and query on the other side, set.
+func TestECEOptionsAreNegotiated(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		eceA, eceB   uint32
-		setA, setB   string // options that ibv_set_ece has
+		setA, setB   string // options of ibv_set_ece
 		resultA      string
 		wantAccepted uint32
 	}{
@@ -161,8 +167,8 @@ func TestECEIsNegotiated(t *testing.T) {
 	}
 }
 
-// TestDefaultQueuePairs demands 4 queue pairs of a RoCE link and 1 of others, and that a write is
-// spread over them.
+// TestDefaultQueuePairs demands 4 queue pairs for a RoCE link and 1 for other links, and that a
+// write uses every queue pair.
 func TestDefaultQueuePairs(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -187,7 +193,8 @@ func TestDefaultQueuePairs(t *testing.T) {
 				used[call.Arguments["qp"]] = true
 			}
 			if len(used) != c.pairs || w.a.set.perLink != c.pairs || w.b.set.perLink != c.pairs {
-				t.Errorf("a write goes by %d queue pairs, and a link has %d and %d, want %d", len(used), w.a.set.perLink, w.b.set.perLink, c.pairs)
+				t.Errorf("a write goes by %d queue pairs, and a link has %d and %d, want %d", len(used), w.a.set.perLink,
+					w.b.set.perLink, c.pairs)
 			}
 			if way := w.a.way(); !strings.Contains(way, "queue pairs each: ") {
 				t.Errorf("the report is %q", way)
@@ -223,9 +230,9 @@ func TestRelaxedOrderingSwitch(t *testing.T) {
 	}
 }
 
-// TestDataDirectNeedsFlush demands that a NIC with Data Direct is found, unless verbs.data_direct is
-// off, and that GPUs' memory is flushed then whatever the GPU orders, as NCCL's ncclTopoNeedFlush has
-// it.
+// TestDataDirectNeedsFlush demands that the relay finds a NIC with Data Direct, unless
+// verbs.data_direct is off, and then flushes memory of GPUs with any ordering, as NCCL's
+// ncclTopoNeedFlush does.
 func TestDataDirectNeedsFlush(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		a := deviceA
@@ -262,7 +269,8 @@ func TestCompletionsKeepLoopFromSleep(t *testing.T) {
 		}
 		receive(t, w.arrived, "the arrival")
 		if before != 0 || after != want {
-			t.Errorf("%d processors: the loop spins for %v without completions and for %v with one, want %v", processors, before, after, want)
+			t.Errorf("%d processors: the loop spins for %v without completions and for %v with one, want %v", processors,
+				before, after, want)
 		}
 	}
 }

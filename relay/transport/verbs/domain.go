@@ -9,24 +9,24 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// domains are those that take the place of a NIC's own for queue pairs that are connected
-// anew: what was written by a key of before cannot be written by them.
+// domains has the protection domains that replace the domain of a NIC after a reconnect: the new
+// queue pairs cannot write with keys from before the reset.
 type domains struct {
-	// Under the Fabric's mu: NICs with such a domain, and how many indexes NICs have had and
-	// which of these are free again.
+	// Under Fabric.mu: the NICs with such a domain, the number of indexes of NICs, and the free
+	// indexes.
 	renewed map[*nic]bool
 	indexes int
 	free    []int
 }
 
-// life is whether a domain is there still.
+// life is the lifetime of a protection domain.
 type life struct {
-	mu   sync.RWMutex // held for reading by who registers in it
+	mu   sync.RWMutex // held for reading during a registration
 	over bool
 }
 
-// errRetired is for who registers memory with NICs of before.
-var errRetired = errors.New("the queue pairs have been replaced meanwhile")
+// errRetired is the error of a registration with NICs that a reconnect has replaced.
+var errRetired = errors.New("a reconnect has replaced the NICs")
 
 func (l *life) use(f func() error) error {
 	l.mu.RLock()
@@ -37,7 +37,7 @@ func (l *life) use(f func() error) error {
 	return f()
 }
 
-// useAll has f use the domains of all NICs.
+// useAll calls f while the domains of every NIC exist.
 func useAll(nics []*nic, f func() error) error {
 	if len(nics) == 0 {
 		return f()
@@ -45,7 +45,7 @@ func useAll(nics []*nic, f func() error) error {
 	return nics[0].life.use(func() error { return useAll(nics[1:], f) })
 }
 
-// newIndex is a NIC's.
+// newIndex returns an unused index for a NIC.
 func (f *Fabric) newIndex() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -58,12 +58,12 @@ func (f *Fabric) newIndex() int {
 	return f.indexes - 1
 }
 
-// renew gives each NIC a new domain, and makes known there what all of some others know. One that
-// cannot is left out, unless it is needed or the last. It blocks. Those that it gives end with
-// retire.
+// renew gives each NIC a new domain and registers the memory there that others have registered.
+// renew omits a NIC that fails, unless needed has the NIC or no other NIC remains. It blocks.
+// retire releases the renewed NICs.
 //
-// Whoever registers memory meanwhile does so with all of them, so that each NIC that is chosen
-// in the end knows it: a GPU's memory cannot be registered on the loop.
+// During renew, goroutines register memory with both the old and the new NICs, so that every chosen
+// NIC has the memory at the end: the loop cannot register memory of a GPU.
 func (f *Fabric) renew(nics, others, needed []*nic, registers *atomic.Pointer[[]*nic]) (renewed []*nic, err error) {
 	var out []*nic
 	var why []error
@@ -108,16 +108,16 @@ func (f *Fabric) renew(nics, others, needed []*nic, registers *atomic.Pointer[[]
 	if err = follow(); err != nil {
 		return renewed, err
 	}
-	if err = follow(); err != nil { // what has come meanwhile
+	if err = follow(); err != nil { // memory registered meanwhile
 		return renewed, err
 	}
 	for i, n := range out {
-		logrus.WithError(why[i]).Warnf("RDMA is connected anew without %s", n.name)
+		logrus.WithError(why[i]).Warnf("RDMA reconnects without %s", n.name)
 	}
 	return renewed, nil
 }
 
-// follow makes known to NICs all that others know. It blocks.
+// follow registers with nics the memory that others have registered. It blocks.
 func (f *Fabric) follow(nics, others []*nic) error {
 	for _, r := range f.registrations() {
 		if !r.known(others) {
@@ -130,7 +130,7 @@ func (f *Fabric) follow(nics, others []*nic) error {
 	return nil
 }
 
-// registrations are all that there are, those that are being given back too.
+// registrations returns every registration, including registrations in release.
 func (f *Fabric) registrations() (list []*registration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -143,8 +143,8 @@ func (f *Fabric) registrations() (list []*registration) {
 	return list
 }
 
-// retire gives the domains of renewed NICs back, beside the loop. No queue pair may be in
-// them.
+// retire releases the domains of renewed NICs on another goroutine. The domains must have no queue
+// pair.
 func (f *Fabric) retire(nics []*nic) {
 	f.building.Add(1)
 	go func() {
@@ -179,7 +179,7 @@ func (f *Fabric) retireNow(nics []*nic) {
 	}
 }
 
-// drop ends what one NIC knows of it.
+// drop releases the registration with one NIC.
 func (r *registration) drop(index int) {
 	r.making.Lock()
 	defer r.making.Unlock()

@@ -12,10 +12,10 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// watch hears what happens to a NIC.
+// watch handles the asynchronous events of a NIC.
 func (f *Fabric) watch(n *nic) {
 	if err := f.loop.Watch(n.context.AsyncFD(), func(ready uint32) { f.events(n, ready) }); err != nil {
-		logrus.WithError(err).Warnf("the events of %s are not heard", n.name)
+		logrus.WithError(err).Warnf("watch the events of %s", n.name)
 	}
 }
 
@@ -42,7 +42,7 @@ func (f *Fabric) events(n *nic, ready uint32) {
 	}
 }
 
-// event has those Sets go on that an event is about.
+// event passes an event to the groups that use the NIC.
 func (f *Fabric) event(n *nic, e verbs.Event) {
 	switch e.Kind {
 	case verbs.PairFailed, verbs.PairRequestError, verbs.PairAccessError:
@@ -79,11 +79,12 @@ func (f *Fabric) event(n *nic, e verbs.Event) {
 	}
 }
 
-// portWait is the time that a link may be lost without a fault. Meanwhile NICs send again what the
-// other side has not acknowledged, for Verbs.Timeout and Verbs.Retries.
+// portWait is the maximum loss of a link without a fault. Meanwhile NICs resend unacknowledged
+// packets for Verbs.Timeout and Verbs.Retries.
 const portWait = 5 * time.Second
 
-// wentDown gives up queue pairs of a port that stays down: since is the number of its last event.
+// wentDown resets queue pairs of a port that stays down: since is the number of the last event of
+// the port.
 func (f *Fabric) wentDown(n *nic, e verbs.Event, since int) {
 	for s := range f.sets {
 		if s.goesBy(n) {
@@ -104,12 +105,12 @@ func (f *Fabric) wentDown(n *nic, e verbs.Event, since int) {
 	})
 }
 
-// backTime is how long a port that has come back has to stay before queue pairs that work are
-// given up for such as go by it, too.
+// backTime is the time that a returned port must stay active before a group resets working queue
+// pairs to use the port too.
 const backTime = 5 * time.Second
 
-// cameBack has those Sets go by a NIC again that did, if its port stays: nothing has become of
-// it since event number so many.
+// cameBack reconnects groups that used a NIC, if the port stays active: the port has no event after
+// event number since.
 func (f *Fabric) cameBack(n *nic, since int) {
 	time.AfterFunc(f.back, func() {
 		f.loop.Do(func() {
@@ -118,23 +119,23 @@ func (f *Fabric) cameBack(n *nic, since int) {
 			}
 			for s := range f.sets {
 				switch {
-				case !s.used || !s.had[n.context] || s.broken || s.gone != nil:
-				case s.working || s.phase != running || !s.granting || !s.resolved, // they are changing just now
-					!s.since.IsZero() && time.Since(s.resumed) <= f.config.Redial+f.back: // the limit is of the fault before
+				case !s.used || !s.workingNICs[n.context] || s.broken || s.gone != nil:
+				case s.working || s.phase != running || !s.granting || !s.resolved, // a negotiation is running
+					// the time limit belongs to the previous fault
+					!s.since.IsZero() && time.Since(s.resumed) <= f.config.Reconnect+f.back:
 					f.cameBack(n, since)
 					return
 				case !s.uses(n, 0):
-					s.giveUp(nil, fmt.Sprintf("for %s of host %s: its port %d is active again", n.name, hostname(), n.port))
+					s.giveUp(nil, fmt.Sprintf("%s of host %s: port %d is active again", n.name, hostname(), n.port))
 				}
 			}
 		})
 	})
 }
 
-// readdressed looks, beside the loop, whether a NIC has the address still that queue pairs
-// send from and are sent to.
+// readdressed checks on another goroutine whether a NIC still has the address of the queue pairs.
 func (f *Fabric) readdressed(n *nic, e verbs.Event) {
-	f.building.Add(1) // before Close waits: it comes after the loop
+	f.building.Add(1) // before Close waits, which runs after the loop
 	go func() {
 		gids, err := n.context.GIDs(n.port)
 		var is verbs.Port
@@ -153,11 +154,12 @@ func (f *Fabric) readdressed(n *nic, e verbs.Event) {
 				}
 				for _, q := range s.queues {
 					switch was := q.nic; {
-					case was.context != n.context || was.cm != nil: // whose connections end
+					case was.context != n.context || was.cm != nil:
+						// a change of address ends the connections of a connection manager
 					case was.infiniband() && was.is.LID != is.LID:
-						s.fault(n, fmt.Sprintf("%v: its LID was %d and is %d", e, was.is.LID, is.LID))
+						s.fault(n, fmt.Sprintf("%v: the LID has changed from %d to %d", e, was.is.LID, is.LID))
 					case !slices.Contains(gids, was.gid):
-						s.fault(n, fmt.Sprintf("%v: %v is its address no more; it has %v", e, was.gid, gids))
+						s.fault(n, fmt.Sprintf("%v: %v is no longer an address of the port, which has %v", e, was.gid, gids))
 					}
 				}
 			}
@@ -165,8 +167,8 @@ func (f *Fabric) readdressed(n *nic, e verbs.Event) {
 	}()
 }
 
-// died ends what goes by a NIC, which says nothing any more: its descriptor would be ready
-// for ever.
+// died fails the groups that use a lost NIC. died stops watching the NIC: the descriptor of a lost
+// device stays ready.
 func (f *Fabric) died(n *nic, what string) {
 	f.loop.Unwatch(n.context.AsyncFD())
 	n.dead.Store(true)
@@ -175,7 +177,7 @@ func (f *Fabric) died(n *nic, what string) {
 			f.retireQueue(c)
 		}
 	}
-	logrus.Warnf("RDMA device %s is lost, and opened anew for the next relay: %s", n.name, what)
+	logrus.Warnf("RDMA device %s is lost; the next peer opens the device again: %s", n.name, what)
 	for s := range f.sets {
 		if s.uses(n, 0) {
 			s.failed(n, what)

@@ -1,17 +1,16 @@
-// Package verbs is the transport between relays of two hosts over RDMA (InfiniBand, RoCE,
-// iWARP).
+// Package verbs is the transport between relays of two hosts over RDMA (InfiniBand, RoCE, iWARP).
 //
-// A tcp.Peer stays beside it: trust, channels, messages and death are its. A Set is what
-// two relays have between them: reliable connected queue pairs, some for each two NICs,
-// which all channels share. The sender writes with an immediate, the ticket that the
-// receiver gave with a grant; a write has arrived when every queue pair that carries a
-// part of it has delivered that. Whoever has a ticket finds a receive posted: there is no
-// more of them than of those.
+// A tcp.Peer accompanies the RDMA resources and provides trust, channels, messages and detection of
+// a dead peer. A QPGroup has reliable connected queue pairs, several for each two NICs, which every
+// channel of two relays shares. The sender writes with an immediate: the ticket that the receiver
+// sent with a grant. A write has arrived when each queue pair that carries a part has delivered the
+// ticket. A sender with a ticket always finds a posted receive: the number of tickets is at most
+// the number of receives.
 //
-// What the other relay says on the control stream is taken for a stranger's. What it
-// writes the NIC checks, and that only by memory and its key: who was granted a place in it,
-// or guesses the key, can write all of it for as long as it is registered and the queue pairs
-// are there. What is only sent from is registered so that nobody can write it.
+// Messages of the peer on the control stream are untrusted. The NIC checks the peer's writes, and
+// only by memory and key: a peer with a grant in a memory, or with a guessed key, can write all of
+// that memory while the registration and the queue pairs exist. The registration of a pure source
+// permits no remote write.
 package verbs
 
 import (
@@ -42,79 +41,79 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Config is what a relay uses of RDMA.
+// Config is the configuration of RDMA.
 type Config struct {
 	launch.Verbs
-	// NICs gives the names of those of the relay's lanes, as in /sys/class/infiniband. Any
+	// NICs returns the names of the NICs of the relay's lanes, as in /sys/class/infiniband. Any
 	// goroutine calls it.
 	NICs func() []string
-	// Off says why there is none; then the other side is told so.
+	// Off is the reason for RDMA being off. The Fabric sends the reason to peers.
 	Off string
-	// Library is libibverbs, where it is another one: of tests.
+	// Library is the path of another libibverbs, for tests.
 	Library string
-	// Slots is how much memory a lane registers at least, bytes: a NIC that cannot is not
-	// used.
+	// Slots is the minimum amount of memory that a lane registers, bytes. The Fabric does not use a
+	// NIC that cannot register as much.
 	Slots uint64
-	// Flush tells of a GPU's memory whether what NICs have written has to be flushed before
-	// it is used; nil where there is none. Any goroutine calls it.
+	// Flush reports whether writes of NICs into memory of a GPU need a flush before use; nil
+	// without such memory. Any goroutine calls it.
 	Flush func(*device.Memory) bool
-	// Stages tells whether lanes stage on GPUs, so that NICs may write there at all. Any
-	// goroutine calls it.
+	// Stages reports whether lanes stage on GPUs, so that NICs may write there. Any goroutine calls
+	// it.
 	Stages func() bool
-	// Current runs a function with a CUDA context current, as the registering of a GPU's
-	// memory needs; nil for one that needs none. Any goroutine calls it.
+	// Current calls a function with a current CUDA context, which a registration of GPU memory
+	// needs; nil if no context is necessary. Any goroutine calls it.
 	Current func(func() error) error
-	// Ports are where the connection manager listens, all where it is zero.
+	// Ports are the ports of listeners of the connection manager; zero for any port.
 	Ports address.Ports
-	// Addresses are the host's, where they are others: of tests.
+	// Addresses returns the addresses of the host, for tests; nil for the real addresses.
 	Addresses func() ([]netip.Addr, error)
-	// Time is how long the two sides may take to connect their queue pairs (SettleTime).
+	// Time is the limit of the negotiation of two sides (SettleTime).
 	Time time.Duration
-	// Redial is the time for new queue pairs after a fault (Verbs.ReconnectLimit).
-	Redial time.Duration
-	// PortWait is the time that a port without a link has before its queue pairs are given up (5 s).
+	// Reconnect is the time for new queue pairs after a fault (Verbs.ReconnectLimit).
+	Reconnect time.Duration
+	// PortWait is the time that a port may lack a link before the group resets its queue pairs (5
+	// s).
 	PortWait time.Duration
-	// minPairPart is the shortest part of a write for one of several queue pairs of a link, bytes; 0 for a
-	// MiB. Both relays need the same: tests have parts of short writes.
+	// minPairPart is the shortest part of a write for one of several queue pairs of a link, bytes;
+	// 0 for a MiB. Both relays need the same value. Tests split short writes.
 	minPairPart uint64
-	// earlier has the other relay be of a version before tcp.PartsVersion, for tests.
+	// earlier treats the peer as a version before tcp.PartsVersion, for tests.
 	earlier bool
 }
 
-// SettleTime is how long it takes at most, unless Config says otherwise, until it is
-// settled how a Peer's data goes.
+// SettleTime is the default limit of the negotiation.
 const SettleTime = 10 * time.Second
 
-// Fabric is what a relay has of RDMA: NICs, which are opened when they are first needed,
-// memory that is registered with all of them, and a Set for each Peer.
+// Fabric has the RDMA state of a relay: NICs, which open at first use, memory that is registered
+// with every NIC, and a QPGroup for each Peer.
 type Fabric struct {
 	loop   *poll.Loop
 	config Config
 
 	opening sync.Mutex
-	nics    []*nic // under opening; also those that have died
+	nics    []*nic // under opening; includes dead NICs
 
 	mu       sync.Mutex
 	closed   bool
 	memories map[purpose]*registration
-	closing  map[*registration]bool // those that are being given back
+	closing  map[*registration]bool // registrations in release
 	places   []*registration        // sources, by address
-	// forgotten is closed when Close has given back all memory.
+	// forgotten is closed when Close has released every registration.
 	forgotten chan struct{}
 	domains
 	completions
 
-	direct   atomic.Bool    // a NIC has Data Direct
-	beside   chan struct{}  // of who registers memory for Known
-	building sync.WaitGroup // what registers memory beside the loop
-	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
-	ending   time.Duration  // how long Close waits for that
-	sets     map[*Set]bool  // of the loop, those that are not over
-	ports    map[*nic]int   // of the loop: how often NICs' ports have come or gone
-	back     time.Duration  // backTime
+	direct   atomic.Bool       // a NIC has Data Direct
+	beside   chan struct{}     // limits concurrent registrations of Known
+	building sync.WaitGroup    // counts registrations outside the loop
+	raising  sync.WaitGroup    // counts goroutines that build or release groups
+	ending   time.Duration     // maximum wait of Close for raising
+	sets     map[*QPGroup]bool // the groups that are not closed; the loop owns the map
+	ports    map[*nic]int      // number of port events by NIC; the loop owns the map
+	back     time.Duration     // backTime
 }
 
-// New makes a relay's, without any NIC yet.
+// New creates the Fabric of a relay. The NICs open later.
 func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Time == 0 {
 		config.Time = SettleTime
@@ -122,45 +121,48 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.Addresses == nil {
 		config.Addresses = hostAddresses
 	}
-	if config.Redial == 0 {
-		config.Redial = time.Duration(cmp.Or(config.ReconnectLimit, launch.DefaultVerbs.ReconnectLimit)) * time.Second
+	if config.Reconnect == 0 {
+		config.Reconnect = time.Duration(cmp.Or(config.ReconnectLimit, launch.DefaultVerbs.ReconnectLimit)) * time.Second
 	}
 	if config.PortWait == 0 {
 		config.PortWait = portWait
 	}
 	f := &Fabric{
-		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
-		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
-		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{}, processors: runtime.NumCPU()},
+		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{},
+		closing: map[*registration]bool{}, forgotten: make(chan struct{}),
+		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*QPGroup]bool{},
+		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{},
+			processors: runtime.NumCPU()},
 	}
 	loop.Add(f)
 	return f
 }
 
-// nic is an open NIC, and its port.
+// nic is an open NIC and its port.
 type nic struct {
 	name    string
-	index   int // among those that the Fabric has now
-	opened  int // how many were opened before it; of those that take its place, too
+	index   int // index in the lists of regions
+	opened  int // number of NICs opened before, including reopened NICs
 	context *verbs.Context
 	domain  *verbs.Domain
-	life    *life // the domain's
+	life    *life // of the domain
 	port    uint8
 	is      verbs.Port
 	gid     verbs.GID
 	limits  verbs.Attributes
-	// cm is what connects its queue pairs, nil where that is done by their numbers.
+	// cm is the state of the connection manager; nil if the relays exchange the numbers of queue
+	// pairs.
 	cm *managed
-	// direct: it has a Data Direct function, which registers GPUs' memory.
+	// direct: the NIC has a Data Direct function, which registers memory of GPUs.
 	direct bool
-	// sends: it has no write with an immediate.
+	// sends: the NIC has no write with immediate.
 	sends bool
-	// software: it is a software device of package softdevice.
+	// software: the NIC is a software device of package softdevice.
 	software bool
-	// dead: it is gone, or was reset. It is opened anew, as another one.
+	// dead: the device is gone or was reset. The next open creates another nic.
 	dead *atomic.Bool
-	// changes counts the events that its addresses have changed, and seen those before is and
-	// gid were asked for.
+	// changes counts the events about changed addresses. seen is the count before the query of is
+	// and gid.
 	changes *atomic.Uint32
 	seen    uint32
 }
@@ -169,9 +171,9 @@ func unreachable(format string, arguments ...any) error {
 	return wire.Errorf(wire.StatusUnreachable, format, arguments...)
 }
 
-// open opens the NICs that the lanes have now, once, and again those that have died: a lane
-// that comes later goes by the same. Where none can be had the reason says so of each, and
-// it is tried again the next time. It blocks.
+// open opens the NICs of the current lanes once, and reopens dead NICs. A later lane uses the same
+// NICs. If no NIC opens, the error has the cause for each NIC, and the next call tries again. It
+// blocks.
 func (f *Fabric) open() ([]*nic, error) {
 	f.opening.Lock()
 	defer f.opening.Unlock()
@@ -227,7 +229,7 @@ func (f *Fabric) open() ([]*nic, error) {
 	return nics, nil
 }
 
-// active are the NICs whose port is active now, as it is now. It blocks.
+// active returns the NICs with an active port, with the current state of the port. It blocks.
 func (f *Fabric) active() (nics []*nic, err error) {
 	all, err := f.open()
 	if err != nil {
@@ -260,10 +262,10 @@ func (f *Fabric) active() (nics []*nic, err error) {
 	return nics, nil
 }
 
-// portInactive is the reason of a refusal that passes. The other relay tells it as text.
+// portInactive is the cause of a temporary refusal. The peer sends the cause as text.
 const portInactive = "no port is active"
 
-// PortActive reports whether a NIC of this relay has an active port now. It blocks.
+// PortActive reports whether a NIC of this relay has an active port. It blocks.
 func (f *Fabric) PortActive() bool {
 	nics, err := f.active()
 	return err == nil && len(nics) > 0
@@ -283,7 +285,7 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	}
 	i := slices.IndexFunc(devices, func(d verbs.Device) bool { return d.Name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("%s: there is no such device, or no provider of rdma-core for it", name)
+		return nil, fmt.Errorf("%s: no such device, or no rdma-core provider for the device", name)
 	}
 	n := &nic{name: name, dead: &atomic.Bool{}, changes: &atomic.Uint32{}, life: &life{}, software: library.Software()}
 	switch devices[i].Transport {
@@ -293,7 +295,8 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 		n.sends = true
 		n.cm, n.context, err = openManaged(library, name, config)
 	default:
-		err = fmt.Errorf("%s: it speaks %s; InfiniBand, RoCE and iWARP can be used", name, devices[i].Transport)
+		err = fmt.Errorf("%s: unsupported transport %s; Peerlane supports InfiniBand, RoCE and iWARP", name,
+			devices[i].Transport)
 	}
 	if err != nil {
 		return nil, err
@@ -331,7 +334,8 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	return n, n.try(config.Slots)
 }
 
-// chooseGID is what packets come from: the GID of an index, or the best where it is negative.
+// chooseGID returns the source GID of packets: the GID with an index, or the best GID for a
+// negative index.
 func (n *nic) chooseGID(index int) (verbs.GID, error) {
 	gids, err := n.context.GIDs(n.port)
 	if err != nil {
@@ -350,8 +354,7 @@ func (n *nic) chooseGID(index int) (verbs.GID, error) {
 	return gid, err
 }
 
-// try has the NIC register memory once: what a limit of locked memory forbids is to be
-// known before anybody relies on it.
+// try registers memory with the NIC once, to detect a limit of locked memory early.
 func (n *nic) try(bytes uint64) error {
 	if bytes == 0 {
 		return nil
@@ -387,7 +390,7 @@ func (n *nic) infiniband() bool { return n.is.LinkLayer != verbs.Ethernet }
 
 // Default numbers of queue pairs of a link.
 const (
-	// roceQueuePairs spread data over the paths that switches choose by hash.
+	// roceQueuePairs spreads data over the paths that switches select by hash.
 	roceQueuePairs  = 4
 	otherQueuePairs = 1
 )
@@ -403,8 +406,8 @@ func (n *nic) queuePairs(config launch.Verbs) int {
 	return otherQueuePairs
 }
 
-// mtu is what the port and the configuration have. Both sides have to come to the same for
-// a link, so the other one is told this.
+// mtu returns the lesser MTU of port and configuration. The message to the peer has the value,
+// because both sides of a link need the same MTU.
 func (n *nic) mtu(config launch.Verbs) verbs.MTU {
 	if most, ok := verbs.MTUOf(config.MTU); ok {
 		return min(n.is.MTU, most)
@@ -412,8 +415,8 @@ func (n *nic) mtu(config launch.Verbs) verbs.MTU {
 	return n.is.MTU
 }
 
-func (n *nic) card(config launch.Verbs) card {
-	c := card{GID: n.gid.GID, LID: n.is.LID, Layer: layerEthernet, MTU: uint8(n.mtu(config))}
+func (n *nic) portInfo(config launch.Verbs) portInfo {
+	c := portInfo{GID: n.gid.GID, LID: n.is.LID, Layer: layerEthernet, MTU: uint8(n.mtu(config))}
 	if n.infiniband() {
 		c.Layer = layerInfiniBand
 	}
@@ -427,7 +430,7 @@ func (n *nic) card(config launch.Verbs) card {
 	return c
 }
 
-// at is what others reach it by.
+// at returns the address of the NIC for peers.
 func (n *nic) at() string {
 	if n.cm != nil {
 		return fmt.Sprintf("%s, iWARP by RDMA CM", n.cm.address)
@@ -436,7 +439,8 @@ func (n *nic) at() string {
 }
 
 func (n *nic) String() string {
-	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.at(), n.is.MTU.Bytes(), n.is.GigabitRate) + n.kind()
+	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.at(), n.is.MTU.Bytes(),
+		n.is.GigabitRate) + n.kind()
 }
 
 // kind marks a software device in reports.
@@ -447,8 +451,8 @@ func (n *nic) kind() string {
 	return ""
 }
 
-// Report is what the administrator is told; nil where no NIC was needed yet, or while they
-// are being opened. It belongs to the loop.
+// Report returns the report for the administrator; nil before the first use of a NIC, and while
+// NICs open. Call Report on the event loop.
 func (f *Fabric) Report() *launch.VerbsReport {
 	if f.config.Off != "" {
 		return &launch.VerbsReport{Error: f.config.Off}
@@ -472,8 +476,8 @@ func (f *Fabric) Report() *launch.VerbsReport {
 
 // --- memory -------------------------------------------------------------------------
 
-// purpose is what memory is registered for: only that which was granted can be written by
-// the other side.
+// purpose is memory and the direction of a registration: the peer can write only into granted
+// targets.
 type purpose struct {
 	memory *device.Memory
 	target bool
@@ -485,29 +489,30 @@ func (f *Fabric) access(target bool) verbs.Access {
 	return gdr.Access(target, f.config.RelaxedOrdering)
 }
 
-// registration is memory that NICs know, the host's or a GPU's.
+// registration is memory of the host or a GPU that is registered with NICs.
 type registration struct {
 	what        purpose
 	base, bytes uint64
-	flush       bool // what has been written is flushed
-	// regions are by NIC, nil of one that does not know it. What is in it changes no more.
+	flush       bool // writes into the memory need a flush
+	// regions is indexed by nic.index; nil for a NIC without a registration. The slice is
+	// immutable.
 	regions atomic.Pointer[[]*verbs.Region]
-	asked   map[*life]bool          // by Known, of which NICs; under the Fabric's mu
-	refused atomic.Pointer[unknown] // the last error of a NIC that does not know it; nil for none
+	asked   map[*life]bool          // NICs that Known has tried; under Fabric.mu
+	refused atomic.Pointer[unknown] // last error of a NIC without a registration; nil without an error
 
-	making sync.Mutex            // held by whom registers it, or gives it back
+	making sync.Mutex            // held during a registration and a release
 	over   bool                  // under making
-	steps  map[string][]gdr.Step // of a GPU's, by NIC; the same
+	steps  map[string][]gdr.Step // attempts for memory of a GPU, by NIC; under making
 }
 
-// unknown is why a NIC does not know memory. Another of the same name takes its place when
-// queue pairs are connected anew.
+// unknown is the error of a failed registration. A NIC with the same name clears the error after a
+// reconnect.
 type unknown struct {
 	by  string
 	err error
 }
 
-// region is what a NIC knows it by, nil for nothing.
+// region returns the registration with a NIC, or nil.
 func (r *registration) region(n *nic) *verbs.Region {
 	if list := *r.regions.Load(); n.index < len(list) {
 		return list[n.index]
@@ -515,13 +520,13 @@ func (r *registration) region(n *nic) *verbs.Region {
 	return nil
 }
 
-// known reports whether all of some NICs know it.
+// known reports whether every NIC has a registration.
 func (r *registration) known(nics []*nic) bool {
 	return !slices.ContainsFunc(nics, func(n *nic) bool { return r.region(n) == nil })
 }
 
-// register makes memory known to those NICs that do not know it. It blocks; what is
-// registered already takes no time.
+// register registers memory with the NICs that lack a registration. It blocks, unless every NIC has
+// one.
 func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
 	f.mu.Lock()
 	if f.closed {
@@ -535,11 +540,11 @@ func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
 	return r, r.fill(f, nics)
 }
 
-// errForgotten is of memory that is not to be registered any more.
+// errForgotten is the error of a registration after Forget.
 var errForgotten = wire.Errorf(wire.StatusInternal, "memory is being taken back")
 
-// fill has NICs know a registration's memory. One that was forgotten meanwhile stays empty:
-// its memory may be gone. It blocks.
+// fill registers the memory with NICs. After Forget, fill fails, because the memory may be gone. It
+// blocks.
 func (r *registration) fill(f *Fabric, nics []*nic) error {
 	if r.known(nics) {
 		return nil
@@ -562,7 +567,7 @@ func (r *registration) fill(f *Fabric, nics []*nic) error {
 		})
 		if err != nil {
 			list[n.index] = nil
-			if !errors.Is(err, errRetired) { // which is of no NIC
+			if !errors.Is(err, errRetired) { // errRetired concerns no NIC
 				r.refused.Store(&unknown{n.name, err})
 			}
 			return err
@@ -574,13 +579,15 @@ func (r *registration) fill(f *Fabric, nics []*nic) error {
 	return nil
 }
 
-// registration finds memory's, or begins one. It needs the lock.
+// registration returns the registration of memory, and creates an empty registration if necessary.
+// The caller holds mu.
 func (f *Fabric) registration(what purpose) *registration {
 	r := f.memories[what]
 	if r != nil {
 		return r
 	}
-	r = &registration{what: what, base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[*life]bool{}, steps: map[string][]gdr.Step{}}
+	r = &registration{what: what, base: placeOf(what.memory.At(0)), bytes: what.memory.Bytes, asked: map[*life]bool{},
+		steps: map[string][]gdr.Step{}}
 	r.flush = f.flushes(what)
 	r.regions.Store(&[]*verbs.Region{})
 	f.memories[what] = r
@@ -593,7 +600,7 @@ func (f *Fabric) registration(what purpose) *registration {
 
 func byBase(r *registration, base uint64) int { return cmp.Compare(r.base, base) }
 
-// close has NICs forget it, or says which still know it.
+// close releases the regions of every NIC. The error names the regions that a NIC keeps.
 func (r *registration) close() (err error) {
 	r.making.Lock()
 	defer r.making.Unlock()
@@ -611,9 +618,9 @@ func (r *registration) close() (err error) {
 	return err
 }
 
-// Register makes memory known to the Set's NICs, as a target, which the other side may
-// write, or as a source. Any goroutine may call it once the Set is settled. It blocks.
-func (s *Set) Register(m *device.Memory, target bool) error {
+// Register registers memory with the group's NICs, as a target, which the peer may write, or as a
+// source. Any goroutine may call Register after the negotiation. It blocks.
+func (s *QPGroup) Register(m *device.Memory, target bool) error {
 	what := purpose{m, target}
 	return s.registering(target && s.fabric.flushes(what), func(nics []*nic) error {
 		_, err := s.fabric.register(what, nics)
@@ -621,8 +628,9 @@ func (s *Set) Register(m *device.Memory, target bool) error {
 	})
 }
 
-// registering has the Set's NICs know memory, and those that take their place meanwhile.
-func (s *Set) registering(flushed bool, register func([]*nic) error) error {
+// registering calls register with the group's NICs, and again if a reconnect replaces the NICs
+// meanwhile.
+func (s *QPGroup) registering(flushed bool, register func([]*nic) error) error {
 	for {
 		if err := s.noFlush(); flushed && err != nil {
 			return err
@@ -635,13 +643,13 @@ func (s *Set) registering(flushed bool, register func([]*nic) error) error {
 	}
 }
 
-// Known reports whether the Set's NICs know memory, and has it registered where they do not:
-// it does not block. What could not be is not tried again.
-func (s *Set) Known(m *device.Memory, target bool) bool {
+// Known reports whether the group's NICs have registered memory, and begins the registration
+// otherwise. It does not block. Known does not repeat a failed registration.
+func (s *QPGroup) Known(m *device.Memory, target bool) bool {
 	f, what := s.fabric, purpose{m, target}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.closed || s.over {
+	if f.closed || s.closed {
 		return false
 	}
 	r := f.registration(what)
@@ -660,22 +668,22 @@ func (s *Set) Known(m *device.Memory, target bool) bool {
 			defer f.building.Done()
 			f.beside <- struct{}{}
 			defer func() { <-f.beside }()
-			// That one and no other: when this runs the memory may have been forgotten.
+			// Fill only this registration: the memory may be forgotten by now.
 			err := s.registering(r.flush, func(nics []*nic) error { return r.fill(f, nics) })
 			if err != nil && err != errForgotten {
-				logrus.WithError(err).Warn("memory of a client goes through slots: it cannot be registered with the NICs")
+				logrus.WithError(err).Warn("memory of a client goes through slots: the registration with the NICs failed")
 			}
 		}()
 	}
 	return false
 }
 
-// registeringAtOnce bounds the threads that wait for NICs on behalf of Known: clients say how
-// many memories it is asked about.
+// registeringAtOnce limits the goroutines that register memory for Known: clients decide the number
+// of memories.
 const registeringAtOnce = 16
 
-// Forget ends Register, and Known: no NIC reads or writes the memory any more, unless the
-// error says that one still knows it. It blocks.
+// Forget reverses Register and Known. No NIC reads or writes the memory afterwards, unless the
+// error names a NIC with a remaining registration. It blocks.
 func (f *Fabric) Forget(m *device.Memory) (err error) {
 	for _, target := range []bool{false, true} {
 		what := purpose{m, target}
@@ -696,14 +704,14 @@ func (f *Fabric) Forget(m *device.Memory) (err error) {
 			delete(f.closing, r)
 			f.mu.Unlock()
 			f.building.Done()
-		case closed: // Close has it, and its memory may not go before
+		case closed: // Close owns the registration; the memory must stay until Close has released it
 			<-f.forgotten
 		}
 	}
 	return err
 }
 
-// at finds the source that n bytes at a place are in.
+// at returns the source that contains n bytes at a place.
 func (f *Fabric) at(p device.Place, n uint64) *registration {
 	address := placeOf(p)
 	f.mu.Lock()
@@ -721,12 +729,12 @@ func (f *Fabric) at(p device.Place, n uint64) *registration {
 	return nil
 }
 
-// endingTime is how long a relay that ends waits for what brings queue pairs up, which a
-// connection manager keeps as long as it likes. The kernel takes those with the process.
+// endingTime is the maximum wait of a relay's end for negotiations: calls of a connection manager
+// have no limit. The kernel releases the rest with the process.
 const endingTime = 5 * time.Second
 
-// Close ends all RDMA, after the loop: when it returns no NIC reads or writes any memory but
-// what a Set has that did not come up, and that is its own.
+// Close ends RDMA, after the loop. When Close returns, no NIC reads or writes memory, except the
+// own memory of a group whose negotiation did not end.
 func (f *Fabric) Close() {
 	f.mu.Lock()
 	f.closed = true
@@ -740,7 +748,7 @@ func (f *Fabric) Close() {
 	up := f.raised()
 	for s := range f.sets {
 		if up || !s.working {
-			s.plumbing.close()
+			s.resources.close()
 		}
 	}
 	for _, r := range memories {
@@ -748,7 +756,8 @@ func (f *Fabric) Close() {
 	}
 	close(f.forgotten)
 	if !up {
-		logrus.Warnf("queue pairs are still being connected, or given back, after %v; the NICs are left to the kernel", f.ending)
+		logrus.Warnf("queue pairs are still being connected or released after %v; the kernel releases the NICs",
+			f.ending)
 		return
 	}
 	f.opening.Lock()
@@ -765,7 +774,7 @@ func (f *Fabric) Close() {
 	f.nics = nil
 }
 
-// raised ends the bringing up, and reports whether that was in time.
+// raised cancels the negotiations and reports whether they ended in time.
 func (f *Fabric) raised() bool {
 	for s := range f.sets {
 		if s.brought != nil {

@@ -11,81 +11,84 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// What a NIC has written into a GPU's memory, and told of, may still be on its way for
-// everybody but that GPU. A read by the same NIC comes behind it: when that has ended the
-// bytes are there for all. Each NIC of a Set has a queue pair for this alone, which leads
-// to itself and is the only one that may read. Those that a connection manager makes may as
-// well, as it has them, so nothing is registered for reading with their NICs.
+// Bytes that a NIC has written and reported may still be on the way to memory of a GPU, for every
+// reader but that GPU. A read by the same NIC follows the write: when the read completes, the bytes
+// are visible to every reader. Each NIC of a group has a queue pair for flushes, which connects to
+// itself and is the only queue pair with remote read access. Queue pairs of a connection manager
+// would have the same access, so the group registers no memory for reading with their NICs.
 //
-// When queue pairs fail, what has arrived is still flushed by those that there are, whatever has
-// become of the way to the other host. A flush that cannot end is made again by their
-// successor on the same NIC, behind whose writes its reads come, too; until then its ticket has not
-// arrived here, though the sender is told that it needs not be written again. What had not
-// arrived is flushed as well before it is granted again, by the NICs that there are then: a part of
-// it may be on its way, and comes again by another NIC. One that is not there any more flushes
-// nothing of that: what is late of it are the same bytes for the same place, and has had the time of
-// a re-dial to get there; those that come again are flushed by whoever writes them. The keys that
-// all this was written by are there until then.
+// After a failure of queue pairs, the existing flushers still flush the arrived writes, independent
+// of the connection to the peer. A successor on the same NIC repeats a flush that cannot complete:
+// the reads of the successor follow the earlier writes too. Until then the ticket has not arrived
+// on this side, although the sender learns not to write again.
+//
+// Before a ticket gets another grant, the current NICs flush the doubtful write too: a part may be
+// on the way, and another NIC may repeat that part. A NIC that is gone flushes nothing. Late bytes
+// of that NIC equal the repeated bytes for the same place, and had the time of a reconnect to
+// arrive; the NIC that repeats a write flushes the repetition. The keys of the earlier writes stay
+// valid until then.
 
-// flushDepth is how many of a NIC's flushes are under way, and regionFlushes how many of a region; more
-// wait for those. A flush is of all waiting tickets of its region: on PCIe a read pushes all earlier writes
-// of the NIC to that device, so that one read of the last place is enough (NCCL, ncclIbIflush in
-// net_ib.cc, reads the last buffer of up to 8 receives).
+// flushDepth limits the outstanding flushes of a NIC, and regionFlushes the outstanding flushes of
+// a region; further flushes wait. A flush covers every waiting ticket of the region: on PCIe a read
+// pushes earlier writes of the NIC to the device, so that one read of the last place is enough
+// (NCCL, ncclIbIflush in net_ib.cc, reads the last buffer of up to 8 receives).
 const (
 	flushDepth    = 64
 	regionFlushes = 2
 )
 
-// flushers is what a Set has of it.
+// flushers is the state of a group's flushes.
 type flushers struct {
-	flushes int // posted and not ended
-	// leaving are the ended channels of which something is being flushed.
+	flushes int // posted, without a completion
+	// leaving has the ended channels with pending flushes.
 	leaving map[*Arrivals]bool
-	// unflushable says why there is none. Any goroutine reads it.
+	// unflushable is the reason for missing flushers. Any goroutine may read it.
 	unflushable atomic.Pointer[error]
 	kept        []kept
-	// catching are the flushes of what was written by queue pairs of before, and before are the
-	// NICs as these knew them, to be retired when those have ended.
+	// catching counts the flushes for writes of earlier queue pairs. before has the NICs with the
+	// domains of these queue pairs; the group retires before when catching is 0.
 	catching int
 	before   []*nic
 }
 
-// kept is a flush for a NIC's next queue pair.
+// kept is a flush for the next queue pair of a NIC.
 type kept struct {
 	ticket *ticket
 	nic    *nic
 }
 
-// noFlush says why nothing is flushed. Any goroutine may call it once the Set is settled.
-func (s *Set) noFlush() error {
+// noFlush returns the reason for missing flushers, or nil. Any goroutine may call noFlush after the
+// negotiation.
+func (s *QPGroup) noFlush() error {
 	if why := s.unflushable.Load(); why != nil {
 		return *why
 	}
 	return nil
 }
 
-// flusher is a NIC's queue pair for flushes.
+// flusher is the queue pair of a NIC for flushes.
 type flusher struct {
 	*verbs.Pair
-	posted []reading // the oldest first
+	posted []reading // oldest first
 	waits  []reading
 	failed bool
 }
 
-// reading is a flush of tickets of a region. The read is of the last one's place.
+// reading is a flush of tickets of a region. The read is at the place of the last ticket.
 type reading struct {
 	tickets []*ticket
 	send    verbs.Send
-	again   bool // of what queue pairs of before have written
+	again   bool // for writes of earlier queue pairs
 }
 
 func (r *reading) region() *registration { return r.tickets[0].region }
 
-// errNothingStaged is of relays that have connected before there was anything to flush.
-var errNothingStaged = errors.New("NICs wrote into no GPU of this relay's lanes when it connected to the other one, so nothing can be flushed")
+// errNothingStaged is the error of a relay that connected before a GPU needed flushes.
+var errNothingStaged = errors.New("NICs wrote into no GPU of this relay's lanes when it connected to the other " +
+	"one, so nothing can be flushed")
 
-// thatFlush are those of some NICs that can have queue pairs for it, if there are any: with one
-// that cannot nobody flushes.
+// thatFlush returns the NICs that can have flushers, or nics if no NIC can: one NIC without a
+// flusher disables flushes.
 func thatFlush(nics []*nic) []*nic {
 	can := slices.DeleteFunc(slices.Clone(nics), func(n *nic) bool { return n.cm != nil })
 	if len(can) == 0 {
@@ -94,8 +97,8 @@ func thatFlush(nics []*nic) []*nic {
 	return can
 }
 
-// flushing reports whether NICs are to have queue pairs for it. It blocks.
-func (s *Set) flushing() bool {
+// flushing reports whether the NICs need flushers, and records the reason otherwise. It blocks.
+func (s *QPGroup) flushing() bool {
 	c := &s.fabric.config
 	if c.Flush == nil || c.Stages == nil || !c.Stages() {
 		s.cannotFlush = errNothingStaged
@@ -104,16 +107,16 @@ func (s *Set) flushing() bool {
 	return true
 }
 
-// withoutFlush keeps why there is none. GPUs' memory is not received into then, and all
-// else goes on.
-func (s *Set) withoutFlush(q *queue, err error) {
-	s.cannotFlush = errors.Join(s.cannotFlush, fmt.Errorf("what %s writes into a GPU's memory cannot be flushed: %w", q.nic.name, err))
+// withoutFlush records the failure of a flusher. The group then receives no writes into memory of
+// GPUs; other data continues.
+func (s *QPGroup) withoutFlush(q *queue, err error) {
+	s.cannotFlush = errors.Join(s.cannotFlush, &flushError{q.nic.name, err})
 }
 
-// buildFlusher makes a NIC's queue pair. It blocks.
-func (s *Set) buildFlusher(q *queue, managed bool) {
+// buildFlusher creates the flusher of a NIC. It blocks.
+func (s *QPGroup) buildFlusher(q *queue, managed bool) {
 	if managed {
-		s.withoutFlush(q, errors.New("a connection manager leads no queue pair to itself"))
+		s.withoutFlush(q, errors.New("a connection manager connects no queue pair to itself"))
 		return
 	}
 	made, err := q.nic.domain.NewPair(verbs.PairConfig{Send: q.Queue, Recv: q.Queue, SendDepth: flushDepth, RecvDepth: 1})
@@ -127,8 +130,8 @@ func (s *Set) buildFlusher(q *queue, managed bool) {
 	}
 }
 
-// connectFlushers has them lead to themselves. It blocks.
-func (s *Set) connectFlushers() {
+// connectFlushers connects each flusher to itself. It blocks.
+func (s *QPGroup) connectFlushers() {
 	c := &s.fabric.config
 	for _, q := range s.queues {
 		f, n := q.flusher, q.nic
@@ -139,7 +142,8 @@ func (s *Set) connectFlushers() {
 		route.Pair, route.MTU = f.Number(), n.mtu(c.Verbs)
 		err := f.ReadyToReceive(route)
 		if err == nil {
-			err = f.ReadyToSend(verbs.Sending{Timeout: uint8(c.Timeout), Retries: uint8(c.Retries), ReceiverRetries: 7, Reads: 1})
+			err = f.ReadyToSend(verbs.Sending{Timeout: uint8(c.Timeout), Retries: uint8(c.Retries), ReceiverRetries: 7,
+				Reads: 1})
 		}
 		if err != nil {
 			s.withoutFlush(q, err)
@@ -147,8 +151,8 @@ func (s *Set) connectFlushers() {
 	}
 }
 
-// tryFlushers reads the Set's page by each, behind the first writes. It blocks.
-func (s *Set) tryFlushers() error {
+// tryFlushers reads the page of the group by each flusher, behind the first writes. It blocks.
+func (s *QPGroup) tryFlushers() error {
 	if s.cannotFlush != nil {
 		return nil
 	}
@@ -161,14 +165,17 @@ func (s *Set) tryFlushers() error {
 		left++
 	}
 	var batch [batchSize]verbs.Completion
-	// Both sides try theirs, one after the other, and the Set comes up without them in time.
+	// Both sides try their flushers, one after the other, and the group still comes up in time
+	// without flushers.
 	limit := s.fabric.config.Time / 4
 	for end := time.Now().Add(limit); left > 0; time.Sleep(tryPause) {
 		if err := s.bringing.Err(); err != nil {
 			return err
 		}
 		if time.Now().After(end) {
-			s.withoutFlush(s.queues[0], fmt.Errorf("a first read by a queue pair that leads to itself has not ended within %v", limit))
+			s.withoutFlush(s.queues[0],
+				fmt.Errorf("the first read by a queue pair that is connected to itself has not completed within %v",
+					limit))
 			return nil
 		}
 		for _, q := range s.queues {
@@ -180,7 +187,7 @@ func (s *Set) tryFlushers() error {
 				c := &batch[i]
 				switch {
 				case q.flusher.Number() != c.Pair:
-					if _, _, err := s.triedOne(q, c); err != nil { // the other side goes on, too
+					if _, _, err := s.triedOne(q, c); err != nil { // the peer tries its queue pairs meanwhile
 						return err
 					}
 					continue
@@ -194,14 +201,15 @@ func (s *Set) tryFlushers() error {
 	return nil
 }
 
-// readOf is a flush: of one byte, which nobody looks at.
-func (s *Set) readOf(q *queue, at uint64, key uint32) verbs.Send {
-	return verbs.Send{Op: verbs.Read, Flags: verbs.Signaled, Length: 1, Address: s.page0(), LKey: q.first.LKey(), Remote: at, RKey: key}
+// readOf returns the request of a flush: a read of one byte, which is discarded.
+func (s *QPGroup) readOf(q *queue, at uint64, key uint32) verbs.Send {
+	return verbs.Send{Op: verbs.Read, Flags: verbs.Signaled, Length: 1, Address: s.page0(), LKey: q.first.LKey(),
+		Remote: at, RKey: key}
 }
 
-// settleWrite has all NICs that have written a ticket's bytes flush them, when the completions at hand
-// have been taken.
-func (s *Set) settleWrite(t *ticket) {
+// settleWrite queues a flush of a ticket's bytes with each NIC that has written some. The loop
+// posts the flushes after the current completions.
+func (s *QPGroup) settleWrite(t *ticket) {
 	t.arrivals.flushes++
 	for seen := t.seen; seen != 0; seen &= seen - 1 {
 		q := s.pairs[bits.TrailingZeros64(seen)].queue
@@ -214,7 +222,7 @@ func (s *Set) settleWrite(t *ticket) {
 	}
 }
 
-// wait has a flush posted. It joins one of the same region that waits.
+// wait queues a flush, or adds the tickets to a waiting flush of the same region.
 func (f *flusher) wait(r reading) {
 	for i := range f.waits {
 		if w := &f.waits[i]; !w.again && !r.again && w.region() == r.region() {
@@ -225,7 +233,7 @@ func (f *flusher) wait(r reading) {
 	f.waits = append(f.waits, r)
 }
 
-// next takes the first waiting flush whose region has fewer than regionFlushes under way.
+// next takes the first waiting flush whose region has fewer than regionFlushes outstanding.
 func (f *flusher) next() (r reading, ok bool) {
 	for i := range f.waits {
 		flying := 0
@@ -243,8 +251,8 @@ func (f *flusher) next() (r reading, ok bool) {
 	return reading{}, false
 }
 
-// reading is the flush of a ticket's bytes by a NIC that knows their memory.
-func (s *Set) reading(t *ticket, q *queue) reading {
+// reading returns the flush of a ticket's bytes by a NIC with a registration of the memory.
+func (s *QPGroup) reading(t *ticket, q *queue) reading {
 	return reading{tickets: []*ticket{t}, send: s.readOf(q, t.region.base+t.offset, t.region.region(q.nic).RKey())}
 }
 
@@ -257,7 +265,7 @@ func (t *ticket) flushedBy(q *queue) bool {
 	return false
 }
 
-func (s *Set) postFlushes(q *queue) {
+func (s *QPGroup) postFlushes(q *queue) {
 	f := q.flusher
 	for len(f.waits) > 0 && len(f.posted) < flushDepth && s.gone == nil && !s.broken && !f.failed {
 		w, ok := f.next()
@@ -276,13 +284,13 @@ func (s *Set) postFlushes(q *queue) {
 	}
 }
 
-// flushed takes the end of a flush. It reports whether it is one.
-func (s *Set) flushed(q *queue, c *verbs.Completion) bool {
+// flushed handles the completion of a flush. The result is false for another queue pair.
+func (s *QPGroup) flushed(q *queue, c *verbs.Completion) bool {
 	f := q.flusher
 	if f == nil || f.Number() != c.Pair {
 		return false
 	}
-	if len(f.posted) == 0 { // the first, which was given up
+	if len(f.posted) == 0 { // the first read, which was abandoned
 		return true
 	}
 	r := f.posted[0]
@@ -290,7 +298,7 @@ func (s *Set) flushed(q *queue, c *verbs.Completion) bool {
 	f.posted = f.posted[1:]
 	s.flushes--
 	switch err := c.Err(); {
-	case s.gone != nil: // and nobody waits for it
+	case s.gone != nil: // the waiting operation has ended
 	case err != nil:
 		s.cannot(q, r.tickets, err)
 	default:
@@ -307,7 +315,7 @@ func (s *Set) flushed(q *queue, c *verbs.Completion) bool {
 	return true
 }
 
-// flushed is that one NIC has.
+// flushed counts the flush of one NIC.
 func (t *ticket) flushed() {
 	if t.unflushed--; t.unflushed > 0 {
 		return
@@ -318,26 +326,27 @@ func (t *ticket) flushed() {
 	t.arrivals.flushed()
 }
 
-// cannot keeps a flush that has failed.
-func (s *Set) cannot(q *queue, tickets []*ticket, err error) {
+// cannot handles the failure of a flush, and keeps the tickets.
+func (s *QPGroup) cannot(q *queue, tickets []*ticket, err error) {
 	q.flusher.failed = true
 	for _, t := range tickets {
 		s.keep(q, t)
 	}
 	if s.phase == running {
-		s.fault(q.nic, "flushing what it has written: "+err.Error())
+		s.fault(q.nic, "flush of its writes: "+err.Error())
 	}
 }
 
-// keep has a ticket flushed by the NIC's next queue pair. One that is in doubt is in any case.
-func (s *Set) keep(q *queue, t *ticket) {
+// keep schedules a ticket for the next flusher of the NIC. A reconnect flushes doubtful tickets in
+// any case.
+func (s *QPGroup) keep(q *queue, t *ticket) {
 	if !t.doubtful {
 		s.kept = append(s.kept, kept{t, q.nic})
 	}
 }
 
-// keepFlushes keeps all that have not ended, when the queue pairs are given back.
-func (s *Set) keepFlushes() {
+// keepFlushes keeps the incomplete flushes before the release of the queue pairs.
+func (s *QPGroup) keepFlushes() {
 	for _, q := range s.queues {
 		if q.flusher == nil {
 			continue
@@ -358,8 +367,8 @@ func (s *Set) keepFlushes() {
 	}
 }
 
-// unflushed are the NICs of which flushes are kept.
-func (s *Set) unflushed() (nics []*nic) {
+// unflushed returns the NICs with kept flushes.
+func (s *QPGroup) unflushed() (nics []*nic) {
 	for _, k := range s.kept {
 		if k.ticket.arrivals.open[k.ticket] {
 			nics = append(nics, k.nic)
@@ -368,35 +377,35 @@ func (s *Set) unflushed() (nics []*nic) {
 	return nics
 }
 
-// withAll reports, as an error, which NIC is not among those that queue pairs are connected
-// anew by, though one has flushes kept: only itself can make them.
+// withAll returns an error if nics, the NICs for a reconnect, omit a needed NIC: only that NIC can
+// repeat its kept flushes.
 func withAll(nics, needed []*nic) error {
 	for _, n := range needed {
 		if !slices.ContainsFunc(nics, func(other *nic) bool { return other.context == n.context }) {
-			return unreachable("what %s has written into a GPU's memory cannot be flushed: it is not active any more", n.name)
+			return unreachable("%w", &flushError{n.name, errInactive})
 		}
 	}
 	return nil
 }
 
-// flushAgain has the successors flush what was kept, and what is in doubt. Where they cannot, others
-// may, with the next try.
-func (s *Set) flushAgain() {
+// flushAgain flushes kept and doubtful tickets with the new queue pairs. If a flush cannot start,
+// flushAgain resets the group, and the next try may succeed.
+func (s *QPGroup) flushAgain() {
 	kept := s.kept
 	s.kept = nil
 	for done, k := range kept {
 		if !k.ticket.arrivals.open[k.ticket] {
-			k.ticket.flushed() // nobody waits for it, and what has written is no more
+			k.ticket.flushed() // the operation has ended, and the writing queue pair is gone
 			continue
 		}
 		i := slices.IndexFunc(s.queues, func(q *queue) bool { return q.nic.context == k.nic.context })
 		if i < 0 || s.cannotFlush != nil {
 			why := s.cannotFlush
 			if i < 0 {
-				why = errors.New("it is in no link any more")
+				why = errors.New("no link uses the NIC")
 			}
-			s.kept = kept[done:] // of those before it each queue pair that falls keeps its own
-			s.giveUp(nil, fmt.Sprintf("by %s of host %s: what it had written into a GPU's memory cannot be flushed: %v", k.nic.name, hostname(), why))
+			s.kept = kept[done:] // keepFlushes keeps the earlier flushes
+			s.giveUp(nil, fmt.Sprintf("by %s of host %s: %v", k.nic.name, hostname(), &flushError{k.nic.name, why}))
 			return
 		}
 		s.readAgain(k.ticket, s.queues[i])
@@ -405,7 +414,7 @@ func (s *Set) flushAgain() {
 		if !t.region.flush || !t.arrivals.open[t] {
 			continue
 		}
-		if s.cannotFlush != nil { // nor what comes by it again
+		if s.cannotFlush != nil { // the new queue pairs could not flush repeated writes either
 			s.giveUp(nil, fmt.Sprintf("on host %s: %v", hostname(), s.cannotFlush))
 			return
 		}
@@ -426,16 +435,15 @@ func (s *Set) flushAgain() {
 	s.caughtUp()
 }
 
-func (s *Set) readAgain(t *ticket, q *queue) {
+func (s *QPGroup) readAgain(t *ticket, q *queue) {
 	r := s.reading(t, q)
 	r.again = true
 	q.flusher.wait(r)
 	s.catching++
 }
 
-// caughtUp goes on once nothing is to be flushed any more that queue pairs of before have
-// written.
-func (s *Set) caughtUp() {
+// caughtUp continues the reconnect after the last flush of writes of earlier queue pairs.
+func (s *QPGroup) caughtUp() {
 	if s.catching > 0 || s.phase != running || s.broken {
 		return
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// Memory that is forgotten while the relay ends is let go when no NIC knows it any more, also
-// where that is the end's doing.
-func TestForgettingAtTheEnd(t *testing.T) {
+// TestForgetDuringCloseWaitsForRelease demands that Forget during Close returns after the release
+// of the registration, also if Close releases it.
+func TestForgetDuringCloseWaitsForRelease(t *testing.T) {
 	loop, err := poll.New()
 	if err != nil {
 		t.Fatal(err)
@@ -19,9 +19,9 @@ func TestForgettingAtTheEnd(t *testing.T) {
 	f, m, r := New(loop, Config{}), &device.Memory{}, &registration{}
 	r.regions.Store(&[]*verbs.Region{})
 	f.memories[purpose{m, false}] = r
-	r.making.Lock() // a NIC takes its time
+	r.making.Lock() // a slow NIC
 	ended, forgotten := make(chan struct{}), make(chan bool, 1)
-	t.Cleanup(func() { loop.Stop(); loop.Run() }) // its descriptors
+	t.Cleanup(func() { loop.Stop(); loop.Run() }) // closes the descriptors of the loop
 	go func() { f.Close(); close(ended) }()
 	for closed := false; !closed; time.Sleep(time.Millisecond) {
 		f.mu.Lock()

@@ -11,14 +11,16 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
-// mustGoBy demands that the queue pairs of b0 go by a GID, as both sides have it.
+// mustGoBy demands that the queue pairs of b0 use a GID, on both sides.
 func (w *two) mustGoBy(t *testing.T, index int, address string) {
 	t.Helper()
 	is := func(g verbs.GID) bool { return g.Address() == netip.MustParseAddr(address) }
-	w.b.until("queue pairs by another GID", func(s *Set) bool {
+	w.b.until("queue pairs by another GID", func(s *QPGroup) bool {
 		return s.phase == running && len(s.queues) == 1 && is(s.queues[0].nic.gid) && s.queues[0].nic.gid.Index == index
 	})
-	w.a.until("the way to another GID", func(s *Set) bool { return s.phase == running && is(verbs.GID{GID: s.theirs[0].GID}) })
+	w.a.until("the way to another GID", func(s *QPGroup) bool {
+		return s.phase == running && is(verbs.GID{GID: s.theirs[0].GID})
+	})
 	made, err := w.rdma.Calls("ibv_modify_qp")
 	if err != nil {
 		t.Fatal(err)
@@ -34,9 +36,9 @@ func (w *two) mustGoBy(t *testing.T, index int, address string) {
 	}
 }
 
-// A GID that is another one, or elsewhere in the table, has queue pairs replaced by such as go by
-// what there is now, and the fault names device, port and GIDs.
-func TestAnotherGID(t *testing.T) {
+// TestChangedGIDReplacesQueuePairs demands that a changed or moved GID replaces the queue pairs
+// with queue pairs of the current GID, and that the fault names device, port and GIDs.
+func TestChangedGIDReplacesQueuePairs(t *testing.T) {
 	for name, c := range map[string]struct {
 		change  func(*softdevice.Device)
 		index   int
@@ -56,8 +58,9 @@ func TestAnotherGID(t *testing.T) {
 			}
 			w.mustGoBy(t, c.index, c.address)
 			s.mustEnd(t)
-			w.b.loop.Call(func() { // the other one may have a fault of its own by then
-				for _, words := range []string{"by b0 of host ", "(port 1)", "GID 3 (10.0.0.2, RoCE v2) is its address no more", strconv.Itoa(c.index) + " (" + c.address} {
+			w.b.loop.Call(func() { // the peer may have a fault of its own by then
+				for _, words := range []string{"by b0 of host ", "(port 1)", "GID 3 (10.0.0.2, RoCE v2) is no longer an address",
+					strconv.Itoa(c.index) + " (" + c.address} {
 					if said := w.b.set.lastFault; !strings.Contains(said, words) {
 						t.Errorf("the fault says nothing of %q: %s", words, said)
 					}
@@ -67,8 +70,9 @@ func TestAnotherGID(t *testing.T) {
 	}
 }
 
-// What becomes of an address while queue pairs come up is heard of by nobody then.
-func TestAGIDThatChangesMeanwhile(t *testing.T) {
+// TestGIDChangeDuringReconnectIsDetected demands that the group detects a change of the address
+// during the connection of queue pairs.
+func TestGIDChangeDuringReconnectIsDetected(t *testing.T) {
 	w := connected(t)
 	w.script(t, "ibv_create_qp hold=1 device=b0")
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
@@ -76,7 +80,7 @@ func TestAGIDThatChangesMeanwhile(t *testing.T) {
 	if err := devices(func(_, b *softdevice.Device) { b.Address = "10.0.0.9" })(w); err != nil {
 		t.Fatal(err)
 	}
-	w.b.until("the event", func(s *Set) bool { return s.working && s.fabric.nics[0].changes.Load() == 1 })
+	w.b.until("the event", func(s *QPGroup) bool { return s.working && s.fabric.nics[0].changes.Load() == 1 })
 	w.script(t)
 	w.mustGoBy(t, 3, "10.0.0.9")
 	s := newStream(w)
@@ -84,8 +88,9 @@ func TestAGIDThatChangesMeanwhile(t *testing.T) {
 	s.mustEnd(t)
 }
 
-// Where the configuration asks for a GID that is no more, the Peer ends with device, port and GIDs.
-func TestAConfiguredGIDThatIsNoMore(t *testing.T) {
+// TestMissingConfiguredGIDEndsPeer demands that the Peer ends with device, port and GIDs in the
+// error if the configured GID is gone.
+func TestMissingConfiguredGIDEndsPeer(t *testing.T) {
 	t.Parallel()
 	w := connected(t, func(_ string, c *Config) { c.GIDIndex = 3 })
 	s := newStream(w)
@@ -94,11 +99,12 @@ func TestAConfiguredGIDThatIsNoMore(t *testing.T) {
 	if err := devices(func(_, b *softdevice.Device) { b.Address = "" })(w); err != nil {
 		t.Fatal(err)
 	}
-	words := []string{"b0 of host", "GID 3 (10.0.0.2, RoCE v2) is its address no more", "b0 port 1", "GID index 3 is empty", "GID 1 (fe80::2, RoCE v2)"}
-	w.b.until("the reason", func(s *Set) bool { return strings.Contains(s.lastFault, "GID index 3") })
+	words := []string{"b0 of host", "GID 3 (10.0.0.2, RoCE v2) is no longer an address", "b0 port 1",
+		"GID index 3 is empty", "GID 1 (fe80::2, RoCE v2)"}
+	w.b.until("the reason", func(s *QPGroup) bool { return strings.Contains(s.lastFault, "GID index 3") })
 	w.b.loop.Call(func() {
-		w.b.fabric.raising.Wait() // goroutines beside the loop read the configuration
-		w.b.fabric.config.Redial = time.Nanosecond
+		w.b.fabric.raising.Wait() // goroutines outside the loop read the configuration
+		w.b.fabric.config.Reconnect = time.Nanosecond
 	})
 	demand(t, receive(t, w.b.down, "the Peer's end"), words)
 }

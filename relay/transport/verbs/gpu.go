@@ -13,9 +13,10 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// GPUs' memory for the Fabric's NICs: by DMA-BUF, or by nvidia-peermem.
+// Registration of GPU memory with the NICs of a Fabric: by DMA-BUF, or by nvidia-peermem.
 
-// placeOf is where NICs and this process know a place in memory: of a GPU's its address there.
+// placeOf returns the address of a place for NICs and for this process; the GPU's address for
+// memory of a GPU.
 func placeOf(p device.Place) uint64 {
 	if p.Host != nil {
 		return uint64(uintptr(p.Host))
@@ -23,9 +24,9 @@ func placeOf(p device.Place) uint64 {
 	return uint64(p.Ptr)
 }
 
-// NICs names those of a Set that is settled. One that was lost and is back is another. Any
-// goroutine may call it.
-func (s *Set) NICs() string {
+// NICs returns the names of the NICs after the negotiation. A NIC that was lost and returned has
+// another number. Any goroutine may call NICs.
+func (s *QPGroup) NICs() string {
 	var names []string
 	for _, n := range *s.registers.Load() {
 		names = append(names, fmt.Sprintf("%s (%d)", n.name, n.opened))
@@ -34,9 +35,9 @@ func (s *Set) NICs() string {
 	return strings.Join(slices.Compact(names), ", ")
 }
 
-// NICNames returns the names of the Set's NICs, without repetitions. Any goroutine may call it
-// once the Set is settled.
-func (s *Set) NICNames() (names []string) {
+// NICNames returns the names of the group's NICs, without repetitions. Any goroutine may call
+// NICNames after the negotiation.
+func (s *QPGroup) NICNames() (names []string) {
 	for _, n := range *s.registers.Load() {
 		names = append(names, n.name)
 	}
@@ -44,17 +45,17 @@ func (s *Set) NICNames() (names []string) {
 	return slices.Compact(names)
 }
 
-// NICsVersion identifies the NICs of a Set: another one follows each change of them.
+// NICsVersion identifies the NICs of a group. Each change of the NICs creates another version.
 type NICsVersion *[]*nic
 
-// NICsVersion returns the version of the Set's NICs. Any goroutine may call it once the Set is
-// settled.
-func (s *Set) NICsVersion() NICsVersion { return s.registers.Load() }
+// NICsVersion returns the version of the group's NICs. Any goroutine may call NICsVersion after the
+// negotiation.
+func (s *QPGroup) NICsVersion() NICsVersion { return s.registers.Load() }
 
-// Try tells by which way the Set's NICs know memory that is made so, and of which kind that
-// has to be. What is made for it is given back. Any goroutine may call it once the Set is
-// settled. It blocks.
-func (s *Set) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
+// Try returns how the group's NICs register memory of an allocator, and the necessary kind of
+// memory. Try releases the test memory. Any goroutine may call Try after the negotiation. It
+// blocks.
+func (s *QPGroup) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
 	f := s.fabric
 	f.mu.Lock()
 	if f.closed {
@@ -73,8 +74,8 @@ func (s *Set) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
 	}
 }
 
-// ErrKept says that memory that Try has made cannot be given back.
-var ErrKept = errors.New("memory of a test cannot be given back")
+// ErrKept reports that Try could not release its test memory.
+var ErrKept = errors.New("release of test memory failed")
 
 func (f *Fabric) try(from gdr.Allocator, bytes uint64, all []*nic) (tried *gdr.Registered, err error) {
 	var nics []gdr.NIC
@@ -106,11 +107,11 @@ func (f *Fabric) current(what func() error) error {
 	return f.config.Current(what)
 }
 
-// with registers memory with a NIC. The registration's lock is held.
+// with registers memory with a NIC. The caller holds the lock of the registration.
 func (r *registration) with(f *Fabric, n *nic) (region *verbs.Region, err error) {
 	m, access := r.what.memory, f.access(r.what.target)
-	// For the NIC's own flushes: no other queue pair may read, but all that the connection
-	// manager makes may, whose NICs flush nothing.
+	// Remote read access is for the NIC's own flusher. Queue pairs of a connection manager would
+	// have the access too, but their NICs flush nothing.
 	if r.flush && n.cm == nil {
 		access |= verbs.RemoteRead
 	}
@@ -139,14 +140,14 @@ func (n *nic) registrar() gdr.NIC {
 	return gdr.NIC{Name: n.name, Domain: n.domain, DataDirect: n.direct}
 }
 
-// flushes reports whether what is written into memory has to be flushed. With Data Direct a completion
-// does not come by the path of the bytes, so that no ordering of the GPU is enough.
+// flushes reports whether writes into memory need a flush. With Data Direct a completion takes
+// another path than the bytes, so that no ordering of the GPU is sufficient.
 func (f *Fabric) flushes(what purpose) bool {
 	return what.target && !what.memory.Host() && f.config.Flush != nil && (f.direct.Load() || f.config.Flush(what.memory))
 }
 
-// taken is memory that a Set's NICs write into from now on.
-func (f *Fabric) taken(what purpose, s *Set) (*registration, error) {
+// taken returns the registration of memory that the group's NICs receive into.
+func (f *Fabric) taken(what purpose, s *QPGroup) (*registration, error) {
 	if what.memory.Host() {
 		return f.register(what, s.nics)
 	}
@@ -155,16 +156,16 @@ func (f *Fabric) taken(what purpose, s *Set) (*registration, error) {
 	f.mu.Unlock()
 	switch {
 	case r == nil || !r.known(s.nics):
-		return nil, wire.Errorf(wire.StatusInternal, "a GPU's memory is received into that is not registered")
+		return nil, wire.Errorf(wire.StatusInternal, "receive into memory of a GPU: the memory is not registered")
 	case r.flush && s.noFlush() != nil:
 		return nil, s.noFlush()
 	}
 	return r, nil
 }
 
-// Steps are what was tried to have a GPU's memory registered. Any goroutine may call it. It
-// blocks while it is being registered.
-func (s *Set) Steps(m *device.Memory, target bool) []gdr.Step {
+// Steps returns the attempts to register memory of a GPU. Any goroutine may call Steps. It blocks
+// during a registration.
+func (s *QPGroup) Steps(m *device.Memory, target bool) []gdr.Step {
 	f := s.fabric
 	f.mu.Lock()
 	r := f.memories[purpose{m, target}]

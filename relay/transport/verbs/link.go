@@ -14,16 +14,16 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// sending is what a Set has under way as the sender.
+// sending is the state of a group as the sender.
 type sending struct {
-	waitingParts int // not posted yet
-	posted       int // posted, and not known to have ended
-	unheard      int // writes whose arrival the receiver has not told yet
+	waitingParts int // waiting to be posted
+	posted       int // posted, without a known completion
+	unconfirmed  int // writes whose arrival the receiver has not confirmed
 	progress     time.Duration
 	looking      bool
 }
 
-// write is one of a link's that is under way: it has, or had, its ticket.
+// write is a write of a Link after the arrival of the ticket.
 type write struct {
 	link   *Link
 	grant  uint64
@@ -32,16 +32,16 @@ type write struct {
 	source *registration
 	from   uint64
 	bytes  uint64
-	nics   map[string]int // weights of NICs of this side; nil where all are alike
-	left   int            // parts that have not ended, and the receiver's word where that is to come
+	nics   map[string]int // weights of NICs of this side; nil for equal weights
+	left   int            // incomplete parts, plus one for a missing confirmation of the receiver
 	done   func(error)
-	// doubtful: its queue pairs have failed, and it may have arrived.
+	// doubtful: the queue pairs have failed, and the write may have arrived.
 	doubtful bool
 }
 
-// end takes the good end of a part, or the receiver's word for all of them.
+// end counts the success of a part, or the confirmation of the receiver.
 func (w *write) end() {
-	if w == nobody {
+	if w == noWrite {
 		return
 	}
 	if w.left--; w.left == 0 {
@@ -52,7 +52,7 @@ func (w *write) end() {
 func (w *write) ended(err error) {
 	l := w.link
 	if delete(l.writes, w.grant); len(l.writes) == 0 {
-		delete(l.set.deserted, l)
+		delete(l.set.remoteClosed, l)
 	}
 	if err == nil {
 		l.set.acknowledged++
@@ -60,21 +60,20 @@ func (w *write) ended(err error) {
 	w.done(err)
 }
 
-// Link is a channel's way for writes. It implements transport.Link, for sources in memory
-// that the Fabric knows.
+// Link writes the data of a channel. It implements transport.Link for sources in registered memory.
 type Link struct {
-	set      *Set
-	channel  *tcp.Channel
-	nics     []string
-	most     uint64
-	pairs    []int
-	regions  map[uint32]*regionKeys
-	tickets  map[uint64]uint32 // by grant, that are not used yet
-	waiting  map[uint64]func(error)
-	unheard  map[uint32]*write // by ticket: the receiver has not said that they arrived
-	writes   map[uint64]*write // by grant
-	left     bool              // the channel is: no ticket comes any more
-	splitter splitter
+	set          *QPGroup
+	channel      *tcp.Channel
+	nics         []string
+	most         uint64
+	pairs        []int
+	regions      map[uint32]*regionKeys
+	tickets      map[uint64]uint32 // unused tickets, by grant
+	waiting      map[uint64]func(error)
+	unconfirmed  map[uint32]*write // by ticket: writes without confirmation of the receiver
+	writes       map[uint64]*write // by grant
+	remoteClosed bool              // the channel is closed: no ticket follows
+	splitter     splitter
 }
 
 var (
@@ -82,26 +81,27 @@ var (
 	_ transport.Arrivals = (*Arrivals)(nil)
 )
 
-// Open opens a channel as tcp.Peer does, while Using, and makes the sender's end of its
-// data, which goes by those of the links that have one of these NICs at this side, or by all
-// where none has; no write has more than so many bytes.
-func (s *Set) Open(first wire.Message, received func(wire.Message, uint32, []int), ended func(error), nics []string, most uint64) (*tcp.Channel, *Link, error) {
-	s.peer.Tell(encode(&short{Kind: kindNext}))
+// Open opens a channel as tcp.Peer does, and creates the writer for its data. The data uses the
+// links of the named NICs of this side, or every link if no link has such a NIC. A write has at
+// most most bytes. Call Open only while Using.
+func (s *QPGroup) Open(first wire.Message, received func(wire.Message, uint32, []int), ended func(error), nics []string,
+	most uint64) (*tcp.Channel, *Link, error) {
+	s.peer.SendExtension(encode(&short{Kind: kindNext}))
 	c, err := s.peer.Open(first, 0, received, ended)
 	if err != nil {
 		return nil, nil, err
 	}
 	l := &Link{
 		set: s, channel: c, nics: nics, most: most, regions: map[uint32]*regionKeys{}, tickets: map[uint64]uint32{},
-		waiting: map[uint64]func(error){}, unheard: map[uint32]*write{}, writes: map[uint64]*write{},
+		waiting: map[uint64]func(error){}, unconfirmed: map[uint32]*write{}, writes: map[uint64]*write{},
 	}
-	c.Tell(encode(l.choose()))
-	s.endsOf(c).link = l
+	c.SendExtension(encode(l.choose()))
+	s.stateOf(c).link = l
 	return c, l, nil
 }
 
-// choose takes the path over the links that there are. While there are none it is the first
-// of those that will be, and told again then.
+// choose selects the path over the current links. Without links choose returns the first link, and
+// start sends the path again.
 func (l *Link) choose() *path {
 	s := l.set
 	m := &path{Kind: kindPath, Most: l.most}
@@ -124,17 +124,17 @@ func (l *Link) choose() *path {
 	return m
 }
 
-func (s *Set) endsOf(c *tcp.Channel) *ends {
-	e := s.ends[c]
+func (s *QPGroup) stateOf(c *tcp.Channel) *channelState {
+	e := s.channels[c]
 	if e == nil {
-		e = &ends{}
-		s.ends[c] = e
+		e = &channelState{}
+		s.channels[c] = e
 	}
 	return e
 }
 
-// pairsOf are a path's queue pairs, the same in number at both sides.
-func (s *Set) pairsOf(m *path) (list []int) {
+// pairsOf returns the queue pairs of a path; both sides have the same number.
+func (s *QPGroup) pairsOf(m *path) (list []int) {
 	for _, l := range m.Link[:m.Links] {
 		for i := range s.perLink {
 			list = append(list, int(l)*s.perLink+i)
@@ -143,48 +143,48 @@ func (s *Set) pairsOf(m *path) (list []int) {
 	return list
 }
 
-// Left forgets a channel that both sides have left.
-func (s *Set) Left(c *tcp.Channel) {
-	if e := s.ends[c]; e != nil && e.link != nil {
-		e.link.unhear() // who was to say so has left
-		e.link.left = true
+// ChannelClosed removes a channel that both sides have closed.
+func (s *QPGroup) ChannelClosed(c *tcp.Channel) {
+	if e := s.channels[c]; e != nil && e.link != nil {
+		e.link.stopConfirmations() // the peer, which would confirm, has closed the channel
+		e.link.remoteClosed = true
 		clear(e.link.tickets)
 		for grant, f := range e.link.waiting {
 			delete(e.link.waiting, grant)
-			f(errDeserted)
+			f(errRemoteClosed)
 		}
 		if len(e.link.writes) > 0 {
-			s.deserted[e.link] = true
+			s.remoteClosed[e.link] = true
 		}
 	}
-	delete(s.ends, c)
+	delete(s.channels, c)
 }
 
-// AddTarget takes memory whose keys have come before.
+// AddTarget adds memory whose keys have arrived.
 func (l *Link) AddTarget(region, _ uint32, _ []device.Part, ready func(error)) {
 	if l.regions[region] == nil {
-		ready(malformed("region %d comes without its keys", region))
+		ready(malformed("region %d without keys", region))
 		return
 	}
 	ready(nil)
 }
 
-// RemoveTarget forgets its keys.
+// RemoveTarget forgets the keys of a region.
 func (l *Link) RemoveTarget(region uint32) { delete(l.regions, region) }
 
-// Close does nothing: the channel is closed by itself.
+// Close does nothing: the caller closes the channel.
 func (l *Link) Close() {}
 
-// Ticketed calls f when a grant's ticket is there, which is for one Write, or with the
-// Peer's end. Who waits for it holds nothing that another write needs: tickets are given
-// out over all channels.
+// Ticketed calls f on the arrival of the ticket of a grant, which permits one Write, or at the end
+// of the Peer. The waiting caller must hold nothing that another write needs: every channel of the
+// group shares the tickets.
 func (l *Link) Ticketed(grant uint64, f func(error)) {
 	_, there := l.tickets[grant]
 	switch s := l.set; {
-	case s.gone != nil || s.over:
+	case s.gone != nil || s.closed:
 		f(s.why)
-	case l.left:
-		f(errDeserted)
+	case l.remoteClosed:
+		f(errRemoteClosed)
 	case there:
 		f(nil)
 	case l.waiting[grant] != nil:
@@ -194,17 +194,17 @@ func (l *Link) Ticketed(grant uint64, f func(error)) {
 	}
 }
 
-// Write posts a write as soon as its grant's ticket is there: with the end of the loop's
-// turn. done is called when the other NIC has all of it, or when nothing reads the source
-// any more.
+// Write posts a write at the end of the loop's iteration after the arrival of the ticket. Write
+// calls done when the NIC of the peer has received the data, or when no NIC reads the source any
+// more.
 func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immediate uint64, done func(error)) {
 	s := l.set
 	region, source := l.regions[to.Region], s.fabric.at(from.Place, n)
 	switch {
-	case s.gone != nil || s.over:
+	case s.gone != nil || s.closed:
 		done(s.why)
 	case region == nil || to.Offset > region.Bytes || n > region.Bytes-to.Offset || n == 0:
-		done(malformed("%d bytes at %d of region %d, which has not as many", n, to.Offset, to.Region))
+		done(malformed("write %d bytes at %d of region %d: outside the region", n, to.Offset, to.Region))
 	case source == nil:
 		done(errUnregistered)
 	default:
@@ -215,34 +215,36 @@ func (l *Link) Write(to transport.Target, from transport.Source, n uint64, immed
 			}
 			ticket := l.tickets[immediate]
 			delete(l.tickets, immediate)
-			w := &write{link: l, grant: immediate, region: region, offset: to.Offset, source: source, from: placeOf(from.Place), bytes: n, nics: from.NICs, done: done}
+			w := &write{link: l, grant: immediate, region: region, offset: to.Offset, source: source,
+				from: placeOf(from.Place), bytes: n, nics: from.NICs, done: done}
 			l.writes[immediate] = w
 			s.post(w, ticket)
 		})
 	}
 }
 
-var errDeserted = wire.Errorf(wire.StatusPeerClosed, "the other relay has left a connection that was being written, and the queue pairs have failed")
+var errRemoteClosed = wire.Errorf(wire.StatusPeerClosed,
+	"the peer has closed a connection during a write, and the queue pairs have failed")
 
-var errUnregistered = wire.Errorf(wire.StatusInternal, "a write by RDMA out of memory that is not registered")
+var errUnregistered = wire.Errorf(wire.StatusInternal, "RDMA write: the source is not registered")
 
-// maxTickets bounds what a receiver has this relay keep.
+// maxTickets limits the tickets that a receiver makes this relay store.
 const maxTickets = 1 << 14
 
 func (l *Link) ticketed(m *ticketed) error {
 	if l.set.phase != running {
-		return nil // given before the other side knew that the queue pairs have failed
+		return nil // the peer sent the ticket before the reset
 	}
 	if w := l.writes[m.Grant]; w != nil {
 		if !w.doubtful {
-			return malformed("grant %d has another ticket while it is written", m.Grant)
+			return malformed("second ticket for grant %d during the write", m.Grant)
 		}
 		w.doubtful = false
 		l.set.post(w, m.Ticket)
 		return nil
 	}
 	if _, again := l.tickets[m.Grant]; again || len(l.tickets) >= maxTickets {
-		return malformed("grant %d has a ticket, or %d others have", m.Grant, len(l.tickets))
+		return malformed("second ticket for grant %d, or one beside %d unused tickets", m.Grant, len(l.tickets))
 	}
 	l.tickets[m.Grant] = m.Ticket
 	if f := l.waiting[m.Grant]; f != nil {
@@ -252,10 +254,10 @@ func (l *Link) ticketed(m *ticketed) error {
 	return nil
 }
 
-// lost is the end of writes, and of what waits for a ticket. Nothing is under way any more.
+// lost ends the writes and the waiting grants with an error. No request is outstanding.
 func (l *Link) lost(why error) {
-	l.set.unheard -= len(l.unheard)
-	clear(l.unheard)
+	l.set.unconfirmed -= len(l.unconfirmed)
+	clear(l.unconfirmed)
 	for _, w := range slices.Collect(maps.Values(l.writes)) {
 		w.ended(why)
 	}
@@ -265,16 +267,16 @@ func (l *Link) lost(why error) {
 	}
 }
 
-// post has the parts of a write wait for the end of the loop's turn.
-func (s *Set) post(w *write, ticket uint32) {
+// post queues the parts of a write for the end of the loop's iteration.
+func (s *QPGroup) post(w *write, ticket uint32) {
 	if s.phase != running {
-		return // it is in doubt, and has another ticket when the queue pairs are others
+		return // the write is in doubt and gets another ticket after the reconnect
 	}
-	pairs, region := w.link.pairs, w.link.regions[w.region.Region] // its keys may be others than they were
+	pairs, region := w.link.pairs, w.link.regions[w.region.Region] // the keys may have changed
 	if region == nil {
 		region = w.region
 	}
-	if !w.source.known(s.nics) { // it was registered while they came in the place of others
+	if !w.source.known(s.nics) { // the reconnect has replaced the NICs during the registration
 		s.learn(w, ticket)
 		return
 	}
@@ -296,9 +298,9 @@ func (s *Set) post(w *write, ticket uint32) {
 	}
 }
 
-// adaptive reports whether a queue pair's fabric routes adaptively: packets of one write take
-// several paths, unless it has an immediate.
-func (s *Set) adaptive(p *pair) bool {
+// adaptive reports whether the fabric of a queue pair routes adaptively: packets of one write use
+// several paths, unless the write has an immediate.
+func (s *QPGroup) adaptive(p *qp) bool {
 	switch s.fabric.config.AdaptiveRouting {
 	case launch.AdaptiveRoutingOn:
 		return true
@@ -308,13 +310,13 @@ func (s *Set) adaptive(p *pair) bool {
 	return p.queue.nic.cm == nil && p.queue.nic.infiniband()
 }
 
-// learn has the NICs know a write's source, and posts it then.
-func (s *Set) learn(w *write, ticket uint32) {
+// learn registers the source of a write with the NICs and then posts the write.
+func (s *QPGroup) learn(w *write, ticket uint32) {
 	f, epoch := s.fabric, s.epoch
 	f.mu.Lock()
 	if f.closed {
 		f.mu.Unlock()
-		return // it ends with the Peer
+		return // the end of the Peer ends the write
 	}
 	f.building.Add(1)
 	f.mu.Unlock()
@@ -325,7 +327,7 @@ func (s *Set) learn(w *write, ticket uint32) {
 		<-f.beside
 		f.loop.Do(func() {
 			switch {
-			case w.link.writes[w.grant] != w || s.epoch != epoch: // it has ended, or has another ticket
+			case w.link.writes[w.grant] != w || s.epoch != epoch: // the write has ended, or has another ticket
 			case err != nil:
 				w.ended(fmt.Errorf("%w: %w", errUnregistered, err))
 			default:
@@ -335,13 +337,13 @@ func (s *Set) learn(w *write, ticket uint32) {
 	}()
 }
 
-// signalEvery is after how many requests at most one completes: room in the queue comes
-// back while others are on their way.
+// signalEvery is the maximum number of requests without a completion, which frees room in the queue
+// while others are on the way.
 const signalEvery = sendDepth / 4
 
-// flush posts what waits, as much as there is room for; the last one completes, and with it
-// those before.
-func (s *Set) flush(p *pair) bool {
+// flush posts waiting requests up to the free room. The completion of the last request implies the
+// completion of every earlier request.
+func (s *QPGroup) flush(p *qp) bool {
 	n := min(len(p.waits), sendDepth-len(p.posts))
 	if n == 0 {
 		return false
@@ -370,19 +372,19 @@ func (s *Set) flush(p *pair) bool {
 	return posted > 0
 }
 
-// ended takes the end of a request, and of all of its pair before it.
-func (s *Set) ended(p *pair, c *verbs.Completion) {
+// sent takes the completion of a request and of the earlier requests of the queue pair.
+func (s *QPGroup) sent(p *qp, c *verbs.Completion) {
 	n := c.ID - p.done
 	if n == 0 || n > uint64(len(p.posts)) {
-		return // it is none of ours
+		return // not a request of this group
 	}
 	p.done, s.posted = c.ID, s.posted-int(n)
 	if err := c.Err(); err != nil {
-		// Those before it may have ended well, or not: nobody says so. Their parts have not
-		// ended, for the writes to be in doubt.
+		// Earlier requests may have succeeded or failed. Their parts stay incomplete, so that the
+		// writes are in doubt.
 		switch {
 		case s.phase != running:
-		case c.Status == verbs.Flushed && s.links[p.link].managed: // its connection has ended, and with it this
+		case c.Status == verbs.Flushed && s.links[p.link].managed: // the connection has ended
 			s.lost(p.queue.nic, err.Error())
 		default:
 			s.fault(p.queue.nic, err.Error())
@@ -397,16 +399,16 @@ func (s *Set) ended(p *pair, c *verbs.Completion) {
 	p.posts = slices.Delete(p.posts, 0, int(n))
 }
 
-// stuckTime is how long writes may be under way of which none ends. A NIC says after its
-// own timeouts that the other does not answer, which is sooner unless those are set so long.
-func (s *Set) stuckTime() time.Duration {
+// stuckTime is the maximum time without a completion while writes are posted. A NIC reports a
+// silent peer after its own timeouts, which is sooner unless the configuration extends them.
+func (s *QPGroup) stuckTime() time.Duration {
 	c := s.fabric.config
 	sooner := time.Duration(4096) << min(c.Timeout, 31) * time.Duration(c.Retries+1)
 	return max(10*time.Second, 4*sooner)
 }
 
-// look has a Set fail whose NICs say nothing.
-func (s *Set) look() {
+// look fails a group whose NICs report no completion.
+func (s *QPGroup) look() {
 	if s.looking {
 		return
 	}
@@ -416,12 +418,12 @@ func (s *Set) look() {
 		s.fabric.loop.Do(func() {
 			s.looking = false
 			switch {
-			case s.posted+s.unheard+s.flushes == 0 || s.phase != running:
+			case s.posted+s.unconfirmed+s.flushes == 0 || s.phase != running:
 			case s.fabric.loop.Now()-s.progress < limit:
 				s.look()
 			case s.since.IsZero():
 				s.fault(s.pairs[0].queue.nic, "no write has ended for "+limit.String())
-			default: // nor since they were connected anew
+			default: // no completion since the reconnect either
 				s.failed(s.pairs[0].queue.nic, "no write has ended for "+limit.String()+", twice")
 			}
 		})

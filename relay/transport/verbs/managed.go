@@ -21,32 +21,32 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// The queue pairs of iWARP, and of eRDMA where its driver is one of iWARP, lie on TCP
-// connections that the NIC or the kernel makes: they come up by the connection manager
-// (librdmacm) alone, at an address of the NIC. The side that accepted the Peer asks for
-// them, and sends first, as iWARP has it.
+// Queue pairs of iWARP, and of eRDMA with an iWARP driver, use TCP connections of the NIC or the
+// kernel. Only the connection manager (librdmacm) connects such queue pairs, at an address of the
+// NIC. The side that accepted the Peer requests the connections and sends first, as iWARP requires.
 //
-// Who hears what the relays say to each other knows two secrets of this Set: a request for
-// a queue pair has the one, its answer the other. Who asks without it is refused with
-// nothing, and a listener is there only while a Set comes up.
+// The two relays exchange two secrets of the group over the control stream: a connection request
+// has the first, and the answer has the second. The group rejects a request without the secret and
+// sends no data in the rejection. Listeners exist only during a negotiation.
 
-// secretBytes is the length of each.
+// secretBytes is the length of each secret.
 const secretBytes = 32
 
-// askingBytes is what a request for a queue pair says: the secret, and which pair it is, as
-// its end has it. Some transports pad it with zeros, which are no pair.
-const askingBytes = secretBytes + 4
+// requestBytes is the length of the private data of a connection request: the secret, and the number
+// of the queue pair (end.Number). Some transports pad the data with zeros, and no queue pair has
+// number 0.
+const requestBytes = secretBytes + 4
 
-// managed is what a NIC has of the connection manager.
+// managed is the state of the connection manager for a NIC.
 type managed struct {
 	manager *verbs.Manager
 	events  *verbs.Events
-	id      *verbs.ID // at the address, which has the manager open the device
+	id      *verbs.ID // bound to address; the binding opens the device
 	address netip.Addr
 }
 
-// openManaged opens a device by the one of the host's addresses that leads to it. The
-// context is the connection manager's.
+// openManaged opens a device by an address of the host that leads to the device. The context
+// belongs to the connection manager.
 func openManaged(library *verbs.Library, name string, config Config) (_ *managed, _ *verbs.Context, err error) {
 	m := &managed{}
 	if m.manager, err = library.Manager(); err != nil {
@@ -67,7 +67,7 @@ func openManaged(library *verbs.Library, name string, config Config) (_ *managed
 	return m, c, err
 }
 
-// leading finds which of the host's addresses leads to a device, and has an ID there.
+// leading finds the host's address that leads to a device, and returns an ID bound to the address.
 func leading(events *verbs.Events, name string, config Config) (*verbs.ID, netip.Addr, error) {
 	addresses, err := config.Addresses()
 	if err != nil {
@@ -78,7 +78,7 @@ func leading(events *verbs.Events, name string, config Config) (*verbs.ID, netip
 		if err != nil {
 			return nil, a, fmt.Errorf("%s: %w", name, err)
 		}
-		// An address that is no device's cannot be had.
+		// Bind fails for an address without a device.
 		if id.Bind(netip.AddrPortFrom(a, 0)) == nil {
 			if c, err := id.Context(); err == nil && c.Name() == name {
 				return id, a, nil
@@ -88,10 +88,11 @@ func leading(events *verbs.Events, name string, config Config) (*verbs.ID, netip
 			return nil, a, err
 		}
 	}
-	return nil, netip.Addr{}, fmt.Errorf("%s: it connects by address (RDMA CM), and none of this host's leads to it: %v; give its network interface one", name, addresses)
+	return nil, netip.Addr{}, fmt.Errorf("%s: RDMA CM needs an address, and no address of this host leads "+
+		"to the device: %v; assign an address to its network interface", name, addresses)
 }
 
-// now is the device by the address that leads to it now. It blocks.
+// now returns m with the address that leads to the device now. It blocks.
 func (m *managed) now(name string, config Config) (_ *managed, err error) {
 	events, err := m.manager.NewEvents()
 	if err != nil {
@@ -114,8 +115,8 @@ func (m *managed) close() error {
 	return errors.Join(err, m.events.Close())
 }
 
-// hostAddresses are those that can be a NIC's, of IPv4 first: there are drivers that know
-// no other.
+// hostAddresses returns the addresses that a NIC can have, IPv4 first: some drivers support only
+// IPv4.
 func hostAddresses() ([]netip.Addr, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -132,23 +133,24 @@ func hostAddresses() ([]netip.Addr, error) {
 	return list, nil
 }
 
-// manager is what a Set has of the connection manager.
+// manager is the state of the connection manager for a group.
 type manager struct {
 	events    *verbs.Events
-	listeners []*verbs.ID      // of the side that is asked
-	ports     [maxCards]uint16 // theirs, by NIC
+	listeners []*verbs.ID      // on the side that takes connection requests
+	ports     [maxCards]uint16 // of the listeners, by NIC
 	own       [secretBytes]byte
 	theirs    [secretBytes]byte
 	watched   bool
 }
 
 // managed reports whether queue pairs come up by the connection manager.
-func (s *Set) managed() bool {
-	return slices.ContainsFunc(s.links, func(l link) bool { return l.managed })
+func (s *QPGroup) managed() bool {
+	return slices.ContainsFunc(s.links, func(l qpLink) bool { return l.managed })
 }
 
-// prepare makes what the connection manager tells this Set by. It blocks.
-func (s *Set) prepare() (err error) {
+// prepare creates the secret, and the event channel if a link needs the connection manager. It
+// blocks.
+func (s *QPGroup) prepare() (err error) {
 	_, _ = rand.Read(s.cm.own[:]) // never fails
 	for _, l := range s.links {
 		if l.managed {
@@ -159,8 +161,8 @@ func (s *Set) prepare() (err error) {
 	return nil
 }
 
-// listen has the NICs be asked for queue pairs, at ports of relays. It blocks.
-func (s *Set) listen() error {
+// listen opens listeners for connection requests, at ports of relays. It blocks.
+func (s *QPGroup) listen() error {
 	for _, l := range s.links {
 		n := s.nics[l.ours]
 		if !l.managed || s.cm.ports[l.ours] != 0 {
@@ -168,7 +170,7 @@ func (s *Set) listen() error {
 		}
 		id, err := listenAt(s.cm.events, n.cm.address, s.fabric.config.Ports, maxPairs)
 		if err != nil {
-			return unreachable("%s of host %s takes no connection by RDMA CM: %w", n.name, hostname(), err)
+			return unreachable("listen at %s of host %s by RDMA CM: %w", n.name, hostname(), err)
 		}
 		s.cm.listeners = append(s.cm.listeners, id)
 		s.cm.ports[l.ours] = id.Port()
@@ -176,8 +178,8 @@ func (s *Set) listen() error {
 	return nil
 }
 
-// listenAt listens at one of the ports, tried in random order, or at one that the kernel
-// chooses where they are the zero value.
+// listenAt listens at one of the ports, in random order, or at a port of the kernel's choice if
+// ports is zero.
 func listenAt(events *verbs.Events, at netip.Addr, ports address.Ports, backlog int) (*verbs.ID, error) {
 	var last error
 	for _, i := range mathrand.Perm(ports.Count()) {
@@ -198,10 +200,10 @@ func listenAt(events *verbs.Events, at netip.Addr, ports address.Ports, backlog 
 	return nil, last
 }
 
-// eventPause is how long the end of bringing up may go unseen while nothing happens.
+// eventPause is the interval of checks for the end of ctx.
 const eventPause = 50 * time.Millisecond
 
-// next waits for what happens to connections. It blocks, up to the end of ctx.
+// next waits for an event of a connection. It blocks until the end of ctx.
 func next(ctx context.Context, events *verbs.Events) (verbs.ConnectionEvent, error) {
 	fds := []unix.PollFd{{Fd: int32(events.FD()), Events: unix.POLLIN}}
 	for {
@@ -218,14 +220,15 @@ func next(ctx context.Context, events *verbs.Events) (verbs.ConnectionEvent, err
 	}
 }
 
-// connection is what is asked for, and answered, with a secret.
-func (s *Set) connection(private []byte) verbs.Connection {
+// connection returns the parameters of a connection request or answer with a secret.
+func (s *QPGroup) connection(private []byte) verbs.Connection {
 	c := s.fabric.config
-	return verbs.Connection{Private: private, Retries: uint8(min(c.Retries, 7)), ReceiverRetries: 7, AnswerReads: 1, InitiateReads: 1}
+	return verbs.Connection{Private: private, Retries: uint8(min(c.Retries, 7)), ReceiverRetries: 7, AnswerReads: 1,
+		InitiateReads: 1}
 }
 
-// pairBy makes the queue pair of a connection. It blocks.
-func (s *Set) pairBy(i int, id *verbs.ID) (err error) {
+// pairBy creates the queue pair of a connection. It blocks.
+func (s *QPGroup) pairBy(i int, id *verbs.ID) (err error) {
 	p := s.pairs[i]
 	if p.Pair, err = id.NewPair(p.queue.nic.domain, p.queue.config(sendDepth, receives)); err != nil {
 		return err
@@ -236,15 +239,17 @@ func (s *Set) pairBy(i int, id *verbs.ID) (err error) {
 	return s.again(p)
 }
 
-// failedBy is the error of a queue pair that does not come up.
-func (s *Set) failedBy(i int, err error) error {
+// failedBy returns the error of a queue pair that does not connect.
+func (s *QPGroup) failedBy(i int, err error) error {
 	p := s.pairs[i]
 	t := &s.theirs[s.links[p.link].theirs]
-	return &ofLink{p.link, unreachable("%s (%s) of host %s and %s (%s) do not connect by RDMA CM: %w", p.queue.nic.name, p.queue.nic.cm.address, hostname(), t.name(), t.address(), err)}
+	return &ofLink{p.link, unreachable("%w", &connectError{p.queue.nic.name, p.queue.nic.cm.address.String(), hostname(),
+		t.name(), t.address(), err})}
 }
 
-// ask has all managed queue pairs connected with the other side's, which listens. It blocks.
-func (s *Set) ask(ports [maxCards]uint16) error {
+// requestConnections requests the connections of every managed queue pair from the listeners of the peer. It
+// blocks.
+func (s *QPGroup) requestConnections(ports [maxCards]uint16) error {
 	of, left := map[*verbs.ID]int{}, 0
 	limit := s.fabric.config.Time
 	for i, p := range s.pairs {
@@ -254,9 +259,10 @@ func (s *Set) ask(ports [maxCards]uint16) error {
 		}
 		t := &s.theirs[l.theirs]
 		to := netip.AddrPortFrom(verbs.GID{GID: t.GID}.Address(), ports[l.theirs])
-		// A relay connects nowhere but where relays listen.
-		if c := s.fabric.config.Ports; to.Port() == 0 || c != (address.Ports{}) && (to.Port() < c.First || to.Port() > c.Last) {
-			return malformed("%s listens at port %d, which is none of network.ports %v", t.name(), to.Port(), c)
+		// A relay connects only to ports of relays.
+		if c := s.fabric.config.Ports; to.Port() == 0 || c != (address.Ports{}) && (to.Port() < c.First ||
+			to.Port() > c.Last) {
+			return malformed("%w", &portError{t.name(), to.Port(), c})
 		}
 		id, err := s.cm.events.NewID()
 		if err != nil {
@@ -287,7 +293,7 @@ func (s *Set) ask(ports [maxCards]uint16) error {
 				}
 			case verbs.Established:
 				if !isSecret(e.Private, s.cm.own) {
-					err = errors.New("who answers is not the relay that was asked")
+					err = errWrongSecret
 				}
 				left--
 			}
@@ -299,13 +305,13 @@ func (s *Set) ask(ports [maxCards]uint16) error {
 	return nil
 }
 
-// isSecret looks at what comes with a connection, in a time that says nothing.
+// isSecret compares the private data of a connection with a secret in constant time.
 func isSecret(private []byte, secret [secretBytes]byte) bool {
 	return len(private) >= secretBytes && subtle.ConstantTimeCompare(private[:secretBytes], secret[:]) == 1
 }
 
-// beAsked takes a connection for each managed queue pair, and refuses others. It blocks.
-func (s *Set) beAsked() error {
+// acceptConnections accepts a connection for each managed queue pair and rejects other requests. It blocks.
+func (s *QPGroup) acceptConnections() error {
 	of, left := map[*verbs.ID]int{}, 0
 	for _, p := range s.pairs {
 		if s.links[p.link].managed {
@@ -318,11 +324,13 @@ func (s *Set) beAsked() error {
 			return err
 		}
 		if e.Kind == verbs.ConnectRequest {
-			i, ok := s.asked(e)
+			i, ok := s.requestedQP(e)
 			if !ok {
-				// With no word: who it is from knows nothing, and learns nothing.
-				if err := e.ID.Reject(nil); err != nil { // who has hung up meanwhile, as often as he likes
-					logrus.WithError(err).Debug("refusing a stranger a queue pair")
+				// Without data: a sender without the secret learns nothing.
+				if err := e.ID.Reject(nil); err != nil {
+					// fails if the sender has closed the connection; the number of senders is not
+					// limited
+					logrus.WithError(err).Debug("reject a connection request without the secret")
 				}
 				logged(e.ID.Close())
 				continue
@@ -347,14 +355,14 @@ func (s *Set) beAsked() error {
 			left--
 		}
 	}
-	s.deafen()
+	s.closeListeners()
 	return nil
 }
 
-// asked is which queue pair a request is for; ok is false of a stranger's, and of one that
-// makes no sense.
-func (s *Set) asked(e verbs.ConnectionEvent) (i int, ok bool) {
-	if e.ID == nil || !isSecret(e.Private, s.cm.own) || len(e.Private) < askingBytes {
+// requestedQP returns the queue pair of a connection request. ok is false without the secret and for an
+// invalid request.
+func (s *QPGroup) requestedQP(e verbs.ConnectionEvent) (i int, ok bool) {
+	if e.ID == nil || !isSecret(e.Private, s.cm.own) || len(e.Private) < requestBytes {
 		return 0, false
 	}
 	n := binary.LittleEndian.Uint32(e.Private[secretBytes:])
@@ -366,21 +374,20 @@ func (s *Set) asked(e verbs.ConnectionEvent) (i int, ok bool) {
 	return int(n) - 1, err == nil && s.links[p.link].managed && p.id == nil && c.Name() == p.queue.nic.name
 }
 
-// deafen ends listening: all that were to come have.
-func (p *plumbing) deafen() {
+// closeListeners closes the listeners after the last expected connection.
+func (p *resources) closeListeners() {
 	for _, id := range p.cm.listeners {
 		logged(id.Close())
 	}
 	p.cm.listeners = nil
 }
 
-// partTime is how long the Peer's own end is waited for when a connection of a queue pair
-// ends: a relay that goes takes its connections with it, in any order, and what it has said
-// before is still to be heard.
+// partTime is the wait for the Peer's own end after the connection of a queue pair has ended: the
+// connections of an ending relay close in any order, and earlier messages must still be read.
 const partTime = 100 * time.Millisecond
 
-// parted hears of connections that end, from the loop.
-func (s *Set) parted() {
+// handleConnectionEvents handles events of connections on the event loop.
+func (s *QPGroup) handleConnectionEvents() {
 	for s.cm.events != nil {
 		e, ok, err := s.cm.events.Next()
 		if !ok && err == nil {
@@ -403,9 +410,9 @@ func (s *Set) parted() {
 	}
 }
 
-// lost is fault for a queue pair whose connection has ended, a little later.
-func (s *Set) lost(n *nic, what string) {
-	if s.parting || s.falling() {
+// lost calls fault after partTime for a queue pair whose connection has ended.
+func (s *QPGroup) lost(n *nic, what string) {
+	if s.parting || s.resetting() {
 		return
 	}
 	s.parting = true
@@ -419,9 +426,9 @@ func (s *Set) lost(n *nic, what string) {
 	})
 }
 
-// unposted gives up a queue pair that takes no request: that of a connection that has ended may
-// say so before the connection manager does.
-func (s *Set) unposted(p *pair, err error) {
+// unposted resets the group after a queue pair has refused a request. After the end of a connection
+// the queue pair may fail before the event of the connection manager.
+func (s *QPGroup) unposted(p *qp, err error) {
 	if s.links[p.link].managed {
 		s.lost(p.queue.nic, err.Error())
 		return
@@ -429,8 +436,8 @@ func (s *Set) unposted(p *pair, err error) {
 	s.fault(p.queue.nic, err.Error())
 }
 
-// happened takes an event of a queue pair that has failed.
-func (s *Set) happened(n *nic, e verbs.Event) {
+// happened handles the failure event of a queue pair.
+func (s *QPGroup) happened(n *nic, e verbs.Event) {
 	for _, p := range s.pairs {
 		if p.Pair != nil && p.queue.nic.context == n.context && p.Number() == e.Pair && s.links[p.link].managed {
 			s.lost(n, e.String())
@@ -440,24 +447,23 @@ func (s *Set) happened(n *nic, e verbs.Event) {
 	s.fault(n, e.String())
 }
 
-// watchManaged has the loop hear of them.
-func (s *Set) watchManaged() error {
+// watchManaged adds the events of the connection manager to the event loop.
+func (s *QPGroup) watchManaged() error {
 	if s.cm.events == nil {
 		return nil
 	}
 	s.cm.watched = true
-	return s.fabric.loop.Watch(s.cm.events.FD(), func(uint32) { s.parted() })
+	return s.fabric.loop.Watch(s.cm.events.FD(), func(uint32) { s.handleConnectionEvents() })
 }
 
-// closeManaged gives back what there is of the connection manager, after the queue pairs. It
-// blocks.
-func (p *plumbing) closeManaged() {
+// closeManaged releases the objects of the connection manager, after the queue pairs. It blocks.
+func (p *resources) closeManaged() {
 	for _, pair := range p.pairs {
 		if pair.id != nil {
 			logged(pair.id.Close())
 		}
 	}
-	p.deafen()
+	p.closeListeners()
 	if p.cm.events != nil {
 		logged(p.cm.events.Close())
 		p.cm.events = nil

@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// script has calls fail or block, until the test ends at the latest.
+// script makes calls fail or block until the end of the test.
 func (w *two) script(t *testing.T, lines ...string) {
 	t.Helper()
 	if err := w.rdma.Script(lines...); err != nil {
@@ -23,7 +23,7 @@ func (w *two) script(t *testing.T, lines ...string) {
 	}
 }
 
-// held waits for a call that blocks.
+// held waits for a blocked call.
 func (w *two) held(t *testing.T) {
 	t.Helper()
 	for end := testutil.BeginFor(waitTime); ; time.Sleep(time.Millisecond) {
@@ -40,8 +40,7 @@ func (w *two) held(t *testing.T) {
 	}
 }
 
-// holding are two sides of iWARP whose accepting one has a call block from when it is asked
-// to connect.
+// holding returns two sides of iWARP. A call of the accepting side blocks from connect on.
 func holding(t *testing.T, line string, f func(*connect)) (w *two, settled chan error) {
 	t.Helper()
 	ready := make(chan struct{})
@@ -55,14 +54,15 @@ func holding(t *testing.T, line string, f func(*connect)) (w *two, settled chan 
 	return w, settled
 }
 
-// A connect that blocks, as that of a network does which drops what is to begin a
-// connection, keeps neither the Peer's death nor the relay's end.
-func TestAConnectThatBlocksKeepsNobody(t *testing.T) {
+// TestBlockedConnectDelaysNoEnd demands that a blocked connect, as in a network that drops
+// connection requests, delays neither the death of the Peer nor the end of the relay.
+func TestBlockedConnectDelaysNoEnd(t *testing.T) {
 	t.Parallel()
 	w, _ := holding(t, "rdma_connect hold=1 device=b0", func(*connect) {})
 	w.held(t)
-	w.b.peer.Fail(errors.New("a cable was pulled"))
-	if err := receive(t, w.b.down, "the Peer's end"); !strings.Contains(err.Error(), "a cable was pulled") {
+	pulled := errors.New("a cable was pulled")
+	w.b.peer.Fail(pulled)
+	if err := receive(t, w.b.down, "the Peer's end"); !errors.Is(err, pulled) {
 		t.Errorf("the Peer ended with %v", err)
 	}
 	w.b.fabric.ending = time.Millisecond
@@ -71,9 +71,9 @@ func TestAConnectThatBlocksKeepsNobody(t *testing.T) {
 	receive(t, ended, "the relay's end")
 }
 
-// A connection that is half made, and that the kernel does not give back at once, keeps no
-// turn of the loop; it is given back before the NICs are.
-func TestAConnectionThatIsNotGivenBackKeepsNobody(t *testing.T) {
+// TestBlockedDestroyKeepsLoopRunning demands that the slow release of an incomplete connection
+// blocks no iteration of the loop and ends before the release of the NICs.
+func TestBlockedDestroyKeepsLoopRunning(t *testing.T) {
 	t.Parallel()
 	w, settled := holding(t, "rdma_destroy_id hold=1 device=b0", func(m *connect) { m.Ports[0] = 9 })
 	if err := receive(t, settled, "the end of the bringing up"); err == nil {
@@ -92,9 +92,9 @@ func TestAConnectionThatIsNotGivenBackKeepsNobody(t *testing.T) {
 	}
 }
 
-// What a connection manager makes may be read by the other side, so nothing is registered
-// for that.
-func TestNothingOfIWARPCanBeRead(t *testing.T) {
+// TestIWARPMemoryHasNoRemoteRead demands that no registration permits remote reads: queue pairs of
+// a connection manager would permit the peer to read.
+func TestIWARPMemoryHasNoRemoteRead(t *testing.T) {
 	w, settled := joining(t, true, nil, func(_ string, c *Config) {
 		c.Flush = func(*device.Memory) bool { return true }
 		c.Stages = func() bool { return true }
@@ -114,23 +114,24 @@ func TestNothingOfIWARPCanBeRead(t *testing.T) {
 	}
 }
 
-// A receiver that gives one ticket to two grants could have the first write never end: the
-// Peer ends, and both writes with it.
-func TestATicketOfTwoGrants(t *testing.T) {
+// TestTicketOfTwoGrantsEndsPeer demands that a ticket for two grants ends the Peer and both writes:
+// the first write could otherwise stay incomplete.
+func TestTicketOfTwoGrantsEndsPeer(t *testing.T) {
 	w := byIWARP(t)
 	write := w.granted(t, 1)
 	w.b.loop.Call(func() {
 		for number, k := range w.b.set.tickets {
 			k.tells = false
-			w.arrivals.channel.Tell(encode(&ticketed{Kind: kindTicket, Ticket: number, Grant: 2}))
+			w.arrivals.channel.SendExtension(encode(&ticketed{Kind: kindTicket, Ticket: number, Grant: 2}))
 		}
 	})
-	w.a.until("the second ticket", func(*Set) bool { _, there := w.link.tickets[2]; return there })
+	w.a.until("the second ticket", func(*QPGroup) bool { _, there := w.link.tickets[2]; return there })
 	from := w.a.memory(slot)
 	done := make(chan error, 2)
 	w.a.loop.Call(func() {
 		write(func(err error) { done <- err })
-		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 2, func(err error) { done <- err })
+		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 2,
+			func(err error) { done <- err })
 	})
 	for range 2 {
 		if err := receive(t, done, "a write's end"); err == nil {
@@ -142,10 +143,10 @@ func TestATicketOfTwoGrants(t *testing.T) {
 	}
 }
 
-// The queue pair of a connection that has ended may take no request before anybody tells of
-// the end: the other relay's reason is waited for, and nothing is posted meanwhile. Where there is
-// none the write goes by another queue pair.
-func TestAQueuePairThatTakesNothingIsHeardOut(t *testing.T) {
+// TestRefusingQueuePairWaitsForReason demands that a queue pair that refuses requests after the end
+// of its connection posts nothing and waits for the peer's reason. Without a reason the write uses
+// another queue pair.
+func TestRefusingQueuePairWaitsForReason(t *testing.T) {
 	w := byIWARP(t)
 	write := w.granted(t, 1)
 	before, err := w.rdma.Calls("ibv_post_send")
@@ -157,7 +158,7 @@ func TestAQueuePairThatTakesNothingIsHeardOut(t *testing.T) {
 	w.a.loop.Call(func() {
 		pairs = len(w.a.set.pairs)
 		write(func(err error) { done <- err })
-		for range 3 { // in one turn, so that no time passes for the loop
+		for range 3 { // in one iteration, so that the clock of the loop stands
 			w.a.set.poll()
 		}
 		if s := w.a.set; !s.parting || s.broken {
@@ -176,29 +177,32 @@ func TestAQueuePairThatTakesNothingIsHeardOut(t *testing.T) {
 		t.Error(err)
 	}
 	w.a.loop.Call(func() {
-		if s := w.a.set; s.redials != 1 || !strings.Contains(s.lastFault, "not connected") {
-			t.Errorf("connected anew %d times, after %s", s.redials, s.lastFault)
+		if s := w.a.set; s.reconnects != 1 || !strings.Contains(s.lastFault, "not connected") {
+			t.Errorf("connected anew %d times, after %s", s.reconnects, s.lastFault)
 		}
 	})
 }
 
-// What tells of no write, on a queue pair that is there for writes alone, ends the Peer, once.
-func TestAMessageThatTellsOfNoWrite(t *testing.T) {
+// TestMessageWithoutTicketEndsPeer demands that a message without a ticket ends the Peer once.
+func TestMessageWithoutTicketEndsPeer(t *testing.T) {
 	w := connected(t)
-	w.granted(t, 1) // so that the receiver looks
+	w.granted(t, 1) // so that the receiver polls
 	w.a.loop.Call(func() {
 		p := w.a.set.pairs[0]
-		if _, err := p.PostSend([]verbs.Send{{Op: verbs.SendMessage, ID: 1 << 62, Address: w.a.set.page0(), LKey: p.queue.first.LKey(), Flags: verbs.Signaled}}); err != nil {
+		if _, err := p.PostSend([]verbs.Send{{Op: verbs.SendMessage, ID: 1 << 62, Address: w.a.set.page0(),
+			LKey: p.queue.first.LKey(), Flags: verbs.Signaled}}); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := receive(t, w.b.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed || !strings.Contains(err.Error(), "tells of no write") {
+	if err := receive(t, w.b.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed ||
+		!errors.Is(err, errNoTicket) {
 		t.Errorf("the Peer ended with %v", err)
 	}
 }
 
-// Time for the first bringing up that runs out late takes nothing down.
-func TestTimeThatRunsOutLate(t *testing.T) {
+// TestLateNegotiationTimerIsIgnored demands that a late timer of the first negotiation changes
+// nothing.
+func TestLateNegotiationTimerIsIgnored(t *testing.T) {
 	w := byIWARP(t)
 	write := w.granted(t, 1)
 	done := make(chan error, 1)
@@ -210,19 +214,19 @@ func TestTimeThatRunsOutLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.a.loop.Call(func() {
-		if w.a.set.epoch > 0 || w.a.set.falling() {
+		if w.a.set.epoch > 0 || w.a.set.resetting() {
 			t.Error("the queue pairs were given up")
 		}
 	})
 }
 
-// A connect that blocks when queue pairs are connected anew keeps neither the Peer longer than the
-// limit says nor what was being written.
-func TestAConnectThatBlocksAnewKeepsNobody(t *testing.T) {
+// TestBlockedReconnectEndsInTime demands that a blocked connect during a reconnect ends the Peer
+// and the writes at the limit.
+func TestBlockedReconnectEndsInTime(t *testing.T) {
 	t.Parallel()
 	w := connectedBy(t, true, func(nic string, c *Config) {
-		if c.Redial = waitTime; nic == "a0" {
-			c.Redial = time.Second
+		if c.Reconnect = waitTime; nic == "a0" {
+			c.Reconnect = time.Second
 		}
 	})
 	write := w.granted(t, 1)
@@ -231,16 +235,21 @@ func TestAConnectThatBlocksAnewKeepsNobody(t *testing.T) {
 	done := make(chan error, 1)
 	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
 	w.held(t)
-	for _, err := range []error{receive(t, done, "the write's end"), receive(t, w.a.down, "the Peer's end"), receive(t, w.b.down, "the other Peer's end")} {
-		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "could not be connected anew within 1s") {
+	for _, err := range []error{receive(t, done, "the write's end"), receive(t, w.a.down, "the Peer's end")} {
+		var end *reconnectError
+		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !errors.As(err, &end) || end.Limit != time.Second {
 			t.Errorf("it ended with %v", err)
 		}
 	}
+	err := receive(t, w.b.down, "the other Peer's end")
+	if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(reason(err), "no reconnect within 1s") {
+		t.Errorf("the other Peer ended with %v", err)
+	}
 }
 
-// What a receiver of iWARP hears of when its sender has given the queue pairs up already has arrived,
-// and nobody minds the word that says so.
-func TestAWordThatComesWhenAllIsInDoubt(t *testing.T) {
+// TestLateConfirmationDuringResetIsAccepted demands that a confirmation of a receiver on iWARP
+// after the sender's reset counts as an arrival and is no error.
+func TestLateConfirmationDuringResetIsAccepted(t *testing.T) {
 	w := byIWARP(t)
 	s := newStream(w)
 	var before, after int
@@ -250,21 +259,23 @@ func TestAWordThatComesWhenAllIsInDoubt(t *testing.T) {
 	s.begin()
 	go func() {
 		defer close(over)
-		w.b.loop.Call(func() { // which hears of nothing meanwhile
+		w.b.loop.Call(func() { // the loop handles no event meanwhile
 			before = len(w.arrived)
 			<-stands
 			w.b.set.drain()
 			after = len(w.arrived)
 		})
 	}()
-	w.a.until("writes that are sent", func(s *Set) bool { return s.waitingParts == 0 && s.posted == 0 && s.unheard > 0 })
+	w.a.until("writes that are sent", func(s *QPGroup) bool {
+		return s.waitingParts == 0 && s.posted == 0 && s.unconfirmed > 0
+	})
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
-	w.a.until("the queue pairs' end", func(s *Set) bool { return s.fellHere })
+	w.a.until("the queue pairs' end", func(s *QPGroup) bool { return s.localReset })
 	goOn()
 	receive(t, over, "the receiver")
 	if after == before {
 		t.Error("nothing had arrived")
 	}
 	s.mustEnd(t)
-	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 })
+	w.a.until("others in place of the queue pairs", func(s *QPGroup) bool { return s.reconnects == 1 })
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,31 +18,30 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// byIWARP is connected over devices of iWARP.
+// byIWARP connects two sides over devices of iWARP.
 func byIWARP(t *testing.T) *two {
 	t.Helper()
 	return connectedBy(t, true)
 }
 
-// atConnect has the accepting side hear a connect that f may have changed; its loop stands
-// still meanwhile.
+// atConnect passes a connect through f on the accepting side; the loop waits meanwhile.
 type atConnect struct {
-	*Set
+	*QPGroup
 	f func(*connect)
 }
 
-func (a *atConnect) Heard(c *tcp.Channel, payload []byte) error {
+func (a *atConnect) HandleMessage(c *tcp.Channel, payload []byte) error {
 	if m, err := decode(payload); err == nil {
 		if m, is := m.(*connect); is {
 			a.f(m)
 			payload = encode(m)
 		}
 	}
-	return a.Set.Heard(c, payload)
+	return a.QPGroup.HandleMessage(c, payload)
 }
 
 func hearingConnect(f func(*connect)) hears {
-	return func(nic string, s *Set) tcp.Extension {
+	return func(nic string, s *QPGroup) tcp.Extension {
 		if nic == "b0" {
 			return &atConnect{s, f}
 		}
@@ -49,8 +49,8 @@ func hearingConnect(f func(*connect)) hears {
 	}
 }
 
-// stranger is somebody at c0 who has the connection manager, and no part in what the relays
-// say to each other.
+// stranger is a program at c0 with the connection manager, and without access to the control
+// stream.
 type stranger struct {
 	t      *testing.T
 	events *verbs.Events
@@ -122,7 +122,8 @@ func (s *stranger) pair(id *verbs.ID) error {
 	return err
 }
 
-// answers takes all that ask, and tells them what they have told, until ctx ends.
+// answers accepts every connection request and returns the private data of the request, until ctx
+// ends.
 func (s *stranger) answers(ctx context.Context) {
 	defer s.close()
 	for {
@@ -138,14 +139,15 @@ func (s *stranger) answers(ctx context.Context) {
 			s.t.Error(err)
 			continue
 		}
-		_ = e.ID.Accept(verbs.Connection{Private: e.Private}) // who asks may have gone when the first was found out
+		_ = e.ID.Accept(verbs.Connection{Private: e.Private}) // the requester may have closed after the first error
 	}
 }
 
-// ask asks for a connection, which is refused.
+// ask requests a connection and demands a rejection.
 func (s *stranger) ask(port uint16, private []byte) verbs.ConnectionEvent {
 	id := s.id()
-	if err := id.ResolveAddress(netip.MustParseAddrPort("10.0.0.3:0"), netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port), waitTime); err != nil {
+	if err := id.ResolveAddress(netip.MustParseAddrPort("10.0.0.3:0"),
+		netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port), waitTime); err != nil {
 		s.t.Fatal(err)
 	}
 	s.next(verbs.AddressResolved)
@@ -162,9 +164,9 @@ func (s *stranger) ask(port uint16, private []byte) verbs.ConnectionEvent {
 	return s.next(verbs.Rejected)
 }
 
-// Who asks for a queue pair, and has not heard what the relays say to each other, is refused
-// with nothing, at once, and keeps nobody from the pairs; nobody listens afterwards.
-func TestAStrangerGetsNoQueuePair(t *testing.T) {
+// TestStrangerGetsNoQueuePair demands an immediate rejection without data for a connection request
+// without the secret. The request blocks no queue pair, and no listener remains.
+func TestStrangerGetsNoQueuePair(t *testing.T) {
 	var w *two
 	ready := make(chan struct{})
 	w, settled := joining(t, true, hearingConnect(func(m *connect) {
@@ -202,9 +204,9 @@ func TestAStrangerGetsNoQueuePair(t *testing.T) {
 	}
 }
 
-// A relay has its queue pairs with the relay that it has spoken to, and connects to no other
-// port than relays have.
-func TestAQueuePairOfAnother(t *testing.T) {
+// TestWrongPeerIsRejected demands that a relay connects queue pairs only with its peer, and only to
+// ports of relays.
+func TestWrongPeerIsRejected(t *testing.T) {
 	t.Run("who does not know the secret", func(t *testing.T) {
 		var w *two
 		ctx, cancel := context.WithCancel(t.Context())
@@ -222,16 +224,25 @@ func TestAQueuePairOfAnother(t *testing.T) {
 			go func() { s.answers(ctx); close(over) }()
 		}))
 		close(ready)
-		err := receive(t, settled, "the end of the bringing up")
-		if wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(err.Error(), "not the relay that was asked") || !strings.Contains(err.Error(), "b0 (10.0.0.2)") {
+		err := receive(t, settled, "the end of the negotiation")
+		refusal := w.b.refusal()
+		var failed *connectError
+		if wire.StatusOf(err) != wire.StatusUnreachable || !strings.Contains(reason(err), reason(refusal)) ||
+			!errors.Is(refusal, errWrongSecret) || !errors.As(refusal, &failed) || failed.NIC != "b0" ||
+			failed.Address != "10.0.0.2" {
 			t.Errorf("it ended with %v", err)
 		}
 		cancel()
 		receive(t, over, "the stranger's end")
 	})
 	t.Run("a port of others", func(t *testing.T) {
-		_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 22 }), func(_ string, c *Config) { c.Ports = address.Ports{First: 20000, Last: 20999} })
-		if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(), "port 22, which is none of network.ports") {
+		w, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 22 }), func(_ string, c *Config) {
+			c.Ports = address.Ports{First: 20000, Last: 20999}
+		})
+		err := receive(t, settled, "the end of the negotiation")
+		refusal := w.b.refusal()
+		var port *portError
+		if !errors.As(refusal, &port) || port.Port != 22 || !strings.Contains(reason(err), reason(refusal)) {
 			t.Errorf("it ended with %v", err)
 		}
 	})
@@ -247,18 +258,22 @@ func TestAQueuePairOfAnother(t *testing.T) {
 	})
 }
 
-// Bringing up has an end, whatever the other side's connection manager does.
-func TestIWARPThatIsNotAnswered(t *testing.T) {
+// TestUnansweredIWARPFailsInTime demands that the negotiation ends in time with any connection
+// manager on the other side.
+func TestUnansweredIWARPFailsInTime(t *testing.T) {
 	t.Parallel()
-	_, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 9 }))
-	err := receive(t, settled, "the end of the bringing up")
-	for _, words := range []string{"b0 (10.0.0.2)", "a0 (10.0.0.1)", "rejected"} {
-		if err == nil || !strings.Contains(err.Error(), words) {
-			t.Errorf("it ended with %v, and nothing of %q", err, words)
-		}
+	w, settled := joining(t, true, hearingConnect(func(m *connect) { m.Ports[0] = 9 }))
+	err := receive(t, settled, "the end of the negotiation")
+	refusal := w.b.refusal()
+	var failed *connectError
+	var event *verbs.ConnectionError
+	if !errors.As(refusal, &failed) || failed.NIC != "b0" || failed.Address != "10.0.0.2" || failed.PeerNIC != "a0" ||
+		failed.PeerAddress != "10.0.0.1" || !errors.As(refusal, &event) || event.Kind != verbs.Rejected ||
+		!strings.Contains(reason(err), reason(refusal)) {
+		t.Errorf("the negotiation ended with %v, on the other side with %v", err, refusal)
 	}
-	// And where nobody asks: the one who waits gives up by itself.
-	_, settled = joining(t, true, func(nic string, s *Set) tcp.Extension {
+	// Without a request the waiting side gives up by itself.
+	_, settled = joining(t, true, func(nic string, s *QPGroup) tcp.Extension {
 		if nic == "b0" {
 			return &deafTo{s}
 		}
@@ -268,22 +283,23 @@ func TestIWARPThatIsNotAnswered(t *testing.T) {
 			c.Time = time.Second
 		}
 	})
-	if err := receive(t, settled, "the end of the bringing up"); err == nil || !strings.Contains(err.Error(), "not connected within 1s") {
+	var late *notConnectedError
+	if err := receive(t, settled, "the end of the negotiation"); !errors.As(err, &late) || late.Limit != time.Second {
 		t.Errorf("it ended with %v", err)
 	}
 }
 
-// deafTo does not hear a connect.
-type deafTo struct{ *Set }
+// deafTo drops a connect.
+type deafTo struct{ *QPGroup }
 
-func (d *deafTo) Heard(c *tcp.Channel, payload []byte) error {
+func (d *deafTo) HandleMessage(c *tcp.Channel, payload []byte) error {
 	if binary.LittleEndian.Uint32(payload) == kindConnect {
 		return nil
 	}
-	return d.Set.Heard(c, payload)
+	return d.QPGroup.HandleMessage(c, payload)
 }
 
-// granted is one write's grant, with the keys at the sender.
+// granted returns the write of a grant, after the keys have arrived at the sender.
 func (w *two) granted(t *testing.T, grant uint64) (write func(done func(error))) {
 	t.Helper()
 	from, to := w.a.memory(slot), w.b.memory(slot)
@@ -296,15 +312,18 @@ func (w *two) granted(t *testing.T, grant uint64) (write func(done func(error)))
 			t.Error(err)
 		}
 	})
-	w.a.until("the ticket", func(*Set) bool { _, there := w.link.tickets[grant]; return there && w.link.regions[7] != nil })
+	w.a.until("the ticket", func(*QPGroup) bool {
+		_, there := w.link.tickets[grant]
+		return there && w.link.regions[7] != nil
+	})
 	return func(done func(error)) {
 		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, grant, done)
 	}
 }
 
-// A write of iWARP ends when it is sent, and for its sender when the receiver has said that
-// it is there: what leaves a channel writes nothing any more.
-func TestAWriteOfIWARPEndsWhenItHasArrived(t *testing.T) {
+// TestIWARPWriteEndsAtArrival demands that a write on iWARP ends for the sender when the receiver
+// has confirmed the arrival: a closed channel has no outstanding writes.
+func TestIWARPWriteEndsAtArrival(t *testing.T) {
 	w := byIWARP(t)
 	write := w.granted(t, 1)
 	goOn, stands := make(chan struct{}), make(chan struct{})
@@ -312,8 +331,8 @@ func TestAWriteOfIWARPEndsWhenItHasArrived(t *testing.T) {
 	receive(t, stands, "the receiver's loop")
 	done := make(chan error, 1)
 	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
-	w.a.until("the end at the sender's NIC", func(*Set) bool {
-		return w.a.set.waitingParts == 0 && w.a.set.posted == 0 && w.a.set.unheard == 1
+	w.a.until("the end at the sender's NIC", func(*QPGroup) bool {
+		return w.a.set.waitingParts == 0 && w.a.set.posted == 0 && w.a.set.unconfirmed == 1
 	})
 	select {
 	case err := <-done:
@@ -325,14 +344,15 @@ func TestAWriteOfIWARPEndsWhenItHasArrived(t *testing.T) {
 		t.Error(err)
 	}
 	w.a.loop.Call(func() {
-		if w.a.set.unheard != 0 || len(w.link.unheard) != 0 {
-			t.Errorf("%d writes are left that nobody has heard of", w.a.set.unheard)
+		if w.a.set.unconfirmed != 0 || len(w.link.unconfirmed) != 0 {
+			t.Errorf("%d writes are left that nobody has heard of", w.a.set.unconfirmed)
 		}
 	})
 }
 
-// A receiver that leaves and does not say so, or says what is not so, hurts itself alone.
-func TestAReceiverThatDoesNotSay(t *testing.T) {
+// TestMissingConfirmationHarmsReceiverOnly demands that a receiver that closes without a
+// confirmation, or sends a wrong confirmation, harms only its own Peer.
+func TestMissingConfirmationHarmsReceiverOnly(t *testing.T) {
 	t.Run("and leaves", func(t *testing.T) {
 		w := byIWARP(t)
 		write := w.granted(t, 1)
@@ -351,16 +371,16 @@ func TestAReceiverThatDoesNotSay(t *testing.T) {
 	})
 	t.Run("what is not so", func(t *testing.T) {
 		w := byIWARP(t)
-		w.b.loop.Call(func() { w.arrivals.channel.Tell(encode(&arrived{Kind: kindArrived, Ticket: 77})) })
+		w.b.loop.Call(func() { w.arrivals.channel.SendExtension(encode(&arrived{Kind: kindArrived, Ticket: 77})) })
 		if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed {
 			t.Errorf("the Peer ended with %v", err)
 		}
 	})
 }
 
-// A queue pair whose connection ends is replaced, by one that is asked for with other secrets,
-// and the reason names the NIC.
-func TestAConnectionOfIWARPThatEnds(t *testing.T) {
+// TestEndedIWARPConnectionIsReplaced demands that a queue pair with other secrets replaces a queue
+// pair whose connection has ended, and that the fault names the NIC.
+func TestEndedIWARPConnectionIsReplaced(t *testing.T) {
 	w := byIWARP(t)
 	write := w.granted(t, 1)
 	secrets := map[[secretBytes]byte]bool{}
@@ -373,14 +393,17 @@ func TestAConnectionOfIWARPThatEnds(t *testing.T) {
 		}
 	})
 	for _, e := range []*side{w.a, w.b} {
-		e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials == 1 })
+		e.until("others in place of the queue pairs", func(s *QPGroup) bool {
+			return s.phase == running && s.reconnects == 1
+		})
 		e.loop.Call(func() {
 			s := e.set
 			secrets[s.cm.own] = true
 			if len(s.cm.listeners) > 0 || s.parting {
 				t.Errorf("%d listen still, and parting is %v", len(s.cm.listeners), s.parting)
 			}
-			if !strings.Contains(s.lastFault, "0 of host "+hostname()) || !strings.Contains(s.lastFault, "the connection of a queue pair has ended: disconnected") {
+			if !strings.Contains(s.lastFault, "0 of host "+hostname()) || !strings.Contains(s.lastFault,
+				"the connection of a queue pair has ended: disconnected") {
 				t.Errorf("the fault is said to be %s", s.lastFault)
 			}
 		})
@@ -395,20 +418,21 @@ func TestAConnectionOfIWARPThatEnds(t *testing.T) {
 	}
 }
 
-// What follows a write and is none of its notes is no ticket.
-func TestNotesThatAreNone(t *testing.T) {
-	p := &pair{notes: notes{bytes: make([]byte, ofPair*noteBytes)}}
-	binary.LittleEndian.PutUint32(p.notes.at(3), 9)
+// TestInvalidAcksGiveNoTicket demands that a message after a write that is not an ack gives no
+// ticket.
+func TestInvalidAcksGiveNoTicket(t *testing.T) {
+	p := &qp{acks: acks{bytes: make([]byte, acksPerQP*ackBytes)}}
+	binary.LittleEndian.PutUint32(p.acks.at(3), 9)
 	for _, c := range []struct {
 		is verbs.Completion
 		ok bool
 	}{
-		{verbs.Completion{ID: ofReceive | 3, Op: verbs.Received, Bytes: noteBytes}, true},
-		{verbs.Completion{ID: ofReceive | 3, Op: verbs.Received, Bytes: noteBytes - 1}, false},
+		{verbs.Completion{ID: ofReceive | 3, Op: verbs.Received, Bytes: ackBytes}, true},
+		{verbs.Completion{ID: ofReceive | 3, Op: verbs.Received, Bytes: ackBytes - 1}, false},
 		{verbs.Completion{ID: ofReceive | 3, Op: verbs.ReceivedImmediate, Immediate: 9}, false},
-		{verbs.Completion{ID: ofReceive | receives, Op: verbs.Received, Bytes: noteBytes}, false},
+		{verbs.Completion{ID: ofReceive | receives, Op: verbs.Received, Bytes: ackBytes}, false},
 	} {
-		if n, ok := p.told(&c.is); ok != c.ok || ok && n != 9 {
+		if n, ok := p.receivedTicket(&c.is); ok != c.ok || ok && n != 9 {
 			t.Errorf("%+v tells %d, %v", c.is, n, ok)
 		}
 	}

@@ -8,24 +8,24 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// What the two sides say to each other, over the control stream of their tcp.Peer. Each
-// message has a fixed layout, its kind first; all numbers are little-endian. The relay
-// that made the connections begins:
+// Messages between the two sides of a group travel over the control stream of the tcp.Peer. Each
+// message has a fixed layout and begins with its kind. Numbers are little-endian. The dialing side
+// begins:
 //
-//	offer   →            its NICs
-//	        ←   answer   the other's NICs, which two make a link, and its queue pairs
-//	connect →            the queue pairs at this end, or where they can be asked for
-//	        ←   ready    they can be written to, and a write by each has arrived
-//	use     →            the same the other way: data can go this way, from either side
+//	offer   →            the NICs of the dialing side
+//	        ←   answer   the NICs of the accepting side, the links, its queue pairs
+//	connect →            the queue pairs of the dialing side, or its CM listeners
+//	        ←   ready    a write by each queue pair has arrived
+//	use     →            the same in the other direction: either side may send data
 //
-// or at any time before that, from either side, refuse. From then on, between who opens a
-// channel and the other side:
+// Before use, either side may send refuse. After use, between the side that opens a channel and its
+// peer:
 //
-//	next    →            the channel that is opened next has its data this way
-//	path    →            of that channel: its links, and how long a write can be
-//	        ←   region   memory that writes are granted in
-//	        ←   ticket   the immediate of a grant's write
-//	        ←   arrived  such a write has, where NICs do not tell the sender so
+//	next    →            the data of the next channel uses RDMA
+//	path    →            of the channel: links, and the maximum length of a write
+//	        ←   region   memory for granted writes
+//	        ←   ticket   the immediate for the write of a grant
+//	        ←   arrived  the write has arrived, if the NICs do not report arrival
 const (
 	kindOffer = iota + 1
 	kindAnswer
@@ -40,41 +40,40 @@ const (
 	kindArrived
 )
 
-// Bounds of what a relay has for another: NICs and links, and queue pairs of all links.
+// Limits of a group: NICs, links, and queue pairs of all links.
 const (
 	maxCards = 8
 	maxLinks = 8
 	maxPairs = 64
 )
 
-// Link layers of a NIC's port.
 const (
 	layerInfiniBand = 1
 	layerEthernet   = 2 // RoCE
 )
 
-// card is a NIC with its port, as another relay has to know it.
-type card struct {
+// portInfo describes a NIC and its port to the peer.
+type portInfo struct {
 	Name  [64]byte
 	GID   [16]byte
-	LID   uint16 // of InfiniBand
+	LID   uint16 // for InfiniBand
 	Layer uint8
-	MTU   uint8  // 1 to 5 stand for 256 to 4096 bytes
-	Ways  uint32 // what the NIC needs of the other side
+	MTU   uint8  // 1 to 5 for 256 to 4096 bytes
+	Ways  uint32 // needs of the NIC
 }
 
-// Bits of a card's Ways.
+// Bits of portInfo.Ways.
 const (
-	// wayManaged: queue pairs come up by the connection manager, and GID has the address.
+	// wayManaged: the connection manager connects the queue pairs, and GID has the address.
 	wayManaged = 1 << iota
-	// waySends: there is no write with an immediate; a message follows the write.
+	// waySends: the NIC has no write with immediate; a message follows the write.
 	waySends
 )
 
-func (c *card) is(way uint32) bool { return c.Ways&way != 0 }
+func (c *portInfo) is(way uint32) bool { return c.Ways&way != 0 }
 
-// kind is what two NICs of a link have in common.
-func (c *card) kind() string {
+// kind returns the property that both NICs of a link share.
+func (c *portInfo) kind() string {
 	switch {
 	case c.is(wayManaged):
 		return "iWARP, connected by RDMA CM"
@@ -86,10 +85,10 @@ func (c *card) kind() string {
 	return fmt.Sprintf("link layer %d", c.Layer)
 }
 
-func (c *card) name() string { return wire.Text(c.Name[:]) }
+func (c *portInfo) name() string { return wire.Text(c.Name[:]) }
 
-// end is a queue pair at its owner's side: its number, and that of its first packet. One
-// that comes up by the connection manager has neither yet, and says its place plus one.
+// end is a queue pair of the sender of the message: the number, and the number of the first packet.
+// With the connection manager both are unknown, and Number is the index plus one.
 type end struct {
 	Number, PSN uint32
 	// ECE has the connection options of the answering side's queue pair. In the dialing side's message,
@@ -97,34 +96,34 @@ type end struct {
 	ECE verbs.ECE
 }
 
-// page is memory for the first writes, which only try the way: pageBytes of them.
+// page is memory of pageBytes for the first writes, which test the connection.
 type page struct {
 	Address uint64
-	Keys    [maxCards]uint32 // by its owner's NICs
+	Keys    [maxCards]uint32 // by NIC of the owner
 }
 
 type offer struct {
 	Kind  uint32
 	Cards uint32
-	Pairs uint32 // of each link, at most
+	Pairs uint32 // maximum for each link
 	_     uint32
-	Card  [maxCards]card
+	Card  [maxCards]portInfo
 }
 
-// pairing is a link: the number of the offering side's NIC, and of the answering one's.
+// pairing is a link: the NIC of the offering side and the NIC of the answering side.
 type pairing struct{ Theirs, Ours uint8 }
 
 type answer struct {
 	Kind  uint32
 	Cards uint32
 	Links uint32
-	Pairs uint32 // of each link
-	Card  [maxCards]card
+	Pairs uint32 // for each link
+	Card  [maxCards]portInfo
 	Link  [maxLinks]pairing
 	Page  page
-	End   [maxPairs]end // those of the first link first
-	// Secret is what the offering side answers those with who ask it for a queue pair by
-	// the connection manager.
+	End   [maxPairs]end // sorted by link
+	// Secret authenticates the offering side in its answers to connection requests of the
+	// connection manager.
 	Secret [secretBytes]byte
 }
 
@@ -133,7 +132,8 @@ type connect struct {
 	Ends uint32
 	Page page
 	End  [maxPairs]end
-	// Secret is what those ask with, at this side's NICs' Ports.
+	// Secret authenticates those connection requests, which go to the Ports of the NICs of this
+	// side.
 	Secret [secretBytes]byte
 	Ports  [maxCards]uint16
 }
@@ -156,11 +156,11 @@ type path struct {
 type regionKeys struct {
 	Kind    uint32
 	Region  uint32
-	Address uint64 // of its first byte
+	Address uint64 // of the first byte
 	Bytes   uint64
-	Keys    [maxCards]uint32 // by the answering side's NICs
-	// Weights are the shares of the answering side's NICs in writes to the region; all 0 for
-	// equal shares. A NIC of weight 0 writes there only if no NIC of a path has a weight.
+	Keys    [maxCards]uint32 // by NIC of the answering side
+	// Weights are the shares of the answering side's NICs in writes to the region; all 0 for equal
+	// shares. A NIC with weight 0 carries writes only if no NIC of a path has a weight.
 	Weights [maxCards]uint16
 }
 
@@ -171,7 +171,8 @@ type ticketed struct {
 	Grant  uint64
 }
 
-// arrived says that all of a write is in the memory, where that is not known by its end.
+// arrived reports that the memory has all bytes of a write, if the sender's completion does not
+// prove that.
 type arrived struct {
 	Kind   uint32
 	Ticket uint32
@@ -180,7 +181,7 @@ type arrived struct {
 func encode(m any) []byte {
 	b, err := binary.Append(nil, binary.LittleEndian, m)
 	if err != nil {
-		panic(err) // a layout that is none
+		panic(err) // the layout has no fixed size
 	}
 	return b
 }
@@ -189,10 +190,10 @@ func malformed(format string, arguments ...any) error {
 	return wire.Errorf(wire.StatusMalformed, format, arguments...)
 }
 
-// decode reads a message of another relay, of which no number is believed.
+// decode reads a message of the peer and checks every number.
 func decode(b []byte) (any, error) {
 	if len(b) < 4 {
-		return nil, malformed("%d bytes are no message about RDMA", len(b))
+		return nil, malformed("%w", &fieldError{"RDMA", "length", len(b)})
 	}
 	var m interface{ check() error }
 	switch kind := binary.LittleEndian.Uint32(b); kind {
@@ -214,86 +215,101 @@ func decode(b []byte) (any, error) {
 		m = &ticketed{}
 	case kindArrived:
 		m = &arrived{}
-	case kindFall:
-		m = &fall{}
-	case kindFallen:
-		m = &fallen{}
+	case kindReset:
+		m = &reset{}
+	case kindResetAck:
+		m = &resetAck{}
 	case kindResume, kindGranted:
 		m = &step{}
 	default:
-		return nil, malformed("a message about RDMA of kind %d, which this version does not know", kind)
+		return nil, malformed("%w", &fieldError{"RDMA", "kind", kind})
 	}
 	if n, err := binary.Decode(b, binary.LittleEndian, m); err != nil || n != len(b) {
-		return nil, malformed("a message about RDMA of kind %d with %d bytes; it has %d", binary.LittleEndian.Uint32(b), len(b), binary.Size(m))
+		return nil, malformed("%w", &fieldError{fmt.Sprintf("%T", m), "length", len(b)})
 	}
 	return m, m.check()
 }
 
-func checkCards(n uint32, cards []card) error {
+func checkCards(message string, n uint32, cards []portInfo) error {
 	if n > maxCards {
-		return malformed("%d NICs; a relay has up to %d", n, maxCards)
+		return malformed("%w", &fieldError{message, "number of NICs", n})
 	}
 	for i := range cards[:n] {
 		c := &cards[i]
 		if c.name() == "" {
-			return malformed("a NIC without a name")
+			return malformed("%w", &fieldError{message, "name of NIC", i})
 		}
-		if c.Layer != layerInfiniBand && c.Layer != layerEthernet || c.MTU < 1 || c.MTU > 5 {
-			return malformed("NIC %s of link layer %d with MTU %d", c.name(), c.Layer, c.MTU)
+		if c.Layer != layerInfiniBand && c.Layer != layerEthernet {
+			return malformed("%w", &fieldError{message, "link layer", c.Layer})
+		}
+		if c.MTU < 1 || c.MTU > 5 {
+			return malformed("%w", &fieldError{message, "MTU", c.MTU})
 		}
 	}
 	return nil
 }
 
-func checkEnds(ends []end) error {
+func checkEnds(message string, ends []end) error {
 	for _, e := range ends {
-		if e.Number == 0 || e.Number >= 1<<24 || e.PSN >= 1<<24 {
-			return malformed("queue pair %d with packet number %d; both have 24 bits", e.Number, e.PSN)
+		if e.Number == 0 || e.Number >= 1<<24 {
+			return malformed("%w", &fieldError{message, "number of queue pair", e.Number})
+		}
+		if e.PSN >= 1<<24 {
+			return malformed("%w", &fieldError{message, "packet number", e.PSN})
 		}
 	}
 	return nil
 }
 
 func (m *offer) check() error {
-	if m.Cards == 0 || m.Pairs == 0 || m.Pairs > maxPairs {
-		return malformed("an offer of %d NICs with %d queue pairs", m.Cards, m.Pairs)
+	if m.Cards == 0 {
+		return malformed("%w", &fieldError{"offer", "number of NICs", m.Cards})
 	}
-	return checkCards(m.Cards, m.Card[:])
+	if m.Pairs == 0 || m.Pairs > maxPairs {
+		return malformed("%w", &fieldError{"offer", "number of queue pairs", m.Pairs})
+	}
+	return checkCards("offer", m.Cards, m.Card[:])
 }
 
 func (m *answer) check() error {
-	if m.Links == 0 || m.Links > maxLinks || m.Pairs == 0 || m.Links*min(m.Pairs, maxPairs+1) > maxPairs {
-		return malformed("%d links of %d queue pairs", m.Links, m.Pairs)
+	if m.Links == 0 || m.Links > maxLinks {
+		return malformed("%w", &fieldError{"answer", "number of links", m.Links})
 	}
-	if err := checkCards(m.Cards, m.Card[:]); err != nil {
+	if m.Pairs == 0 || m.Links*min(m.Pairs, maxPairs+1) > maxPairs {
+		return malformed("%w", &fieldError{"answer", "number of queue pairs", m.Pairs})
+	}
+	if err := checkCards("answer", m.Cards, m.Card[:]); err != nil {
 		return err
 	}
 	for _, l := range m.Link[:m.Links] {
 		if uint32(l.Ours) >= m.Cards || l.Theirs >= maxCards {
-			return malformed("a link of NICs %d and %d", l.Theirs, l.Ours)
+			return malformed("%w", &fieldError{"answer", "link", l})
 		}
 	}
-	return checkEnds(m.End[:m.Links*m.Pairs])
+	return checkEnds("answer", m.End[:m.Links*m.Pairs])
 }
 
 func (m *connect) check() error {
 	if m.Ends == 0 || m.Ends > maxPairs {
-		return malformed("%d queue pairs", m.Ends)
+		return malformed("%w", &fieldError{"connect", "number of queue pairs", m.Ends})
 	}
-	return checkEnds(m.End[:m.Ends])
+	return checkEnds("connect", m.End[:m.Ends])
 }
 
 func (*short) check() error   { return nil }
 func (*refusal) check() error { return nil }
 
 func (m *path) check() error {
-	if m.Links == 0 || m.Links > maxLinks || m.Most == 0 {
-		return malformed("a path of %d links for writes of %d bytes", m.Links, m.Most)
+	if m.Links == 0 || m.Links > maxLinks {
+		return malformed("%w", &fieldError{"path", "number of links", m.Links})
+	}
+	if m.Most == 0 {
+		return malformed("%w", &fieldError{"path", "length of writes", m.Most})
 	}
 	seen := map[uint8]bool{}
 	for _, l := range m.Link[:m.Links] {
 		if l >= maxLinks || seen[l] {
-			return malformed("a path with link %d, twice or beyond all", l)
+			return malformed("%w", &fieldError{"path", "link", l})
 		}
 		seen[l] = true
 	}
@@ -302,7 +318,7 @@ func (m *path) check() error {
 
 func (m *regionKeys) check() error {
 	if m.Bytes == 0 || m.Address+m.Bytes < m.Address {
-		return malformed("region %d of %d bytes at %#x", m.Region, m.Bytes, m.Address)
+		return malformed("%w", &fieldError{"region", "length", m.Bytes})
 	}
 	return nil
 }

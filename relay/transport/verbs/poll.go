@@ -15,21 +15,21 @@ func hostname() string {
 	return name
 }
 
-// watch has the connection manager's descriptor end the loop's sleep.
-func (s *Set) watch() {
+// watch adds the descriptor of the connection manager to the event loop.
+func (s *QPGroup) watch() {
 	if err := s.watchManaged(); err != nil {
 		s.failed(s.pairs[0].queue.nic, err.Error())
 	}
 }
 
-// poll takes completions, and posts what waits.
-func (s *Set) poll() bool {
-	if s.over || s.working {
+// poll takes completions and posts waiting requests.
+func (s *QPGroup) poll() bool {
+	if s.closed || s.working {
 		return false
 	}
 	progress := false
 	if s.phase == draining || s.phase == running {
-		progress = s.complete(false) // Fabric.Poll has asked the devices
+		progress = s.complete(false) // Fabric.Poll has polled the devices
 	}
 	if s.phase == draining {
 		return s.drainEnds() || progress
@@ -39,7 +39,7 @@ func (s *Set) poll() bool {
 			if s.flush(p) {
 				progress = true
 			}
-			if s.phase != running { // it took none
+			if s.phase != running { // the queue pair took no request
 				return progress
 			}
 		}
@@ -47,8 +47,8 @@ func (s *Set) poll() bool {
 	return progress
 }
 
-// room reports whether something that waits can be posted.
-func (s *Set) room() bool {
+// room reports whether a waiting request can be posted.
+func (s *QPGroup) room() bool {
 	for _, p := range s.pairs {
 		if len(p.waits) > 0 && len(p.posts) < sendDepth {
 			return true
@@ -57,16 +57,16 @@ func (s *Set) room() bool {
 	return false
 }
 
-// batchSize is how many completions are taken at a time.
+// batchSize is the number of completions per call of the device.
 const batchSize = 32
 
-// drain takes all completions that there are. It reports whether there was one.
-func (s *Set) drain() bool { return s.complete(true) }
+// drain takes every available completion, and reports whether there was a completion.
+func (s *QPGroup) drain() bool { return s.complete(true) }
 
-// complete takes completions of the group's queue pairs: all that there are, or without ask those that
-// the devices were asked for already. It reports whether there was one.
-func (s *Set) complete(ask bool) bool {
-	if s.over || s.working || s.phase != running && s.phase != draining {
+// complete takes completions of the group's queue pairs and reports whether there was a completion.
+// With ask complete polls the devices; without ask complete takes the polled completions.
+func (s *QPGroup) complete(ask bool) bool {
+	if s.closed || s.working || s.phase != running && s.phase != draining {
 		return false
 	}
 	progress := false
@@ -106,7 +106,7 @@ func (s *Set) complete(ask bool) bool {
 	return progress
 }
 
-func (s *Set) completed(q *queue, c *verbs.Completion) {
+func (s *QPGroup) completed(q *queue, c *verbs.Completion) {
 	i, known := s.number[key{q, c.Pair}]
 	if !known {
 		s.flushed(q, c)
@@ -114,21 +114,22 @@ func (s *Set) completed(q *queue, c *verbs.Completion) {
 	}
 	p := s.pairs[i]
 	if c.ID&ofReceive == 0 {
-		s.ended(p, c)
+		s.sent(p, c)
 		return
 	}
 	p.receiving--
 	switch err := c.Err(); {
-	case s.gone != nil: // and nobody waits for it
-	case err != nil && c.Status == verbs.Flushed && s.links[p.link].managed: // the connection manager says why
+	case s.gone != nil: // the waiting operation has ended
+	case err != nil && c.Status == verbs.Flushed && s.links[p.link].managed:
+		// the connection manager reports the cause
 	case err != nil:
 		if s.phase == running {
 			s.fault(q.nic, err.Error())
 		}
 	default:
-		number, ok := p.told(c)
+		number, ok := p.receivedTicket(c)
 		if !ok {
-			s.peer.Fail(malformed("a message on a queue pair that tells of no write"))
+			s.peer.Fail(malformed("%w", errNoTicket))
 			return
 		}
 		if err := s.immediate(i, number); err != nil {

@@ -2,13 +2,12 @@ package verbs
 
 import "github.com/peerlane/peerlane/relay/launch"
 
-// resources are what this relay has of a NIC, as the kernel counts them for its process
-// (rdma resource show). It belongs to the loop; what a goroutine makes or gives back just
-// now is not among them.
+// resources counts the objects of this relay on a NIC, as rdma resource show does. Call resources
+// on the event loop. Objects that a goroutine creates or releases at this moment do not count.
 func (f *Fabric) resources(n *nic) launch.NICResources {
 	r := launch.NICResources{NIC: n.name}
 	for s := range f.sets {
-		if s.working || s.over {
+		if s.working || s.closed {
 			continue
 		}
 		for _, p := range s.pairs {
@@ -25,9 +24,9 @@ func (f *Fabric) resources(n *nic) launch.NICResources {
 					r.Regions++
 					r.Bytes += pageBytes
 				}
-				if q.notes != nil {
+				if q.acks != nil {
 					r.Regions++
-					r.Bytes += uint64(len(s.noted))
+					r.Bytes += uint64(len(s.ackMemory))
 				}
 			}
 		}

@@ -6,7 +6,7 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// hops is how many routers a packet passes at most.
+// hops is the hop limit of a packet.
 const hops = 255
 
 // route returns the route from this NIC to a port. InfiniBand needs a global route (GRH) if the port
@@ -14,8 +14,9 @@ const hops = 255
 func (n *nic) route(lid uint16, gid [16]byte, c *Config) verbs.Route {
 	r := verbs.Route{
 		LID: lid, Global: !n.infiniband(), GID: gid,
-		SourceIndex: uint8(n.gid.Index), HopLimit: hops, TrafficClass: uint8(c.TrafficClass), ServiceLevel: uint8(c.ServiceLevel),
-		Port: n.port, Reads: 1, ReceiverTimer: 12,
+		SourceIndex: uint8(n.gid.Index), HopLimit: hops, TrafficClass: uint8(c.TrafficClass),
+		ServiceLevel: uint8(c.ServiceLevel),
+		Port:         n.port, Reads: 1, ReceiverTimer: 12,
 	}
 	if !n.infiniband() {
 		return r
@@ -49,7 +50,7 @@ func routable(gids []verbs.GID) (g verbs.GID, ok bool) {
 
 // acceptECE asks a queue pair's device for the options that the other side offers, or has accepted.
 // A device that refuses them, for example another vendor's, connects without ECE.
-func (s *Set) acceptECE(p *pair, theirs verbs.ECE) {
+func (s *QPGroup) acceptECE(p *qp, theirs verbs.ECE) {
 	if theirs.Vendor == 0 || !s.peer.Dialed() && p.ece.Vendor == 0 || p.SetECE(theirs) != nil {
 		p.ece = verbs.ECE{}
 		return
@@ -58,8 +59,8 @@ func (s *Set) acceptECE(p *pair, theirs verbs.ECE) {
 }
 
 // acceptedECE reads the options that the dialing side's device has accepted, for the other side.
-func (s *Set) acceptedECE(p *pair) {
+func (s *QPGroup) acceptedECE(p *qp) {
 	if s.peer.Dialed() && p.ece.Vendor != 0 {
-		p.ece, _ = p.ECE() // it has answered SetECE
+		p.ece, _ = p.ECE() // the device has accepted SetECE
 	}
 }

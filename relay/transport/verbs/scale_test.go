@@ -20,7 +20,7 @@ type crowd struct {
 	loop   *poll.Loop
 	fabric *Fabric
 	peers  []*tcp.Peer
-	sets   []*Set
+	sets   []*QPGroup
 	ran    chan struct{}
 }
 
@@ -31,7 +31,8 @@ func newCrowd(tb testing.TB, rdma softdevice.Host, nic string) *crowd {
 		tb.Fatal(err)
 	}
 	c := &crowd{loop: loop, ran: make(chan struct{})}
-	config := Config{Verbs: launch.DefaultVerbs, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime, Redial: waitTime}
+	config := Config{Verbs: launch.DefaultVerbs, NICs: func() []string { return []string{nic} }, Library: rdma.Library(),
+		Time: waitTime, Reconnect: waitTime}
 	c.fabric = New(loop, config)
 	go func() { loop.Run(); close(c.ran) }()
 	tb.Cleanup(func() {
@@ -80,8 +81,8 @@ func crowds(tb testing.TB, peers int) (a, b *crowd) {
 	return a, b
 }
 
-// TestGroupsShareACompletionQueue demands one completion queue per NIC, which grows with the groups,
-// and an idle event loop that looks at none of them.
+// TestGroupsShareACompletionQueue demands one completion queue per NIC, which grows with the
+// groups, and an event loop that visits no idle group.
 func TestGroupsShareACompletionQueue(t *testing.T) {
 	const peers = 10
 	a, b := crowds(t, peers)
@@ -93,7 +94,8 @@ func TestGroupsShareACompletionQueue(t *testing.T) {
 				return
 			}
 			q := all[0]
-			if each := flushDepth + sendDepth + receives; q.reserved != peers*each || q.room < q.reserved || q.Entries() != q.room {
+			if each := flushDepth + sendDepth + receives; q.reserved != peers*each || q.room < q.reserved ||
+				q.Entries() != q.room {
 				t.Errorf("room for %d of %d completions, %d reserved, want %d", q.Entries(), q.room, q.reserved, peers*each)
 			}
 			if len(q.groups) != peers {
@@ -122,7 +124,8 @@ func TestGroupsLeaveTheDeviceToTheFabric(t *testing.T) {
 	write := func(i uint64) {
 		t.Helper()
 		w.a.loop.Call(func() {
-			w.link.Write(transport.Target{Region: 7, Offset: i * streamBytes}, transport.Source{Place: s.from.At(i * streamBytes)}, streamBytes, i, func(err error) { s.done <- err })
+			w.link.Write(transport.Target{Region: 7, Offset: i * streamBytes},
+				transport.Source{Place: s.from.At(i * streamBytes)}, streamBytes, i, func(err error) { s.done <- err })
 		})
 		if err := receive(t, s.done, "a write's end"); err != nil {
 			t.Fatal(err)
@@ -155,8 +158,8 @@ func TestGroupsLeaveTheDeviceToTheFabric(t *testing.T) {
 	receive(t, w.arrived, "an arrival")
 }
 
-// TestNoResizeMakesAnotherCompletionQueue demands that groups come up where a completion queue cannot
-// grow.
+// TestNoResizeMakesAnotherCompletionQueue demands that groups connect although a completion queue
+// cannot grow.
 func TestNoResizeMakesAnotherCompletionQueue(t *testing.T) {
 	a, b := deviceA, deviceB
 	a.NoResize, b.Entries = true, 4096

@@ -6,12 +6,12 @@ import (
 	"github.com/peerlane/peerlane/relay/stripe"
 )
 
-// A write is spread over the links of its path, so that all NICs carry a part, and a long one over the
-// queue pairs of each link as well, which switches may route differently. Each part is a work request,
-// a completion at both sides and a receive, so that a write of a MiB has one part for each link, and
-// writes take turns at the queue pairs. Parts begin at multiples of granule, where a cache line of both
-// hosts begins. The receiver computes their number from the length and the path: it waits for as many
-// immediates.
+// A write is split over the links of its path, so that every NIC carries a part, and a long write
+// also over the queue pairs of each link, which switches may route differently. Each part costs a
+// work request, a completion on both sides and a receive. A write of a MiB therefore has one part
+// for each link, and writes take turns at the queue pairs. Parts begin at multiples of granule,
+// which is a cache line of both hosts. The receiver computes the number of parts from the length
+// and the path, and waits for as many immediates.
 const (
 	granule = 128 // bytes
 	// minLinkPart is the shortest part of a link, bytes.
@@ -19,17 +19,17 @@ const (
 	minPairPart = 1 << 20
 )
 
-// pathShape is the number of links of a path, and of queue pairs of each link, and the shortest part of a
-// queue pair where the part of a link is split.
+// pathShape is the number of links of a path, the number of queue pairs of each link, and the
+// shortest part of a queue pair if the part of a link is split.
 type pathShape struct {
 	links, perLink int
 	minPairPart    uint64
 }
 
-// linksFor returns over how many links a write of n bytes is spread.
+// linksFor returns the number of links for a write of n bytes.
 func (p pathShape) linksFor(n uint64) int { return max(1, min(int(n/minLinkPart), p.links)) }
 
-// pairsFor returns over how many queue pairs of each of these links.
+// pairsFor returns the number of queue pairs of each link for a write of n bytes.
 func (p pathShape) pairsFor(n uint64) int {
 	return max(1, min(int(n/uint64(p.linksFor(n))/p.minPairPart), p.perLink))
 }
@@ -37,7 +37,7 @@ func (p pathShape) pairsFor(n uint64) int {
 // parts returns the number of parts.
 func (p pathShape) parts(n uint64) int { return p.linksFor(n) * p.pairsFor(n) }
 
-// piece is a part of a write, and the pair of the path that carries it.
+// piece is a part of a write, and the index of its queue pair in the path.
 type piece struct {
 	pair       int
 	at, length uint64
@@ -45,20 +45,20 @@ type piece struct {
 
 // splitter splits the writes of a sender.
 type splitter struct {
-	turn  int   // of the links, for writes that have parts for some
-	turns []int // of the queue pairs of each link
+	turn  int   // next link, for writes with fewer parts than links
+	turns []int // next queue pair of each link
 	// perLink is the number of queue pairs of each link in the last path.
 	perLink int
-	// dealer picks the links of writes that have parts for some, by weights.
+	// dealer selects links by weight for writes with fewer parts than links.
 	weights []float64
 	dealer  *stripe.Scheduler
 }
 
-// weigh returns the share of each link of a path in a write. own has the weights of this
-// side's NICs by name, theirs those of the other side's NICs; without weights, the NICs of a side
-// have equal ones. If both sides have weights, two NICs have the lesser of their shares: neither NIC
-// carries more than it is to.
-func (s *Set) weigh(links []int, own map[string]int, theirs [maxCards]uint16) []float64 {
+// weigh returns the share of each link of a path in a write. own has the weights of this side's
+// NICs by name, theirs the weights of the peer's NICs; without weights, the NICs of a side have
+// equal shares. If both sides have weights, two NICs have the lesser of their shares: neither NIC
+// exceeds its share.
+func (s *QPGroup) weigh(links []int, own map[string]int, theirs [maxCards]uint16) []float64 {
 	var ends [][2]int
 	for _, at := range links {
 		l := s.links[at]
@@ -92,10 +92,10 @@ func weighEnds(ends [][2]int, own func(int) float64, byOwn bool, theirs func(int
 	return weights
 }
 
-// sharesOf shares one out to the NICs of a side by weight, and the share of each NIC to its links by the
-// weights of the NICs at the other side.
+// sharesOf divides 1 among the NICs of a side by weight, and the share of each NIC among its links
+// by the weights of the NICs on the opposite side.
 func sharesOf(ends [][2]int, side int, weight, other func(int) float64) []float64 {
-	sum, at := 0.0, map[int]float64{} // of the NICs of the side, and of the other side of each
+	sum, at := 0.0, map[int]float64{} // of the NICs of the side, and of the opposite NICs of each
 	for _, e := range ends {
 		if _, counted := at[e[side]]; !counted {
 			sum += weight(e[side])
@@ -111,9 +111,9 @@ func sharesOf(ends [][2]int, side int, weight, other func(int) float64) []float6
 	return shares
 }
 
-// split spreads a write over the path by the weights of NICs. The parts are as many as the receiver
-// expects: one without bytes still tells it that it has come. Where no NIC of the path has a weight,
-// because those that have have failed, all are alike.
+// split spreads a write over the path by the weights of NICs. The number of parts is the number
+// that the receiver expects; a part of 0 bytes still delivers its immediate. If every NIC of the
+// path has weight 0, because the NICs with weights have failed, the shares are equal.
 func (l *Link) split(n uint64, own map[string]int, theirs [maxCards]uint16) []piece {
 	shape := l.set.shape(l.pairs)
 	if own == nil && theirs == [maxCards]uint16{} {
@@ -127,13 +127,13 @@ func (l *Link) split(n uint64, own map[string]int, theirs [maxCards]uint16) []pi
 }
 
 // shape returns the shape of a path with these queue pairs.
-func (s *Set) shape(pairs []int) pathShape {
+func (s *QPGroup) shape(pairs []int) pathShape {
 	return pathShape{len(pairs) / s.perLink, s.perLink, cmp.Or(s.fabric.config.minPairPart, minPairPart)}
 }
 
-// split splits a write of n bytes. weights are those of the links, nil for equal ones.
+// split splits a write of n bytes. weights are the weights of the links; nil for equal weights.
 func (w *splitter) split(n uint64, shape pathShape, weights []float64) []piece {
-	if len(w.turns) != shape.links || w.perLink != shape.perLink { // another path, after a reconnect
+	if len(w.turns) != shape.links || w.perLink != shape.perLink { // a reconnect has changed the path
 		w.turns, w.perLink = make([]int, shape.links), shape.perLink
 	}
 	k, perLink := shape.linksFor(n), shape.pairsFor(n)
@@ -145,7 +145,7 @@ func (w *splitter) split(n uint64, shape pathShape, weights []float64) []piece {
 		end := at + min(lengths[i]*granule, n-at)
 		each := ((end-at+uint64(perLink)-1)/uint64(perLink) + granule - 1) / granule * granule
 		if perLink == shape.perLink {
-			w.turns[link] = 0 // the NIC has the parts in the order of their bytes
+			w.turns[link] = 0 // the NIC gets the parts in the order of the bytes
 		}
 		for range perLink {
 			length := min(each, end-at)
@@ -185,7 +185,7 @@ func (w *splitter) choose(k, links int, weights []float64) (chosen []int, carrie
 	taken := make([]bool, links)
 	for range k {
 		i := w.dealer.Next(func(i int) bool { return !taken[i] })
-		for at := 0; i < 0; at++ { // fewer have a weight than there are parts
+		for at := 0; i < 0; at++ { // fewer links have a weight than the write has parts
 			if !taken[at] {
 				i = at
 			}
@@ -211,7 +211,7 @@ func total(weights []float64) (sum float64) {
 // turnsOfAll is the number of turns that deal divides by weight.
 const turnsOfAll = 1 << 12
 
-// deal makes the scheduler anew where weights are others than before.
+// deal creates another scheduler after a change of weights.
 func (w *splitter) deal(weights []float64) {
 	same := len(w.weights) == len(weights)
 	for i := 0; same && i < len(weights); i++ {

@@ -5,12 +5,15 @@ import (
 	"testing"
 )
 
-// Parts lie side by side, are of whole granules but for the last, are each on a pair of its own, and are
-// as many as the receiver expects. Each link has the share of its weight in all writes of a length.
+// TestSplitKeepsPartsAndShares demands adjacent parts of whole granules, except the last part, on
+// different queue pairs, in the number that the receiver expects. Each link has the share of its
+// weight in the writes of a length.
 func TestSplitKeepsPartsAndShares(t *testing.T) {
 	for _, perLink := range []int{1, 3, 4} {
-		for _, weights := range [][]float64{{1}, {1, 1}, {1, 1, 1}, {3, 1}, {2, 1, 0}, {0, 0, 5, 1}, {0.5, 0.5, 3}, {0, 0}, {7}} {
-			for _, n := range []uint64{1, 129, minLinkPart, minLinkPart + 1, 2*minLinkPart + 1, 64 << 10, 1<<20 + 5, 4<<20 - 1, 32 << 20} {
+		for _, weights := range [][]float64{{1}, {1, 1}, {1, 1, 1}, {3, 1}, {2, 1, 0}, {0, 0, 5, 1}, {0.5, 0.5, 3}, {0, 0},
+			{7}} {
+			for _, n := range []uint64{1, 129, minLinkPart, minLinkPart + 1, 2*minLinkPart + 1, 64 << 10, 1<<20 + 5, 4<<20 - 1,
+				32 << 20} {
 				shape := pathShape{len(weights), perLink, minPairPart}
 				checkSplit(t, n, shape, weights)
 			}
@@ -25,7 +28,8 @@ func checkSplit(t *testing.T, n uint64, shape pathShape, weights []float64) {
 	for range 400 {
 		pieces, used, end := w.split(n, shape, weights), map[int]bool{}, uint64(0)
 		if len(pieces) != shape.parts(n) {
-			t.Fatalf("%d bytes by %v over %+v have %d parts, and the receiver waits for %d", n, weights, shape, len(pieces), shape.parts(n))
+			t.Fatalf("%d bytes by %v over %+v have %d parts, and the receiver waits for %d", n, weights, shape, len(pieces),
+				shape.parts(n))
 		}
 		for _, p := range pieces {
 			if p.at != end || p.at%granule != 0 && p.length > 0 || used[p.pair] {
@@ -51,7 +55,8 @@ func checkSplit(t *testing.T, n uint64, shape pathShape, weights []float64) {
 			want = weight / sum
 		}
 		if off := float64(byLink[i])/float64(all) - want; off > 0.02 || off < -0.02 {
-			t.Errorf("%d bytes by %v over %+v: link %d has carried %.3f of all, want %.3f", n, weights, shape, i, float64(byLink[i])/float64(all), want)
+			t.Errorf("%d bytes by %v over %+v: link %d has carried %.3f of all, want %.3f", n, weights, shape, i,
+				float64(byLink[i])/float64(all), want)
 		}
 		for _, got := range byPair[i*shape.perLink : (i+1)*shape.perLink] {
 			share := float64(byLink[i]) / float64(shape.perLink)
@@ -62,12 +67,13 @@ func checkSplit(t *testing.T, n uint64, shape pathShape, weights []float64) {
 	}
 }
 
-// Each part is a work request, a completion and a receive: a write of a MiB over one link has one, and the
-// next one is on the next queue pair.
+// TestWriteOfAMiBHasOnePartForEachLink demands one part for each link in a write of a MiB, and the
+// next queue pair for the next write: each part costs a work request, a completion and a receive.
 func TestWriteOfAMiBHasOnePartForEachLink(t *testing.T) {
 	var w splitter
 	for i := range 8 {
-		if pieces := w.split(1<<20, pathShape{1, 4, minPairPart}, nil); len(pieces) != 1 || pieces[0] != (piece{i % 4, 0, 1 << 20}) {
+		if pieces := w.split(1<<20, pathShape{1, 4, minPairPart}, nil); len(pieces) != 1 ||
+			pieces[0] != (piece{i % 4, 0, 1 << 20}) {
 			t.Fatalf("write %d: parts %v", i, pieces)
 		}
 	}
@@ -79,7 +85,8 @@ func TestWriteOfAMiBHasOnePartForEachLink(t *testing.T) {
 	}
 }
 
-// After a reconnect a path can have fewer queue pairs: no part goes to one that is gone.
+// TestSplitAfterReconnectUsesExistingQueuePairs demands that no part uses a missing queue pair
+// after a reconnect with fewer queue pairs.
 func TestSplitAfterReconnectUsesExistingQueuePairs(t *testing.T) {
 	var w splitter
 	for range 3 {
@@ -92,17 +99,19 @@ func TestSplitAfterReconnectUsesExistingQueuePairs(t *testing.T) {
 	}
 }
 
-// The weights of both sides' NICs share a write: of links that have one, and of links in conflict.
+// TestWeightsOfBothSidesShareQueuePairs demands that the weights of both sides' NICs divide a
+// write, also if some links have no weight and if the sides conflict.
 func TestWeightsOfBothSidesShareQueuePairs(t *testing.T) {
 	by := func(w []float64) func(int) float64 { return func(i int) float64 { return w[i] } }
 	for _, c := range []struct {
 		name        string
-		ends        [][2]int // NIC of this side, NIC of the other side
+		ends        [][2]int // NIC of this side, NIC of the peer
 		own, theirs []float64
 		want        []float64 // ratios
 	}{
 		{"no weights", [][2]int{{0, 0}, {1, 1}}, nil, nil, []float64{1, 1}},
-		{"own ones, two queue pairs a link", [][2]int{{0, 0}, {0, 0}, {1, 1}, {1, 1}}, []float64{3, 1}, nil, []float64{3, 3, 1, 1}},
+		{"own ones, two queue pairs a link", [][2]int{{0, 0}, {0, 0}, {1, 1}, {1, 1}}, []float64{3, 1}, nil,
+			[]float64{3, 3, 1, 1}},
 		{"the other side's", [][2]int{{0, 0}, {1, 1}}, nil, []float64{1, 4}, []float64{1, 4}},
 		{"equal ones of both", [][2]int{{0, 0}, {1, 1}}, []float64{3, 1}, []float64{3, 1}, []float64{3, 1}},
 		{"one NIC here, two there", [][2]int{{0, 0}, {0, 1}}, []float64{5}, []float64{3, 1}, []float64{3, 1}},

@@ -29,7 +29,8 @@ func TestDocumentListsCasesAndDifferences(t *testing.T) {
 	for i, kind := range []Kind{SoftwareRoCE, RXE, SoftwareIWARP, SIW} {
 		f := Expect(kind)
 		for row, want := range map[string]string{
-			"case": string(kind), "memory": "DMA-BUF: " + f.dmabuf.String(), "local protection error": f.localProtection.String(),
+			"case": string(kind), "memory": "DMA-BUF: " + f.dmabuf.String(),
+			"local protection error": f.localProtection.String(),
 		} {
 			if cells := rows[row]; len(cells) != 4 || cells[i] != want {
 				t.Errorf("%s has %q for %s, want %q", row, cells, kind, want)

@@ -214,7 +214,8 @@ func (d Device) line() string {
 		return b
 	}
 	return fmt.Sprintf(
-		"%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s fault=%s rate=%d seed=%d\n",
+		"%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s "+
+			"prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s fault=%s rate=%d seed=%d\n",
 		d.Name,
 		d.GUID,
 		choose(d.IWARP, "iWARP", "IB"),

@@ -75,7 +75,8 @@ func TestRegistrationAsksForWhatItIsGiven(t *testing.T) {
 	check(t, err)
 	wantArguments(t, last(t, h, "ibv_reg_dmabuf_mr"), map[string]string{
 		"device": "mlx5_0", "fd": fmt.Sprint(fd), "inode": fmt.Sprint(st.Ino), "offset": "0x2000", "length": "12288",
-		"iova": "0x7f0000002000", "access": "0x100003", "lkey": fmt.Sprintf("%#x", r.LKey()), "rkey": fmt.Sprintf("%#x", r.RKey()), "=": "0",
+		"iova": "0x7f0000002000", "access": "0x100003", "lkey": fmt.Sprintf("%#x", r.LKey()),
+		"rkey": fmt.Sprintf("%#x", r.RKey()), "=": "0",
 	})
 	check(t, r.Close())
 	wantArguments(t, last(t, h, "ibv_dereg_mr"), map[string]string{"lkey": fmt.Sprintf("%#x", r.LKey()), "=": "0"})
@@ -143,7 +144,8 @@ func TestRefusalsOfDeviceAreReported(t *testing.T) {
 		},
 	}
 	for call, do := range calls {
-		for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EFAULT, syscall.EOPNOTSUPP, syscall.EACCES, syscall.EIO} {
+		for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EFAULT, syscall.EOPNOTSUPP, syscall.EACCES,
+			syscall.EIO} {
 			check(t, h.Script(fmt.Sprintf("%s errno=%d", call, errno)))
 			err := do()
 			var e *verbs.Error
@@ -170,7 +172,8 @@ func TestProbeReportsDMABufSupport(t *testing.T) {
 			t.Errorf("%s: %v (%v), want %v", name, got, why, want)
 		}
 	}
-	for errno, want := range map[syscall.Errno]verbs.Support{syscall.EPROTONOSUPPORT: verbs.No, syscall.EPERM: verbs.Unknown} {
+	for errno, want := range map[syscall.Errno]verbs.Support{syscall.EPROTONOSUPPORT: verbs.No,
+		syscall.EPERM: verbs.Unknown} {
 		c, _ := opened(t, l, "yes")
 		check(t, h.Script(fmt.Sprintf("ibv_reg_dmabuf_mr errno=%d", errno)))
 		if got, why := c.DMABuf(); got != want || !errors.Is(why, errno) {
@@ -251,7 +254,8 @@ func newSide(l *verbs.Library, name string) (s *side, err error) {
 	if s.queue, err = c.NewQueue(8); err != nil {
 		return nil, err
 	}
-	if s.memory, err = unix.Mmap(-1, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+	if s.memory, err = unix.Mmap(-1, 0, page, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return nil, err
 	}
 	if s.region, err = d.Register(s.at(), page, uint64(s.at()), verbs.LocalWrite|verbs.RemoteWrite); err != nil {
@@ -537,7 +541,8 @@ func TestSeedReordersRelaxedWritesUntilReceiveCompletes(t *testing.T) {
 			write := func(op verbs.Op, at uint64) {
 				t.Helper()
 				_, err := a.pair.PostSend([]verbs.Send{{
-					Op: op, Flags: verbs.Signaled, Immediate: 5, Address: uint64(a.at()), LKey: a.region.LKey(), Length: 1, Remote: uint64(b.at()) + at, RKey: target.RKey(),
+					Op: op, Flags: verbs.Signaled, Immediate: 5, Address: uint64(a.at()), LKey: a.region.LKey(), Length: 1,
+					Remote: uint64(b.at()) + at, RKey: target.RKey(),
 				}})
 				check(t, err)
 				if one, err := a.completion(); err != nil || one.Err() != nil {

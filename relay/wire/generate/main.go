@@ -325,7 +325,8 @@ func (p *protocol) cHeader() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(
 		&b,
-		"/* %s */\n#ifndef PEERLANE_WIRE_H\n#define PEERLANE_WIRE_H\n\n#include <stddef.h>\n#include <stdint.h>\n\n#include \"peerlane_values.h\"\n\n",
+		"/* %s */\n#ifndef PEERLANE_WIRE_H\n#define PEERLANE_WIRE_H\n\n#include <stddef.h>\n"+
+			"#include <stdint.h>\n\n#include \"peerlane_values.h\"\n\n",
 		origin,
 	)
 	p.cConstants(&b, false)

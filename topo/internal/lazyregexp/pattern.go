@@ -16,7 +16,7 @@ func New(expression string) *Regexp {
 	return &Regexp{compile: sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })}
 }
 
-// by sets a function that matches the strings of the expression.
+// by sets a function that matches the strings of the expression, and compiles nothing.
 func (p *Regexp) by(matches func(string) bool) *Regexp {
 	p.matches = matches
 	return p

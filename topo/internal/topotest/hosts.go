@@ -58,7 +58,7 @@ func (b *Builder) CubeMesh() *Builder {
 
 func Repeat(n int, lines ...string) []string { return slices.Repeat(lines, n) }
 
-// at builds hosts for the tests: devices by NUMA node, host bridge and switch.
+// at returns the NUMA node and the place of a device below a host bridge and a switch.
 func at(numa int, hostBridge, sw string) (int, topo.Place) {
 	return numa, topo.Place{HostBridge: hostBridge, Switch: sw, Link: 48}
 }

@@ -32,13 +32,13 @@ import (
 )
 
 // attacked is the output of the program in a hostile container: the test binary with the arguments
-// attack, the pid and the uid of a relay, a number of threads and a uid outside the container's.
+// attack, the pid and the uid of a relay, a number of threads and a uid outside the container.
 type attacked struct {
 	Label     string   `json:"label"` // of AppArmor
 	Filtered  bool     `json:"filtered"`
 	Threads   int      `json:"threads"`   // with the relay's uid
-	Control   []string `json:"control"`   // ways to trace a process of the container's
-	Succeeded []string `json:"succeeded"` // ways to trace the relay
+	Control   []string `json:"control"`   // methods that trace a process of the container
+	Succeeded []string `json:"succeeded"` // methods that trace the relay
 	Outside   string   `json:"outside"`   // error of the uid outside
 }
 
@@ -104,8 +104,8 @@ func beAttacker(arguments []string) error {
 	return err
 }
 
-// attackRelay runs the attack in a container of Podman's with the default profiles and the host's
-// PID namespace, beside what the caller does next, until end.
+// attackRelay runs the attack in a container of Podman with the default profiles and the host's PID
+// namespace, during the caller's next steps, until end.
 func attackRelay(t *testing.T, podman []string, rootfs string, relay, uid, threads, outside int) (a attacked,
 	end func()) {
 	t.Helper()
@@ -128,7 +128,7 @@ func attackRelay(t *testing.T, podman []string, rootfs string, relay, uid, threa
 	}
 	end = func() {
 		in.Close()
-		_ = cmd.Wait() // the status is Podman's
+		_ = cmd.Wait() // the status is that of Podman
 	}
 	if err := json.NewDecoder(out).Decode(&a); err != nil {
 		end()
@@ -160,10 +160,10 @@ func hostileRootFS(t *testing.T, dir string) {
 }
 
 // A container of root's Podman, with Podman's seccomp and AppArmor profiles, capabilities and the
-// host's PID namespace, takes the uid of another container's relay: it cannot trace the relay, and
-// twice as many threads as the relay may have tasks do not keep the relay from a new start.
+// host's PID namespace, takes the uid of another container's relay. The container cannot trace the
+// relay. Twice as many threads as the relay may have tasks do not prevent a restart of the relay.
 func TestPodmanContainerWithRelayUIDIsHarmless(t *testing.T) {
-	const tasks = 128 // the least that the configuration permits
+	const tasks = 128 // the minimum of the configuration
 	root, err := os.MkdirTemp("/var/tmp", "pl")
 	if err != nil {
 		t.Fatal(err)

@@ -93,7 +93,7 @@ func TestControlGroupsAreV2Alone(t *testing.T) {
 }
 
 func TestTrainerHasLingeringSession(t *testing.T) {
-	// Without anybody logging in.
+	// No user has logged in.
 	inside.Eventually(t, "trainer's own systemd runs", func() (bool, string) {
 		out, err := exec.Command("systemctl", "is-active", "user@1000.service").CombinedOutput()
 		return err == nil, string(out)

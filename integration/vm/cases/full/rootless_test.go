@@ -33,7 +33,7 @@ const (
 	trainerRun = "/run/user/1000"
 )
 
-// asTrainer makes a command line trainer's.
+// asTrainer returns a command line that runs as trainer.
 func asTrainer(argv ...string) []string {
 	return append([]string{"runuser", "-u", "trainer", "--", "env", "--chdir=/", "XDG_RUNTIME_DIR=" + trainerRun}, argv...)
 }
@@ -44,7 +44,7 @@ func runAsTrainer(t testing.TB, argv ...string) string {
 	return inside.Command(t, argv[0], argv[1:]...)
 }
 
-// endAsTrainer runs a command at the end of a test, after its context has ended.
+// endAsTrainer runs a command at the end of a test, after the end of the test's context.
 func endAsTrainer(t testing.TB, argv ...string) {
 	t.Helper()
 	argv = asTrainer(argv...)
@@ -53,7 +53,7 @@ func endAsTrainer(t testing.TB, argv ...string) {
 	}
 }
 
-// giveTrainer makes a tree trainer's.
+// giveTrainer makes trainer the owner of a tree.
 func giveTrainer(t testing.TB, dir string) {
 	t.Helper()
 	if err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -89,8 +89,8 @@ func installFor(t testing.TB, files map[string]string) {
 	}
 }
 
-// A container of an ordinary user's, whose relay is a unit of the user's own
-// systemd, or a child of Podman's where the socket is not.
+// The relay of an ordinary user's container is a unit of the user's systemd, or a child of Podman
+// without the socket.
 func TestRootlessContainerGetsRelay(t *testing.T) {
 	const libexec, userUnits = "/usr/libexec/peerlane/", "/etc/systemd/user/"
 	files := map[string]string{
@@ -216,7 +216,7 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 				t.Errorf("the relay is in %s, and in user namespace %s; the host's is %s", group, own, host)
 			}
 
-			// The container has subordinate uids by newuidmap, and no uid beside these.
+			// newuidmap gives the container the subordinate uids, and no further uid.
 			a, end := attackRelay(t, asTrainer("podman"), hostile, g.Status.Relay.PID, 0, 0, 300_000)
 			end()
 			if a.Outside != syscall.EINVAL.Error() {
@@ -242,7 +242,7 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 	}
 }
 
-// The user's unit plans and writes specifications by the user's configuration, and again after a
+// The user's unit plans and writes specifications with the user's configuration, and again after a
 // change of the configuration.
 func TestUserCDIUnitWritesSpecifications(t *testing.T) {
 	const unit, own = "peerlane-cdi.service", trainerRun + "/peerlane"

@@ -34,7 +34,7 @@ const (
 	older = newer + "/work/older"
 )
 
-// engines are units that stand for container engines here.
+// engines are units in place of container engines.
 var engines = []string{"docker.service", "containerd.service"}
 
 func TestMain(m *testing.M) {
@@ -57,8 +57,8 @@ func dpkg(t testing.TB, dir string) {
 		arguments = append(arguments, found...)
 	}
 	inside.Command(t, "dpkg", append([]string{"--force-downgrade"}, arguments...)...)
-	// Wait for the refreshes that the installation started, each of which replaces the former; if
-	// disabled, none exists.
+	// Wait for the refreshes that the installation started, each of which replaces the refresh
+	// before; a disabled unit has no refresh.
 	inside.Eventually(t, "the refresh", func() (bool, string) {
 		if jobs := inside.Command(t, "systemctl", "list-jobs", "--no-legend"); strings.Contains(jobs,
 			"peerlane-cdi-refresh.service") {
@@ -130,7 +130,7 @@ func newHost(t testing.TB) *host {
 	return h
 }
 
-// container runs until end is called; the bundle exists in advance.
+// container is a container that runs until end is called; the bundle exists in advance.
 type container struct {
 	h     *host
 	id    string
@@ -294,8 +294,8 @@ func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 		inside.Command(t, "systemctl", "start", "peerlane-cdi-refresh.service")
 	})
 
-	// The recorded host's plan is not this machine's: an administrator's choice, which
-	// has to stay.
+	// The plan of the recorded host differs from the plan of this machine: disable the refresh, as
+	// an administrator would, so that the plan stays.
 	inside.Command(t, "systemctl", "disable", "--now", "peerlane-cdi-refresh.service", "peerlane-cdi-refresh.path")
 	h := newHost(t)
 	first, had := h.start("first")

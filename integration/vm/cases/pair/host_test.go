@@ -29,10 +29,10 @@ import (
 )
 
 // In each guest the test binary also plays an administrator who installs Peerlane and starts a
-// container: `TEST host RUNTIME KEY`. It forwards input to the container, whose program is `TEST
-// across`, and the container's output.
+// container: `TEST host RUNTIME KEY`. The binary forwards input to the container, whose program is
+// `TEST across`, and the container's output.
 
-// hostLine is a line of output: from the container, or an answer to inspect.
+// hostLine is a line of output: of the container, or an answer to inspect.
 type hostLine struct {
 	across.Line
 	Container  string              `json:"container,omitempty"` // with the kind started
@@ -64,7 +64,7 @@ func beHost(runtimeName, key, transport string) (err error) {
 		return err
 	}
 	h, err := install(root, key, transport)
-	defer func() { // before the root is removed
+	defer func() { // before the removal of the root
 		_, unmounted := paths.New(root).UnmountAnchor()
 		err = errors.Join(err, unmounted)
 	}()
@@ -92,7 +92,7 @@ func beHost(runtimeName, key, transport string) (err error) {
 	return err
 }
 
-// hardware puts GPUs, switches and NICs into this kernel's PCIe tree.
+// hardware loads GPUs, switches and NICs into this kernel's PCIe tree.
 func hardware() (undo func() error, err error) {
 	undo = func() error { return nil }
 	text, err := pcitree.Named("two-nics")
@@ -188,7 +188,7 @@ func run(ctx context.Context, h *testbed.Host, r *bundle.Runtime) error {
 	if err != nil {
 		return err
 	}
-	var mu sync.Mutex // of the output
+	var mu sync.Mutex // guards the output
 	write := func(line []byte) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -218,7 +218,7 @@ func run(ctx context.Context, h *testbed.Host, r *bundle.Runtime) error {
 	return errors.Join(ordered, <-passed, c.Wait(), r.Delete(ctx, id))
 }
 
-// take passes orders on until there are no more.
+// take passes orders on until the end of the orders.
 func take(h *testbed.Host, id string, to io.WriteCloser, write func([]byte) error) error {
 	defer to.Close()
 	lines := bufio.NewScanner(os.Stdin)

@@ -23,8 +23,9 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// exchanged makes a relay in each guest exchange the messages, and returns the output. Each relay
-// has its own process, because librdmacm keeps a siw device open during the life of a process.
+// exchanged runs a relay in each guest, which exchange the messages, and returns the output. Each
+// relay has a separate process, because librdmacm keeps a siw device open during the life of a
+// process.
 func exchanged(t *testing.T, other *control.Client, transport string) (outputs [wiring.Guests]string) {
 	t.Helper()
 	known(t)

@@ -25,8 +25,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// longest is ten times the duration of a step, and more than ten times the promise. An exchange
-// may be without a further message for that time.
+// longest is ten times the duration of a step, and more than ten times the promise. It also limits
+// the time without a message during an exchange.
 const longest = 4 * time.Minute
 
 // host is a guest with Peerlane and a container.
@@ -84,7 +84,7 @@ func startHost(t *testing.T, guest int, other *control.Client, arguments ...stri
 	return h
 }
 
-// end ends the container, and requires that its host has no remains.
+// end ends the container, and requires that the host has no remaining object.
 func (h *host) end() {
 	h.Helper()
 	h.orders.Close()
@@ -169,7 +169,7 @@ func (h *host) nextAfterMessages(kind string) hostLine {
 	}
 }
 
-// hosts are both.
+// hosts has both hosts.
 type hosts struct {
 	*testing.T
 	both  [wiring.Guests]*host
@@ -207,8 +207,8 @@ func (p *hosts) mustFinish() (bytes [wiring.Guests]uint64) {
 	return bytes
 }
 
-// run runs a part of the test on the hosts. A failure leaves an undefined state, so it is the last
-// part.
+// run runs a part of the test on the hosts. A failure leaves an undefined state, so the failed part
+// is the last.
 func (p *hosts) run(t *testing.T, name string, part func(t *testing.T)) {
 	t.Helper()
 	passed := t.Run(name, func(t *testing.T) {
@@ -270,7 +270,7 @@ func (p *hosts) sizes(amount uint64) {
 func (p *hosts) mustSee(transport, way string) {
 	p.Helper()
 	p.exchange(0, 64<<10)
-	h := p.both[1] // a single host: under load an inspection takes ten seconds
+	h := p.both[1] // one host: under load an inspection takes ten seconds
 	h.order(across.Order{Do: inspect})
 	r := h.next(inspected).Inspection.Report
 	if r == nil || r.Network == nil || !strings.HasPrefix(r.Network.Listening, wiring.Address(0, 1)+":") ||
@@ -285,8 +285,8 @@ func (p *hosts) mustSee(transport, way string) {
 	p.finish()
 }
 
-// The same containers by RDMA: the software NICs of both kernels write and read slots of sandboxed
-// relays.
+// The same containers over RDMA: the software NICs of both kernels write and read slots of
+// sandboxed relays.
 func TestContainersOfTwoGuestsOverRoCE(t *testing.T) {
 	heavy(t)
 	all := amount(t)
@@ -376,7 +376,7 @@ func TestContainersOfTwoGuests(t *testing.T) {
 		p.mustFail(1)
 	})
 	p.run(t, "a clock that is an hour ahead", func(t *testing.T) {
-		p.both[0].order(across.Order{Do: inspect}) // so that this is another handshake
+		p.both[0].order(across.Order{Do: inspect}) // so that another handshake follows
 		if r := p.both[0].next(inspected).Inspection.Report; r == nil || r.Network == nil || len(r.Network.Peers) > 0 {
 			t.Fatalf("the report is %+v", r)
 		}
@@ -406,7 +406,7 @@ func (p *hosts) mustFail(i int) string {
 	}
 	for _, failure := range l.Report.Failures {
 		if strings.HasSuffix(failure, "closed the connection") && failure != l.Error {
-			continue // closed by the client after another error
+			continue // the client closed the connection after another error
 		}
 		for _, word := range []string{"peerlane-vm", p.both[1-i].container, wiring.Address(0, 1-i), "rail0"} {
 			if !strings.Contains(failure, word) {

@@ -74,7 +74,7 @@ func rdma(t *testing.T, kind string) *control.Client {
 	return rdmaNamed(t, kind, "mlx5_0", "mlx5_1")
 }
 
-// rdmaNamed is rdma with other names, one for each rail.
+// rdmaNamed is rdma with other names, a name for each rail.
 func rdmaNamed(t *testing.T, kind string, names ...string) *control.Client {
 	t.Helper()
 	other := inside.Other(t)
@@ -155,7 +155,7 @@ func listens(t *testing.T, other *control.Client, port int) {
 }
 
 // Third-party programs over rxe and siw in a busy emulated guest hung about once in ten runs, or
-// measured nothing. So the tests repeat such programs, with a limit per try.
+// measured no data. The tests therefore repeat such programs, with a limit per try.
 const (
 	strangersTries = 3
 	strangersTime  = 90 * time.Second
@@ -177,8 +177,8 @@ func tried(t *testing.T, do func(ctx context.Context, try int) error) {
 	}
 }
 
-// both runs a program in the second guest, and then, once that listens, a program here, and returns
-// both outputs.
+// both runs a program in the second guest, and then, when that program listens, a program in this
+// guest, and returns both outputs.
 func both(ctx context.Context, t *testing.T, other *control.Client, port int, there, here []string) (server,
 	client string, err error) {
 	t.Helper()
@@ -187,7 +187,7 @@ func both(ctx context.Context, t *testing.T, other *control.Client, port int, th
 	listens(t, other, port)
 	out, err := exec.CommandContext(ctx, here[0], here[1:]...).CombinedOutput()
 	if err == nil {
-		err = <-s.ended // by itself, or with ctx
+		err = <-s.ended // the program ended, or ctx
 	}
 	if err != nil {
 		err = fmt.Errorf("%w\n%s\noutput in the other guest:\n%s", cmp.Or(context.Cause(ctx), err), out, s.out)
@@ -341,7 +341,7 @@ func send(t *testing.T, n int) []uint64 {
 		write(uint64(i))
 		time.Sleep(2 * time.Millisecond)
 	}
-	// The end must not overtake anything, and may be lost, too.
+	// The end marker must not overtake a datagram, and may be lost too.
 	time.Sleep(500 * time.Millisecond)
 	inside.Eventually(t, "the receiver sees the end", func() (bool, string) {
 		write(last)
@@ -381,7 +381,7 @@ func TestLossDropsDatagrams(t *testing.T) {
 	known(t)
 	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Loss: 30})
 	const n = 400
-	// 30% of 400 are 120, give or take 9: four times that are no chance.
+	// 30 % of 400 are 120, give or take 9: a deviation of four times 9 is not random.
 	if lost := n - len(send(t, n)); lost < 80 || lost > 160 {
 		t.Errorf("%d of %d datagrams were lost, of which 30%% should be", lost, n)
 	}

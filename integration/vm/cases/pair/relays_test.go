@@ -32,14 +32,14 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// exchangeTimeout is far more than the messages need, in the slowest of guests.
+// exchangeTimeout exceeds the time for the messages in the slowest guest.
 const exchangeTimeout = 4 * time.Minute
 
 // sizes are the sizes of the messages per direction: 0, inline with the announcement, around
 // parts and slots, and MiBs.
 var sizes = []uint64{0, 1, 127, 4096, 4097, 64 << 10, 256<<10 - 1, 256<<10 + 1, 1 << 20, 3<<20 + 5}
 
-// side is a relay over RDMA without a container, in one guest, and its client.
+// side is a relay over RDMA without a container, in one guest, with the relay's client.
 type side struct {
 	dir      string
 	relay    *relay.Relay
@@ -54,7 +54,7 @@ func listenOn(path string) (*net.UnixListener, error) {
 }
 
 // begin starts the relay of a guest, which listens at the guest's address of rail 0, with a
-// transport of the configuration's and changes to that.
+// transport of the configuration and changes to the configuration.
 func begin(ctx context.Context, guest int, key, transport string, changes ...func(*launch.Config)) (s *side,
 	err error) {
 	s = &side{ended: make(chan error, 1)}
@@ -218,7 +218,7 @@ func relayTo(from io.Reader, guest, transport string) error {
 	return errors.Join(err, s.end())
 }
 
-// handleIn is the handle that a relay has printed.
+// handleIn returns the handle that a relay has printed.
 func handleIn(text string) (handle string, ok bool) {
 	_, after, found := strings.Cut(text, "handle ")
 	handle, _, whole := strings.Cut(after, "\n")

@@ -15,7 +15,7 @@ import (
 // resource is a line of `rdma resource show`: a queue pair, a completion queue or a region.
 type resource struct {
 	Device    string `json:"ifname"`
-	Thread    int    `json:"pid"` // creator; 0 for the kernel's own
+	Thread    int    `json:"pid"` // the creator; 0 for the kernel
 	Type      string `json:"type"`
 	State     string `json:"state"`
 	Number    uint32 `json:"lqpn"`
@@ -97,7 +97,7 @@ func TestRelayResourcesMatchKernel(t *testing.T) {
 	if err := talk.end(); err != nil {
 		t.Error(err)
 	}
-	// This process continues, and would keep any resource that its relay leaked.
+	// This process continues, and would keep a leaked resource of its relay.
 	if left := resources(t, here); len(left) > 0 {
 		t.Errorf("the relay has not given back %+v", left)
 	}

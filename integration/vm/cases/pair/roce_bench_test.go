@@ -41,7 +41,7 @@ func packets(t *testing.T, device string) (sent, received float64) {
 // match the bytes.
 func TestBenchOverRoCE(t *testing.T) {
 	heavy(t)
-	const nic = "rocep0" // no name of the recorded host's NICs
+	const nic = "rocep0" // not a name of the recorded host's NICs
 	agent := rdmaNamed(t, inside.RoCE, nic)
 	known(t)
 	key, err := os.ReadFile(clusterKey(t))
@@ -86,7 +86,7 @@ func TestBenchOverRoCE(t *testing.T) {
 	if len(r.Rows) != 5 { // a stream and 8 bytes per direction, and the hand-off
 		t.Errorf("%d rows: %+v", len(r.Rows), r.Rows)
 	}
-	streamed := map[string]float64{} // bytes at least, by the way
+	streamed := map[string]float64{} // minimum of bytes, by direction
 	for _, row := range r.Rows {
 		if row.Transport != launch.TransportVerbs || row.Value <= 0 || !strings.HasPrefix(row.What, "hand-off") &&
 			!strings.Contains(row.Note, nic) {

@@ -34,7 +34,7 @@ const promised = 10 * 6 * time.Second
 // reconnecting is the default of verbs.reconnect_limit, in which relays wait for a port.
 const reconnecting = time.Minute
 
-// die has a bare host end as a relay does that is killed.
+// die is the order that kills a bare host, like the death of a relay.
 const die = "die"
 
 // beBareHost is `TEST bare GUEST KEY`: a relay and its client without a container. Control uses
@@ -84,7 +84,7 @@ func passUntilDeath(from io.Reader, to io.Writer) error {
 	return lines.Err()
 }
 
-// bareHosts returns relays without containers, over NICs of a kind; begin starts one again.
+// bareHosts returns relays without containers, over NICs of a kind; begin restarts a relay.
 func bareHosts(t *testing.T, kind string) (p *hosts, begin func(guest int)) {
 	t.Helper()
 	p = &hosts{T: t, other: rdma(t, kind)}
@@ -109,14 +109,14 @@ func bareHosts(t *testing.T, kind string) (p *hosts, begin func(guest int)) {
 	return p, begin
 }
 
-// anew waits until the relay of the first guest has logged the given number of times that it
-// reconnected queue pairs, with words about the NICs or the fault.
+// anew waits until the relay of the first guest has logged the given number of reconnects of queue
+// pairs, with words about the NICs or the fault.
 func (p *hosts) anew(times int, words string) {
 	p.Helper()
-	inside.Eventually(p.T, "the queue pairs are connected anew", func() (bool, string) {
+	inside.Eventually(p.T, "the queue pairs reconnect", func() (bool, string) {
 		text, n := p.both[0].errors.String(), 0
 		for line := range strings.Lines(text) {
-			if strings.Contains(line, "RDMA is connected anew, ") && strings.Contains(line, words) {
+			if strings.Contains(line, "RDMA has reconnected, ") && strings.Contains(line, words) {
 				n++
 			}
 		}
@@ -169,7 +169,7 @@ func TestFaultsOverRoCE(t *testing.T) {
 		p.anew(1, other+", RoCE v2)")
 		t.Logf("recovered after %v", time.Since(begun).Round(time.Millisecond))
 		p.finish()
-		if said := p.both[0].errors.String(); !strings.Contains(said, own+", RoCE v2) is its address no more") {
+		if said := p.both[0].errors.String(); !strings.Contains(said, own+", RoCE v2) is no longer an address") {
 			t.Errorf("the relay does not log the change of its address: %s", said)
 		}
 	})
@@ -219,7 +219,7 @@ func TestFaultsOverRoCE(t *testing.T) {
 	})
 }
 
-// readdress replaces a card's address by another of its network until the test ends.
+// readdress replaces the address of a card by another address of the network until the test ends.
 func readdress(t *testing.T, card, own string) (other string) {
 	t.Helper()
 	link, err := netlink.LinkByName(card)
@@ -238,8 +238,8 @@ func readdress(t *testing.T, card, own string) (other string) {
 	was := address(have[i].IP)
 	is := address(slices.Clone(have[i].IP.To4()))
 	is.IP[3] += 100
-	// If the first address of a network is deleted, the kernel deletes the second too. In between
-	// the port has only a link-local GID, which leads nowhere.
+	// If the first address of a network is deleted, the kernel deletes the second too. Meanwhile
+	// the port has only a link-local GID, which is unreachable.
 	change := func(from, to *netlink.Addr) error {
 		return errors.Join(netlink.AddrDel(link, from), netlink.AddrAdd(link, to))
 	}
@@ -254,7 +254,7 @@ func readdress(t *testing.T, card, own string) (other string) {
 	return is.IP.String()
 }
 
-// killed waits for the end of a host that was to die.
+// killed waits for the end of a killed host.
 func (h *host) killed() {
 	h.Helper()
 	go func() {

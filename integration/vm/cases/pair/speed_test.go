@@ -28,7 +28,7 @@ import (
 
 // Rates of relays beside perftest on the same devices: `make bench-verbs`.
 
-// inFlight is how many messages of a stream are under way.
+// inFlight is the number of messages of a stream in flight.
 const inFlight = 16
 
 // oneNIC makes a relay use the resources of perftest: one NIC, with the given number of queue
@@ -48,7 +48,7 @@ type talk struct {
 	room               uint64         // per direction
 }
 
-// meet connects a side with the second guest's.
+// meet connects a side with the side of the second guest.
 func (s *side) meet(ctx context.Context, to wire.Handle, room uint64) (*talk, error) {
 	t := &talk{side: s, room: room}
 	var err error
@@ -91,7 +91,7 @@ func (t *talk) stream(ctx context.Context, sends bool, messages int, bytes uint6
 }
 
 // rounds exchanges a message in each direction per round, first sending or first receiving, and
-// returns the duration of each round: half is one way.
+// returns the duration of each round; half of the duration is one direction.
 func (t *talk) rounds(ctx context.Context, first bool, rounds int, bytes uint64, begun func()) (took []time.Duration,
 	err error) {
 	receive, err := t.receiving.Receive(t.memory, 0, t.room)
@@ -188,10 +188,10 @@ func talkTo(from io.Reader) (err error) {
 	return orders.Err()
 }
 
-// speedTimeout is far more than five rounds take, in the slowest of guests.
+// speedTimeout exceeds the time of five rounds in the slowest guest.
 const speedTimeout = 20 * time.Minute
 
-// other is talkTo from this guest's view.
+// other is the view of this guest on talkTo.
 type other struct {
 	*testing.T
 	orders io.WriteCloser
@@ -222,7 +222,7 @@ func (o *other) says(word string) (rest string) {
 	}
 }
 
-// order makes the second guest run an operation, and waits until it has begun.
+// order makes the second guest run an operation, and waits until the operation has begun.
 func (o *other) order(what string, messages int, bytes uint64) {
 	o.Helper()
 	o.number++
@@ -299,13 +299,13 @@ func perftest(t *testing.T, agent *control.Client, column int, name string, byte
 	return 0
 }
 
-// Columns of perftest's figures.
+// Columns of the figures of perftest.
 const (
 	averageMiBs   = 3 // of ib_write_bw
 	typicalMicros = 4 // of ib_send_lat, one way
 )
 
-// busy is the time of a guest's processors so far in ticks, by the kernel's names.
+// busy has the time of a guest's processors so far, in ticks, by the kernel's names.
 type busy map[string]float64
 
 func processors(t *testing.T) busy {
@@ -324,7 +324,7 @@ func processors(t *testing.T) busy {
 	return b
 }
 
-// since are the shares of the time since then, in percent.
+// since returns the shares of the time since before, in percent.
 func (b busy) since(before busy) string {
 	total := 0.0
 	for name := range b {
@@ -370,7 +370,7 @@ func TestRelaysBesidePerftest(t *testing.T) {
 		}
 		return float64(messages) * size / (1 << 20) / time.Since(start).Seconds()
 	}
-	stream(inFlight) // the NICs learn of the memory
+	stream(inFlight) // the NICs learn the memory
 	var ofBandwidth, ofTime []float64
 	for range pairs {
 		before := processors(t)

@@ -37,8 +37,8 @@ func found(t *testing.T, root string, more ...string) map[string][]doctor.Findin
 	return by
 }
 
-// On a real kernel's files correct settings give no finding, wrong settings are found, and the
-// printed remedy corrects them.
+// On a real kernel's files correct settings give no finding. Wrong settings give findings, and the
+// printed remedy corrects the settings.
 func TestDoctorOnThisKernel(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	root := t.TempDir()

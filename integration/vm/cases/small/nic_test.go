@@ -39,13 +39,13 @@ func TestMain(m *testing.M) {
 // registered is the output of a program in a container.
 type registered struct {
 	Nodes       []string          // in /dev/infiniband
-	Environment []string          // Peerlane's
+	Environment []string          // variables of Peerlane
 	Memlock     string            // soft limit in /proc/self/limits
 	Errors      map[string]string // by size; empty after success
 }
 
-// registerMain registers memory of the sizes in the arguments with the NIC, one after another, and
-// waits for the end of input.
+// registerMain registers memory of the sizes in the arguments with the NIC, in sequence, and waits
+// for the end of input.
 func registerMain(sizes []string) int {
 	found := registered{Errors: map[string]string{}}
 	err := found.look()
@@ -95,8 +95,8 @@ func (r *registered) look() error {
 	return err
 }
 
-// Commands of rdma/ib_user_verbs.h: a header, then the command, whose first
-// member is where the answer goes.
+// Commands of rdma/ib_user_verbs.h: a header, then the command, whose first member is the address
+// of the answer.
 const (
 	getContext        = 0
 	allocPD           = 3
@@ -152,15 +152,15 @@ func register(bytes int) error {
 	return unix.Munmap(memory)
 }
 
-// With nic= the init of a container registers more memory than the memlock limit of the test; a
-// process started by exec is bound by that limit, or by the container's configuration.
+// With nic= the init of a container registers more memory than the memlock limit of the test. A
+// process started by exec has that limit, or the limit of the container's configuration.
 func TestContainerWithNICRegistersMemory(t *testing.T) {
 	const (
 		few, many = 1 << 20, 32 << 20
 		ownLimit  = 8 << 20
 	)
 	twoNICs(t, inside.RoCE)
-	inside.Command(t, "modprobe", "ib_umad") // whose nodes no container gets
+	inside.Command(t, "modprobe", "ib_umad") // no container gets these nodes
 	limit := unix.Rlimit{Cur: ownLimit, Max: ownLimit}
 	var own unix.Rlimit
 	if err := unix.Prlimit(0, unix.RLIMIT_MEMLOCK, &limit, &own); err != nil {
@@ -187,14 +187,14 @@ func TestContainerWithNICRegistersMemory(t *testing.T) {
 			name       string
 			device     string
 			configured uint64
-			// result of registering many bytes in the container's init and in exec; few bytes
-			// always succeed
+			// result of registering many bytes in the container's init and in exec; the
+			// registration of few bytes always succeeds
 			init, exec string
 		}{
 			{"by name", "peerlane.dev/nic=mlx5_0", 0, "", tooMuch},
 			{"by address", "peerlane.dev/nic=0000:1a:00.0", 0, "", tooMuch},
 			{"with a limit of its own", "peerlane.dev/nic=mlx5_0", ownLimit / 2, tooMuch, tooMuch},
-			// crun's own exec of a plain command takes nothing of the configuration.
+			// crun's exec of a plain command does not use the configuration.
 			{"without a limit of its own", "peerlane.dev/nic=mlx5_0", unix.RLIM_INFINITY, "",
 				map[string]string{"runc": "", "crun": tooMuch}[name]},
 		} {

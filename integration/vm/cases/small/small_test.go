@@ -160,7 +160,7 @@ func sameAsItsCapture(t *testing.T, file string) {
 	var live, replayed map[string]any
 	peerlane(t, &live, "topo")
 	peerlane(t, &replayed, "topo", "--input", file)
-	if paths, ok := live["paths"].([]any); !ok || len(paths) != 10*9/2 { // once for each pair
+	if paths, ok := live["paths"].([]any); !ok || len(paths) != 10*9/2 { // one path for each pair
 		t.Errorf("%d paths between 10 devices", len(paths))
 	}
 	if diff := cmp.Diff(live["source"], replayed["source"]); diff == "" {
@@ -251,7 +251,7 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 func TestNearNICsOnOtherTrees(t *testing.T) {
 	for _, c := range []struct {
 		tree string
-		role string // of every GPU
+		role string // the role of every GPU
 	}{{"dgx", planner.RoleNear}, {"one-switch", planner.RoleNear}, {"no-switch", planner.RoleFar}} {
 		t.Run(c.tree, func(t *testing.T) {
 			tree := inside.NamedTree(t, c.tree)
@@ -321,7 +321,7 @@ func TestPortGoesDownAndUp(t *testing.T) {
 					is := inside.Port(t, "mlx5_1", "state")
 					return strings.HasSuffix(is, want), is
 				})
-				// The plan notices, too.
+				// The plan reports this too.
 				var host topo.Host
 				peerlane(t, &host, "topo")
 				if is := host.NICs[1].Ports[0].State; is != want {

@@ -21,7 +21,7 @@ import (
 )
 
 // The suite of relay/verbs, with rdma-core and the kernel's devices: rxe, whose queue pairs are
-// connected out of band, and siw by the connection manager. Each device has a separate process,
+// connected out of band, and siw with the connection manager. Each device has a separate process,
 // because librdmacm keeps a siw device open during the life of a process.
 func TestVerbsConformOnKernelDevices(t *testing.T) {
 	const variable = "PEERLANE_VERBS_DEVICE"
@@ -55,7 +55,7 @@ func TestVerbsConformOnKernelDevices(t *testing.T) {
 	}
 }
 
-// addressOf is a card's IPv4 address.
+// addressOf returns the IPv4 address of a card.
 func addressOf(t *testing.T, card string) netip.Addr {
 	t.Helper()
 	i, err := net.InterfaceByName(card)
@@ -75,8 +75,8 @@ func addressOf(t *testing.T, card string) netip.Addr {
 	return netip.Addr{}
 }
 
-// As on a host with software NICs: host memory is correct at any rate; without CUDA no GPU memory
-// is tested.
+// As on a host with software NICs: tests of host memory succeed; without CUDA the doctor tests no
+// GPU memory.
 func TestDoctorOverRDMA(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	by := found(t, t.TempDir(), "--rdma")

@@ -20,8 +20,7 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
-// nullSocket starts a unit that does nothing, as peerlane-relay.socket starts a
-// relay's.
+// nullSocket starts a unit that only sends a byte, as peerlane-relay.socket starts a relay's unit.
 const (
 	nullAddress = "/run/null.sock"
 	nullSocket  = "[Socket]\nListenSequentialPacket=" + nullAddress + "\nAccept=yes\nTriggerLimitIntervalSec=0\n"
@@ -103,7 +102,7 @@ func BenchmarkLauncher(b *testing.B) {
 	b.ReportMetric(median("systemd")/median("fork"), "systemd/fork")
 }
 
-// null waits for the null unit's word.
+// null waits for the byte of the null unit.
 func null() (time.Duration, error) {
 	began := time.Now()
 	conn, err := net.Dial("unixpacket", nullAddress)

@@ -251,7 +251,7 @@ func (o *operator) ready(c *container) (found generation.Info) {
 	for end := testutil.BeginFor(patience); ; time.Sleep(200 * time.Millisecond) {
 		select {
 		case err := <-c.ended:
-			c.once.Do(func() {}) // there is nothing to end
+			c.once.Do(func() {}) // the container has no process to end
 			o.Fatalf("container %s ended: %v: %s", c.id, err, c.stderr.String())
 		default:
 		}
@@ -275,7 +275,7 @@ func (o *operator) end(c *container) {
 		c.in.Close()
 		select {
 		case err := <-c.ended:
-			if err != nil && !strings.Contains(err.Error(), "exit status 1") { // from read, at the end of input
+			if err != nil && !strings.Contains(err.Error(), "exit status 1") { // the exit status of read at the end of input
 				o.Errorf("container %s: %v: %s", c.id, err, c.stderr.String())
 			}
 		case <-testutil.After(time.Minute):
@@ -284,7 +284,7 @@ func (o *operator) end(c *container) {
 	})
 }
 
-// serves asks a generation's relay as a client does.
+// serves queries a generation's relay as a client does.
 func (o *operator) serves(g generation.Info) {
 	o.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 30*time.Second)
@@ -305,7 +305,7 @@ func groupOf(pid int) string {
 	return strings.TrimPrefix(strings.TrimSpace(string(text)), "0::")
 }
 
-// parent is the number of a process's parent.
+// parent returns the pid of a process's parent.
 func parent(t testing.TB, pid int) int {
 	t.Helper()
 	var number int
@@ -337,7 +337,7 @@ func (o *operator) unitOf(g generation.Info) string {
 func running(t testing.TB) []string {
 	t.Helper()
 	var names []string
-	// Also when the test's context has ended.
+	// Independent of the test's context, which may have ended.
 	out, err := exec.Command("systemctl", "list-units", "--all", "--plain", "--no-legend", relayUnits).Output()
 	if err != nil {
 		t.Fatal(err)
@@ -348,7 +348,7 @@ func running(t testing.TB) []string {
 	return names
 }
 
-// nothingIsLeft waits until there is nothing of any container.
+// nothingIsLeft waits until no object of a container is left.
 func (o *operator) nothingIsLeft() {
 	o.Helper()
 	inside.Eventually(o.TB, "what is left", func() (bool, string) {
@@ -377,7 +377,7 @@ func (o *operator) nothingIsLeft() {
 
 func TestUnitsAreValid(t *testing.T) {
 	install(t)
-	// With the units that boot before sockets: an ordering cycle would show.
+	// Verify together with the units that boot before sockets, so that an ordering cycle is found.
 	out, err := exec.Command("systemd-analyze", "verify", "--man=no", filepath.Join(units, relaySocket),
 		filepath.Join(units, relayService), "basic.target").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "peerlane") || strings.Contains(string(out), "cycle") {
@@ -437,8 +437,8 @@ func TestRelayIsSystemdUnit(t *testing.T) {
 		o.end(next)
 	}
 
-	// Nor does an upgrade: the next container has the new program, and so has a
-	// relay that is started again.
+	// An upgrade does not affect a relay either: the next container has the new program, and so has
+	// a restarted relay.
 	for _, name := range []string{"peerlane-hook", "peerlane-relay"} {
 		place(t, filepath.Join(inside.Binaries, name), filepath.Join(installed, name), 0o755)
 	}
@@ -494,13 +494,13 @@ func TestUnitSupervisorKilledKeepsRelay(t *testing.T) {
 	watcher := parent(t, g.Status.Relay.PID)
 	inside.Command(t, "kill", "-KILL", fmt.Sprint(watcher))
 	inside.Eventually(t, "the supervisor ends", func() (bool, string) { return groupOf(watcher) == "", groupOf(watcher) })
-	time.Sleep(time.Second) // for systemd, which would have killed the relay by now
+	time.Sleep(time.Second) // systemd would have killed the relay by now
 	o.serves(g)
 	o.end(c)
 	o.nothingIsLeft()
 }
 
-// A stop is the administrator's word: the relay ends, the container does not.
+// A stop by the administrator ends the relay, not the container.
 func TestStoppedUnitsEndRelays(t *testing.T) {
 	o := newOperator(t, asItIs)
 	c, g := o.start()
@@ -519,7 +519,7 @@ func TestStoppedUnitsEndRelays(t *testing.T) {
 	o.nothingIsLeft()
 }
 
-// Without the socket the hook starts relays itself, or refuses.
+// Without the socket the hook starts relays itself, or refuses the container.
 func TestWithoutTheSocket(t *testing.T) {
 	o := newOperator(t, asItIs)
 	inside.Command(t, "systemctl", "stop", relaySocket)
@@ -554,7 +554,7 @@ func TestServiceFailingToStartFallsBack(t *testing.T) {
 	t.Cleanup(func() {
 		place(t, filepath.Join("/source/packaging/systemd", relayService), filepath.Join(units, relayService), 0o644)
 		reload(t)
-		// systemd gives the socket up as well.
+		// systemd stops the socket too.
 		if out, err := exec.Command("systemctl", "restart", relaySocket).CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}

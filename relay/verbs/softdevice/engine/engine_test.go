@@ -505,7 +505,8 @@ func TestRateIsOfAllQueuePairsOfADevice(t *testing.T) {
 		}
 	}
 	// The last write needs no time after it.
-	if took, least := time.Since(start), time.Duration((writes-1)*each*int64(time.Second)/rate)-time.Millisecond; took < least {
+	if took, least := time.Since(start), time.Duration((writes-1)*each*int64(time.Second)/rate)-time.Millisecond; took <
+		least {
 		t.Errorf("%d MiB at %d MB/s took %v, want at least %v", writes, int(rate/1e6), took, least)
 	}
 	if f := served.Figures(); f.Done != writes {
@@ -524,7 +525,9 @@ func TestQueuePairsOfAPacedDeviceTakeTurns(t *testing.T) {
 	modest.connect(other)
 	other.connect(modest)
 	post := func(from, to *end) {
-		_, err := from.pair.PostSend([]verbs.Send{{Op: verbs.Write, Flags: verbs.Signaled, Address: uint64(from.memory.Address()), LKey: from.region.LKey(), Length: each, Remote: uint64(to.memory.Address()), RKey: to.region.RKey()}})
+		_, err := from.pair.PostSend([]verbs.Send{{Op: verbs.Write, Flags: verbs.Signaled,
+			Address: uint64(from.memory.Address()), LKey: from.region.LKey(), Length: each,
+			Remote: uint64(to.memory.Address()), RKey: to.region.RKey()}})
 		check(t, err)
 	}
 	for range many {

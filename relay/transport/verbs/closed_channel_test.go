@@ -12,65 +12,70 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// desert has the receiver leave the channel, and waits until the sender has heard of it.
-func (w *two) desert() {
+// closeRemote closes the channel on the receiver and waits until the sender has processed the close.
+func (w *two) closeRemote() {
 	w.b.loop.Call(func() { w.arrivals.channel.Leave() })
-	w.a.until("the channel's end", func(s *Set) bool { return len(s.ends) == 0 })
+	w.a.until("the channel's end", func(s *QPGroup) bool { return len(s.channels) == 0 })
 }
 
-// endsDeserted demands that a write ends so.
-func endsDeserted(t *testing.T, done <-chan error) {
+// endsRemoteClosed demands that a write ends with errDeserted.
+func endsRemoteClosed(t *testing.T, done <-chan error) {
 	t.Helper()
-	if err := receive(t, done, "the write's end"); !errors.Is(err, errDeserted) {
+	if err := receive(t, done, "the write's end"); !errors.Is(err, errRemoteClosed) {
 		t.Errorf("it ends with %v", err)
 	}
 }
 
-// A write that waits for its ticket when the receiver leaves gets none.
-func TestAWriteThatWaitsAtADesertedChannel(t *testing.T) {
+// TestWriteWithoutTicketOnClosedChannelFails demands that a write without a ticket ends when the
+// receiver closes the channel.
+func TestWriteWithoutTicketOnClosedChannelFails(t *testing.T) {
 	w := connectedBy(t, false)
 	w.granted(t, 1)
 	from := w.a.memory(slot)
 	done := make(chan error, 1)
 	w.a.loop.Call(func() {
-		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 2, func(err error) { done <- err })
+		w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 2,
+			func(err error) { done <- err })
 	})
-	w.desert()
-	endsDeserted(t, done)
+	w.closeRemote()
+	endsRemoteClosed(t, done)
 }
 
-// A write whose ticket came before the receiver left, and the queue pairs others, with fewer
-// links: it is of those of before.
-func TestAWriteAfterItsChannelIsDeserted(t *testing.T) {
+// TestWriteAfterChannelClosedFails demands that a write with a ticket from before the close, and from
+// before a reset with fewer links after it, ends.
+func TestWriteAfterChannelClosedFails(t *testing.T) {
 	t.Run("the queue pairs fall", func(t *testing.T) {
 		w := connectedBy(t, false)
 		write := w.granted(t, 1)
-		w.desert()
+		w.closeRemote()
 		done := make(chan error, 1)
 		w.a.loop.Call(func() {
 			w.a.set.fault(w.a.set.nics[0], "a test's fault")
 			write(func(err error) { done <- err })
 		})
-		endsDeserted(t, done)
+		endsRemoteClosed(t, done)
 	})
 	t.Run("fewer links", func(t *testing.T) {
 		w := connectedBy(t, false, twoNICs)
 		write := w.granted(t, 1)
-		w.desert()
+		w.closeRemote()
 		c, d := deviceC, deviceD
 		c.Down, d.Down = true, true
 		if err := w.rdma.Set(ofKind(false, deviceA, deviceB, c, d)...); err != nil {
 			t.Fatal(err)
 		}
-		w.a.until("one NIC", func(s *Set) bool { return s.phase == running && s.redials > 0 && len(s.links) == 1 && s.resolved })
+		w.a.until("one NIC", func(s *QPGroup) bool {
+			return s.phase == running && s.reconnects > 0 && len(s.links) == 1 && s.resolved
+		})
 		done := make(chan error, 1)
 		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
-		endsDeserted(t, done)
+		endsRemoteClosed(t, done)
 	})
 }
 
-// What becomes of another port of a device says nothing of the one that is used.
-func TestEventsOfAnotherPort(t *testing.T) {
+// TestEventsOfOtherPortAreIgnored demands that an event of another port of a device resets no queue
+// pairs.
+func TestEventsOfOtherPortAreIgnored(t *testing.T) {
 	w := connectedBy(t, false, twoNICs)
 	w.a.loop.Call(func() { w.a.fabric.back = 10 * time.Millisecond })
 	c := deviceC
@@ -79,25 +84,26 @@ func TestEventsOfAnotherPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.a.until("one NIC", goBy("a0", "a0"))
-	w.a.until("agreed", func(s *Set) bool { return s.granting && s.resolved })
+	w.a.until("agreed", func(s *QPGroup) bool { return s.granting && s.resolved })
 	before := 0
 	w.a.loop.Call(func() {
-		before = w.a.set.redials
+		before = w.a.set.reconnects
 		f := w.a.fabric
 		f.event(f.nics[1], verbs.Event{Kind: verbs.PortUp, Port: f.nics[1].port + 1})
 	})
 	time.Sleep(500 * time.Millisecond)
 	w.a.loop.Call(func() {
-		if s := w.a.set; s.redials != before || s.phase != running {
+		if s := w.a.set; s.reconnects != before || s.phase != running {
 			t.Errorf("given up for another port: %s", s.lastFault)
 		}
 	})
 }
 
-// Both NICs go and one is back; the other is, when the time for a fault is nearly over. Nothing
-// was written meanwhile. Queue pairs that work have all that time again to become others.
-func TestAPortThatComesBackEndsNothing(t *testing.T) {
-	w := connectedBy(t, false, twoNICs, func(_ string, c *Config) { c.Redial = 2 * time.Second })
+// TestReturningPortKeepsPeer demands that a reconnect for a returning port has the full time limit.
+// Both NICs fail; one returns at once, and the other just before the limit of the fault, without
+// writes between.
+func TestReturningPortKeepsPeer(t *testing.T) {
+	w := connectedBy(t, false, twoNICs, func(_ string, c *Config) { c.Reconnect = 2 * time.Second })
 	w.a.loop.Call(func() { w.a.fabric.back = time.Second })
 	set := func(a, c bool) {
 		da, dc := deviceA, deviceC
@@ -110,7 +116,7 @@ func TestAPortThatComesBackEndsNothing(t *testing.T) {
 	time.Sleep(time.Second)
 	set(false, true)
 	w.a.until("one NIC", goBy("a0", "a0"))
-	w.a.until("agreed", func(s *Set) bool { return s.granting && s.resolved })
+	w.a.until("agreed", func(s *QPGroup) bool { return s.granting && s.resolved })
 	set(false, false)
 	select {
 	case err := <-w.a.down:
@@ -122,14 +128,14 @@ func TestAPortThatComesBackEndsNothing(t *testing.T) {
 	}
 }
 
-// again hears how the other side is connected a second time, in the place of its word that they are used.
+// again handles connect a second time in place of use.
 type again struct {
-	*Set
+	*QPGroup
 	last  []byte
 	heard chan error
 }
 
-func (a *again) Heard(c *tcp.Channel, payload []byte) error {
+func (a *again) HandleMessage(c *tcp.Channel, payload []byte) error {
 	switch m, err := decode(payload); {
 	case err != nil:
 	case a.last == nil:
@@ -138,24 +144,24 @@ func (a *again) Heard(c *tcp.Channel, payload []byte) error {
 		}
 	default:
 		if m, is := m.(*short); is && m.Kind == kindUse {
-			err := a.Set.Heard(c, a.last)
+			err := a.QPGroup.HandleMessage(c, a.last)
 			a.heard <- err
 			return err
 		}
 	}
-	return a.Set.Heard(c, payload)
+	return a.QPGroup.HandleMessage(c, payload)
 }
 
-// Who says twice how it is connected would have others made in the place of queue pairs that
-// live, and of which nothing would be known any more.
-func TestConnectedOnce(t *testing.T) {
+// TestSecondConnectIsRejected demands an error for a second connect: the connection would replace
+// live queue pairs, and the group would lose track of them.
+func TestSecondConnectIsRejected(t *testing.T) {
 	for _, iwarp := range []bool{false, true} {
 		heard := make(chan error, 1)
-		joining(t, iwarp, func(nic string, s *Set) tcp.Extension {
+		joining(t, iwarp, func(nic string, s *QPGroup) tcp.Extension {
 			if nic != "b0" {
 				return s
 			}
-			return &again{Set: s, heard: heard}
+			return &again{QPGroup: s, heard: heard}
 		})
 		if err := receive(t, heard, "the second time"); wire.StatusOf(err) != wire.StatusMalformed {
 			t.Errorf("iWARP %v: it is told %v", iwarp, err)

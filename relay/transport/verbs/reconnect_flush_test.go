@@ -12,13 +12,14 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
-// newFlushedStream is one into memory that is flushed, as a GPU's is.
+// newFlushedStream returns a stream into memory that needs flushes, as memory of a GPU.
 func newFlushedStream(t *testing.T) *stream {
 	t.Helper()
 	return newStreamFlushedWhile(t, func() bool { return true })
 }
 
-// newStreamFlushedWhile is one whose NICs have queue pairs for that if they are made while can.
+// newStreamFlushedWhile returns a stream into such memory. The NICs have flushers if can is true
+// during their creation.
 func newStreamFlushedWhile(t *testing.T, can func() bool) *stream {
 	t.Helper()
 	w := connected(t, func(_ string, c *Config) {
@@ -41,12 +42,12 @@ func number(t *testing.T, c softdevice.Call, argument string) uint64 {
 	return n
 }
 
-// Of a write that is in doubt a part may be on its way into a GPU's memory still, and comes again
-// by another NIC, or for another message: what was written there is flushed before it is granted
-// again.
-func TestWhatIsInDoubtIsFlushedFirst(t *testing.T) {
+// TestDoubtfulWritesAreFlushedFirst demands a flush of a doubtful write before another grant of its
+// place: a part may be on the way into memory of a GPU, and another NIC, or another message, may
+// write the place.
+func TestDoubtfulWritesAreFlushedFirst(t *testing.T) {
 	s := newFlushedStream(t)
-	if err := s.rdma.Script("send delay=5"); err != nil { // for much to be under way
+	if err := s.rdma.Script("send delay=5"); err != nil { // keeps many writes outstanding
 		t.Fatal(err)
 	}
 	s.begin()
@@ -97,9 +98,9 @@ func TestWhatIsInDoubtIsFlushedFirst(t *testing.T) {
 	}
 }
 
-// NICs that flush are replaced by such alone, where there is one: of two kinds of NICs those of
-// iWARP would have nobody flush.
-func TestNICsThatFlushGiveWayToSuch(t *testing.T) {
+// TestFlushingNICsReplaceFlushingNICs demands that only NICs with flushers replace NICs with
+// flushers, if there are any: one NIC of iWARP would disable flushes.
+func TestFlushingNICsReplaceFlushingNICs(t *testing.T) {
 	roce, iwarp := &nic{name: "a0"}, &nic{name: "c0", cm: &managed{}}
 	if got := thatFlush([]*nic{iwarp, roce}); !slices.Equal(got, []*nic{roce}) {
 		t.Errorf("of both kinds %d are taken", len(got))
@@ -109,20 +110,20 @@ func TestNICsThatFlushGiveWayToSuch(t *testing.T) {
 	}
 }
 
-// Queue pairs that come up anew and cannot flush, what was written by those of before or what is to
-// come again, are a try that has failed, and there are more of them.
-func TestSuccessorsThatCannotFlush(t *testing.T) {
+// TestReconnectWithoutFlushIsRetried demands that a reconnect that cannot flush earlier writes or
+// writes to repeat is a failed try, and that further tries follow.
+func TestReconnectWithoutFlushIsRetried(t *testing.T) {
 	for name, fail := range map[string]func(*stream) error{
 		"what was kept": func(s *stream) error {
-			err := s.rdma.Script("send status=12 device=b0") // which sends nothing but its flushes
+			err := s.rdma.Script("send status=12 device=b0") // b0 sends only flushes
 			s.begin()
-			s.b.until("flushes that are kept", func(s *Set) bool { return len(s.kept) > 0 })
+			s.b.until("flushes that are kept", func(s *QPGroup) bool { return len(s.kept) > 0 })
 			return err
 		},
 		"what comes again": func(s *stream) error {
 			err := s.rdma.Script("send status=12 device=a0")
 			s.begin()
-			s.b.until("a fault, and tries that fail", func(s *Set) bool { return s.epoch > 1 })
+			s.b.until("a fault, and tries that fail", func(s *QPGroup) bool { return s.epoch > 1 })
 			return err
 		},
 	} {
@@ -140,7 +141,7 @@ func TestSuccessorsThatCannotFlush(t *testing.T) {
 			}
 			epoch := uint32(0)
 			s.b.loop.Call(func() { epoch = s.b.set.epoch })
-			s.b.until("tries that fail", func(s *Set) bool {
+			s.b.until("tries that fail", func(s *QPGroup) bool {
 				return s.gone != nil || s.epoch > epoch+2 && strings.Contains(s.lastFault, "nothing can be flushed")
 			})
 			can.Store(true)
@@ -149,27 +150,27 @@ func TestSuccessorsThatCannotFlush(t *testing.T) {
 	}
 }
 
-// A fault in bringing queue pairs up anew, when there are others in the same batch of completions,
-// leaves nothing to be waited for.
-func TestFirstWritesThatFailAnew(t *testing.T) {
+// TestFailedFirstWritesLeaveNoState demands that a fault of the first writes of a reconnect, with
+// others in the same batch of completions, leaves nothing to wait for.
+func TestFailedFirstWritesLeaveNoState(t *testing.T) {
 	w := connected(t)
 	s := newStream(w)
 	s.begin()
 	if err := breaking("send status=12 device=b0")(w); err != nil {
 		t.Fatal(err)
 	}
-	w.a.until("tries that fail", func(s *Set) bool { return s.epoch > 2 || s.gone != nil })
+	w.a.until("tries that fail", func(s *QPGroup) bool { return s.epoch > 2 || s.gone != nil })
 	if err := w.rdma.Script(); err != nil {
 		t.Fatal(err)
 	}
 	s.mustEnd(t)
 }
 
-// Writes that arrive while flushes of their region are under way share the next one: each flush costs
-// the NIC, and the relay, a request and a completion.
+// TestArrivalsOfARegionShareFlushes demands that writes that arrive during flushes of their region
+// share the next flush: each flush costs the NIC and the relay a request and a completion.
 func TestArrivalsOfARegionShareFlushes(t *testing.T) {
 	s := newFlushedStream(t)
-	if err := s.rdma.Script("send delay=2 device=b0", "send delay=2 device=b1"); err != nil { // flushes alone
+	if err := s.rdma.Script("send delay=2 device=b0", "send delay=2 device=b1"); err != nil { // only flushes
 		t.Fatal(err)
 	}
 	s.begin()
@@ -197,11 +198,11 @@ func TestArrivalsOfARegionShareFlushes(t *testing.T) {
 	}
 }
 
-// A NIC that is lost can make no flush that is kept for it: the Peer ends at once, and not after all
-// tries to connect anew.
+// TestLostNICWithKeptFlushesEndsPeer demands that the loss of a NIC with kept flushes ends the Peer
+// at once, without tries to reconnect.
 func TestLostNICWithKeptFlushesEndsPeer(t *testing.T) {
 	w := connected(t, func(_ string, c *Config) {
-		c.Redial = time.Hour
+		c.Reconnect = time.Hour
 		c.Flush, c.Stages = func(*device.Memory) bool { return true }, func() bool { return true }
 	})
 	s := newStreamInto(w, func(m *device.Memory) {
@@ -210,11 +211,11 @@ func TestLostNICWithKeptFlushesEndsPeer(t *testing.T) {
 		defer f.mu.Unlock()
 		f.registration(purpose{m, true}).flush = true
 	})
-	if err := s.rdma.Script("send status=12 device=b0"); err != nil { // which sends nothing but its flushes
+	if err := s.rdma.Script("send status=12 device=b0"); err != nil { // b0 sends only flushes
 		t.Fatal(err)
 	}
 	s.begin()
-	s.b.until("flushes that are kept", func(s *Set) bool { return len(s.kept) > 0 })
+	s.b.until("flushes that are kept", func(s *QPGroup) bool { return len(s.kept) > 0 })
 	s.b.loop.Call(func() {
 		for _, k := range s.b.set.kept {
 			if !k.nic.dead.Load() {

@@ -28,24 +28,25 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// waitTime is far more than anything takes that is waited for.
+// waitTime is much longer than any expected wait.
 const waitTime = 2 * time.Minute
 
-// side is a Peer with its Set, on a loop of its own.
+// side is a Peer with a group, on its own loop.
 type side struct {
 	t      *testing.T
 	loop   *poll.Loop
 	fabric *Fabric
 	peer   *tcp.Peer
-	set    *Set
+	set    *QPGroup
 	down   chan error
 	end    func()
 }
 
-// hears is what stands between a Set and what the other one says; nil for nothing.
-type hears func(nic string, s *Set) tcp.Extension
+// hears replaces the receiver of messages of a group; nil for none.
+type hears func(nic string, s *QPGroup) tcp.Extension
 
-func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, accept func(*Set, *tcp.Channel), by hears, changes ...func(string, *Config)) *side {
+func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, accept func(*QPGroup, *tcp.Channel),
+	by hears, changes ...func(string, *Config)) *side {
 	t.Helper()
 	loop, err := poll.New()
 	if err != nil {
@@ -54,7 +55,8 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	e := &side{t: t, loop: loop, down: make(chan error, 1)}
 	v := launch.DefaultVerbs
 	v.QueuePairs, v.Timeout = 2, 14 // 0.5 s with 7 retries
-	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime, Redial: waitTime, PortWait: time.Millisecond, minPairPart: minLinkPart}
+	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime,
+		Reconnect: waitTime, PortWait: time.Millisecond, minPairPart: minLinkPart}
 	for _, change := range changes {
 		change(nic, &config)
 	}
@@ -88,6 +90,22 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	return e
 }
 
+// refusal returns the error with which the side has ended the negotiation.
+func (e *side) refusal() (err error) {
+	e.loop.Call(func() { err = e.set.err })
+	return err
+}
+
+// reason returns the text of an error of package wire. A text is all that one relay tells another of a
+// cause.
+func reason(err error) string {
+	var e *wire.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	return e.Reason
+}
+
 func receive[T any](t testing.TB, from <-chan T, what string) T {
 	t.Helper()
 	select {
@@ -99,7 +117,7 @@ func receive[T any](t testing.TB, from <-chan T, what string) T {
 	}
 }
 
-// streams are the connections of two Peers.
+// streams returns the connections of two Peers.
 func streams(t testing.TB) (dialed, accepted *tcp.Streams) {
 	t.Helper()
 	gathering := &tcp.Gathering{Time: waitTime}
@@ -123,7 +141,7 @@ func streams(t testing.TB) (dialed, accepted *tcp.Streams) {
 	return dialed, receive(t, both, "the accepted connections")
 }
 
-// two are both sides of a channel whose data goes by RDMA.
+// two are both sides of a channel with data over RDMA.
 type two struct {
 	a, b     *side
 	rdma     softdevice.Host
@@ -133,7 +151,7 @@ type two struct {
 	made     chan *Arrivals
 	arrivals *Arrivals
 	arrived  chan [2]uint64
-	ended    chan error // the channel's, at b
+	ended    chan error // of the channel at b
 }
 
 const slot = 64 << 10
@@ -145,7 +163,7 @@ var (
 	deviceD = softdevice.Device{Name: "d0", GUID: 4, Address: "10.0.0.4"}
 )
 
-// ofKind are devices of RoCE or of iWARP.
+// ofKind sets devices to RoCE or iWARP.
 func ofKind(iwarp bool, devices ...softdevice.Device) []softdevice.Device {
 	for i := range devices {
 		devices[i].IWARP = iwarp
@@ -153,7 +171,8 @@ func ofKind(iwarp bool, devices ...softdevice.Device) []softdevice.Device {
 	return devices
 }
 
-// A relay of an earlier release computes another number of parts for a write, so that data goes over TCP.
+// TestRelayOfAnEarlierReleaseGetsNoRDMA demands TCP for data of a peer of an earlier release, which
+// computes another number of parts for a write.
 func TestRelayOfAnEarlierReleaseGetsNoRDMA(t *testing.T) {
 	for _, earlier := range [][]string{{"a0", "b0"}, {"a0"}, {"b0"}} {
 		t.Run(strings.Join(earlier, " "), func(t *testing.T) {
@@ -173,7 +192,7 @@ func connected(t *testing.T, changes ...func(string, *Config)) *two {
 	return connectedBy(t, false, changes...)
 }
 
-// connectedBy is connected over devices of RoCE or of iWARP.
+// connectedBy connects two sides over devices of RoCE or of iWARP.
 func connectedBy(t *testing.T, iwarp bool, changes ...func(string, *Config)) *two {
 	t.Helper()
 	w, settled := joining(t, iwarp, nil, changes...)
@@ -184,14 +203,14 @@ func connectedBy(t *testing.T, iwarp bool, changes ...func(string, *Config)) *tw
 	return w
 }
 
-// joining are two sides whose queue pairs come up, of RoCE or of iWARP; c0 and d0 are devices
-// that are none's.
+// joining returns two sides during the negotiation, with RoCE or iWARP; no side uses the devices c0
+// and d0.
 func joining(t *testing.T, iwarp bool, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
 	t.Helper()
 	return joiningOf(t, ofKind(iwarp, deviceA, deviceB, deviceC, deviceD), by, changes...)
 }
 
-// connectedOf is connected over devices a0 and b0 among these.
+// connectedOf connects two sides over devices a0 and b0 of devices.
 func connectedOf(t *testing.T, devices []softdevice.Device, changes ...func(string, *Config)) *two {
 	t.Helper()
 	w, settled := joiningOf(t, devices, nil, changes...)
@@ -202,7 +221,8 @@ func connectedOf(t *testing.T, devices []softdevice.Device, changes ...func(stri
 	return w
 }
 
-func joiningOf(t *testing.T, devices []softdevice.Device, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
+func joiningOf(t *testing.T, devices []softdevice.Device, by hears,
+	changes ...func(string, *Config)) (w *two, settled chan error) {
 	t.Helper()
 	rdma, err := softdevice.New(t.TempDir(), devices...)
 	if err != nil {
@@ -210,12 +230,14 @@ func joiningOf(t *testing.T, devices []softdevice.Device, by hears, changes ...f
 	}
 	changes = append(changes, func(_ string, c *Config) {
 		c.Addresses = func() ([]netip.Addr, error) {
-			return []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.4"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")}, nil
+			return []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.4"),
+				netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")}, nil
 		}
 	})
-	w = &two{rdma: rdma, iwarp: devices[0].IWARP, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000), ended: make(chan error, 1)}
+	w = &two{rdma: rdma, iwarp: devices[0].IWARP, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000),
+		ended: make(chan error, 1)}
 	dialed, accepted := streams(t)
-	w.b = newSide(t, accepted, rdma, "b0", func(s *Set, c *tcp.Channel) {
+	w.b = newSide(t, accepted, rdma, "b0", func(s *QPGroup, c *tcp.Channel) {
 		c.Handle(func(wire.Message, uint32, []int) {}, func(err error) { w.ended <- err })
 		var a *Arrivals
 		if s.Coming() {
@@ -224,7 +246,7 @@ func joiningOf(t *testing.T, devices []softdevice.Device, by hears, changes ...f
 		}
 		w.made <- a
 	}, by, changes...)
-	w.a = newSide(t, dialed, rdma, "a0", func(*Set, *tcp.Channel) {}, by, changes...)
+	w.a = newSide(t, dialed, rdma, "a0", func(*QPGroup, *tcp.Channel) {}, by, changes...)
 	settled = make(chan error, 1)
 	w.a.loop.Call(func() { w.a.set.Settle(func(err error) { settled <- err }) })
 	return w, settled
@@ -245,7 +267,7 @@ func (w *two) open(t *testing.T) {
 	}
 }
 
-// memory is host memory, registered at one side.
+// memory allocates host memory and registers it on one side.
 func (e *side) memory(bytes uint64) *device.Memory {
 	e.t.Helper()
 	return e.memoryThat(bytes, func(*device.Memory) {})
@@ -264,7 +286,7 @@ func (e *side) memoryThat(bytes uint64, change func(*device.Memory)) *device.Mem
 		}
 	}
 	e.t.Cleanup(func() {
-		e.end() // before: nothing may write it
+		e.end() // first: no NIC may write the memory
 		if err := m.Close(); err != nil {
 			e.t.Error(err)
 		}
@@ -272,15 +294,15 @@ func (e *side) memoryThat(bytes uint64, change func(*device.Memory)) *device.Mem
 	return m
 }
 
-// There are no more tickets out than receives, whatever is granted; a write waits for its
-// grant's ticket, and all arrive, each once.
-func TestTicketsAreReceives(t *testing.T) {
-	t.Run("RoCE", func(t *testing.T) { ticketsAreReceives(t, connected(t)) })
-	t.Run("iWARP", func(t *testing.T) { ticketsAreReceives(t, byIWARP(t)) })
+// TestTicketsNeverExceedReceives demands at most as many outstanding tickets as receives, and that
+// every write waits for its ticket and arrives once.
+func TestTicketsNeverExceedReceives(t *testing.T) {
+	t.Run("RoCE", func(t *testing.T) { ticketsNeverExceedReceives(t, connected(t)) })
+	t.Run("iWARP", func(t *testing.T) { ticketsNeverExceedReceives(t, byIWARP(t)) })
 }
 
-func ticketsAreReceives(t *testing.T, w *two) {
-	const n, grants = 4 << 10, 2*receives + 50 // more than all receives of both pairs
+func ticketsNeverExceedReceives(t *testing.T, w *two) {
+	const n, grants = 4 << 10, 2*receives + 50 // more than the receives of both queue pairs
 	from, to := w.a.memory(grants*n), w.b.memory(grants*n)
 	random := rand.NewChaCha8([32]byte{1})
 	_, _ = random.Read(from.HostBytes())
@@ -299,7 +321,7 @@ func ticketsAreReceives(t *testing.T, w *two) {
 	})
 	done := make(chan error, grants)
 	ready := make(chan error, 1)
-	// The keys have come when the loop has heard of them.
+	// The keys have arrived when the loop has processed them.
 	for end := testutil.BeginFor(waitTime); ; time.Sleep(time.Millisecond) {
 		known := false
 		w.a.loop.Call(func() { known = w.link.regions[7] != nil })
@@ -313,7 +335,8 @@ func ticketsAreReceives(t *testing.T, w *two) {
 	w.a.loop.Call(func() {
 		w.link.AddTarget(7, wire.MemoryRemote, nil, func(err error) { ready <- err })
 		for i := range uint64(grants) {
-			w.link.Write(transport.Target{Region: 7, Offset: i * n}, transport.Source{Place: from.At(i * n)}, n, i, func(err error) { done <- err })
+			w.link.Write(transport.Target{Region: 7, Offset: i * n}, transport.Source{Place: from.At(i * n)}, n, i,
+				func(err error) { done <- err })
 		}
 	})
 	if err := receive(t, ready, "the target"); err != nil {
@@ -340,8 +363,8 @@ func ticketsAreReceives(t *testing.T, w *two) {
 	})
 }
 
-// What cannot be written or granted is refused with a reason, and nothing is written.
-func TestWritesThatAreNotPossible(t *testing.T) {
+// TestImpossibleWritesAreRejected demands an error and no data for an invalid write or grant.
+func TestImpossibleWritesAreRejected(t *testing.T) {
 	w := connected(t)
 	from, to := w.a.memory(slot), w.b.memory(slot)
 	w.b.loop.Call(func() {
@@ -402,9 +425,9 @@ func TestWritesThatAreNotPossible(t *testing.T) {
 	})
 }
 
-// A channel that ends with tickets out gives them back; a write that waits for a ticket
-// ends with the Peer, as does one that is under way.
-func TestTheEndOfAChannelAndOfAPeer(t *testing.T) {
+// TestEndOfChannelAndPeerEndsWrites demands that the end of a channel releases its tickets, and
+// that the end of the Peer ends waiting and outstanding writes.
+func TestEndOfChannelAndPeerEndsWrites(t *testing.T) {
 	w := connected(t)
 	from, to := w.a.memory(slot), w.b.memory(slot)
 	w.b.loop.Call(func() {
@@ -423,14 +446,15 @@ func TestTheEndOfAChannelAndOfAPeer(t *testing.T) {
 	}
 	w.b.loop.Call(func() {
 		w.b.set.issue()
-		if out := len(w.b.set.tickets) + len(w.b.set.queued); out != 0 || len(w.b.set.ends) != 0 {
-			t.Errorf("%d tickets are left of a channel that has ended, and %d channels", out, len(w.b.set.ends))
+		if out := len(w.b.set.tickets) + len(w.b.set.queued); out != 0 || len(w.b.set.channels) != 0 {
+			t.Errorf("%d tickets are left of a channel that has ended, and %d channels", out, len(w.b.set.channels))
 		}
 	})
 	var err error
 	var link *Link
 	w.a.loop.Call(func() {
-		if _, link, err = w.a.set.Open(&wire.Done{}, func(wire.Message, uint32, []int) {}, func(error) {}, nil, slot); err == nil {
+		if _, link, err = w.a.set.Open(&wire.Done{}, func(wire.Message, uint32, []int) {}, func(error) {}, nil,
+			slot); err == nil {
 			link.regions[7] = &regionKeys{Region: 7, Address: 1 << 40, Bytes: slot}
 		}
 	})
@@ -442,7 +466,7 @@ func TestTheEndOfAChannelAndOfAPeer(t *testing.T) {
 		link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, slot, 5, func(err error) { done <- err })
 	})
 	w.b.peer.Fail(fmt.Errorf("a cable was pulled"))
-	if err := receive(t, done, "the write's end"); err == nil || !strings.Contains(err.Error(), "a cable was pulled") {
+	if err := receive(t, done, "the write's end"); !strings.Contains(reason(err), "a cable was pulled") {
 		t.Errorf("the write ended with %v", err)
 	}
 	for _, e := range []*side{w.a, w.b} {
@@ -450,26 +474,28 @@ func TestTheEndOfAChannelAndOfAPeer(t *testing.T) {
 	}
 }
 
-// What makes no sense where it comes ends the Peer, and what is said in its place does not.
-func TestMessagesOutOfPlace(t *testing.T) {
+// TestUnexpectedMessagesEndPeer demands that an unexpected message ends the Peer and the expected
+// message does not.
+func TestUnexpectedMessagesEndPeer(t *testing.T) {
 	for name, m := range map[string]any{
-		"an offer of the one who accepted": &offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: [maxCards]card{aCard()}},
-		"a second answer":                  &answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1, Card: [maxCards]card{aCard()}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
-		"a connect":                        &connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{Number: 17, PSN: 5}}},
-		"ready again":                      &short{Kind: kindReady},
-		"use":                              &short{Kind: kindUse},
-		"a refusal":                        &refusal{Kind: kindRefuse},
-		"a path of no channel":             &path{Kind: kindPath, Links: 1, Most: 1},
-		"a fall of other queue pairs":      &fall{Kind: kindFall, Epoch: 1},
-		"an end of what has not failed":    &fallen{Kind: kindFallen},
-		"paths of the first queue pairs":   &step{Kind: kindResume},
-		"tickets of other queue pairs":     &step{Kind: kindGranted, Epoch: 7},
-		"nothing":                          &short{Kind: 77},
+		"an offer of the one who accepted": &offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: [maxCards]portInfo{somePort()}},
+		"a second answer": &answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1,
+			Card: [maxCards]portInfo{somePort()}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
+		"a connect":                      &connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{Number: 17, PSN: 5}}},
+		"ready again":                    &short{Kind: kindReady},
+		"use":                            &short{Kind: kindUse},
+		"a refusal":                      &refusal{Kind: kindRefuse},
+		"a path of no channel":           &path{Kind: kindPath, Links: 1, Most: 1},
+		"a fall of other queue pairs":    &reset{Kind: kindReset, Epoch: 1},
+		"an end of what has not failed":  &resetAck{Kind: kindResetAck},
+		"paths of the first queue pairs": &step{Kind: kindResume},
+		"tickets of other queue pairs":   &step{Kind: kindGranted, Epoch: 7},
+		"nothing":                        &short{Kind: 77},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := connected(t)
-			w.b.loop.Call(func() { w.b.peer.Tell(encode(m)) })
+			w.b.loop.Call(func() { w.b.peer.SendExtension(encode(m)) })
 			if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusMalformed {
 				t.Errorf("the Peer ended with %v", err)
 			}
@@ -480,28 +506,31 @@ func TestMessagesOutOfPlace(t *testing.T) {
 		from, to := w.a.memory(slot), w.b.memory(slot)
 		r := w.b.fabric.memories[purpose{to, true}]
 		w.a.loop.Call(func() {
-			w.link.regions[7] = &regionKeys{Region: 7, Address: r.base, Bytes: slot, Keys: [maxCards]uint32{r.region(w.b.set.nics[0]).RKey()}}
+			w.link.regions[7] = &regionKeys{Region: 7, Address: r.base, Bytes: slot,
+				Keys: [maxCards]uint32{r.region(w.b.set.nics[0]).RKey()}}
 			w.link.tickets[5] = 99
 			w.link.Write(transport.Target{Region: 7}, transport.Source{Place: from.At(0)}, 1, 5, func(error) {})
 		})
 		w.b.loop.Call(func() {
 			err := w.arrivals.AddMemory(7, to)
 			if err == nil {
-				err = w.arrivals.Grant(1, 7, 0, 1) // so that it looks
+				err = w.arrivals.Grant(1, 7, 0, 1) // so that the side polls
 			}
 			if err != nil {
 				t.Error(err)
 			}
 		})
-		if err := receive(t, w.b.down, "the Peer's end"); !strings.Contains(err.Error(), "ticket 99") {
+		var bad *ticketError
+		if err := receive(t, w.b.down, "the Peer's end"); !errors.As(err, &bad) || bad.Ticket != 99 ||
+			!errors.Is(err, errNotOutstanding) {
 			t.Errorf("the Peer ended with %v", err)
 		}
 	})
 }
 
-// Both sides have one MTU, the smallest of both ports and both configurations: packets of
-// another one are not taken.
-func TestTheMTUIsThatOfBoth(t *testing.T) {
+// TestMTUIsMinimumOfBothSides demands the smallest MTU of both ports and configurations on both
+// sides: a queue pair drops packets of another MTU.
+func TestMTUIsMinimumOfBothSides(t *testing.T) {
 	w := connected(t, func(nic string, c *Config) {
 		if nic == "b0" {
 			c.MTU = 1024
@@ -516,9 +545,9 @@ func TestTheMTUIsThatOfBoth(t *testing.T) {
 	}
 }
 
-// A NIC that is gone ends what goes by it, is not asked for events any more, and is opened
-// anew for the next.
-func TestANICThatIsGone(t *testing.T) {
+// TestLostNICEndsItsGroups demands that the loss of a NIC ends its groups and the watch of its
+// events, and that the next group opens the NIC again.
+func TestLostNICEndsItsGroups(t *testing.T) {
 	w := connected(t)
 	f := w.a.fabric
 	var old *nic
@@ -526,7 +555,9 @@ func TestANICThatIsGone(t *testing.T) {
 		old = f.nics[0]
 		f.events(old, unix.EPOLLERR)
 	})
-	if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a0") {
+	var lost *nicError
+	if err := receive(t, w.a.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied ||
+		!errors.As(err, &lost) || lost.NIC != "a0" {
 		t.Errorf("the Peer ended with %v", err)
 	}
 	for range 2 {
@@ -543,9 +574,9 @@ func TestANICThatIsGone(t *testing.T) {
 	}
 }
 
-// A registration that failed is tried again for the next connection, and only what is to be
-// written can be.
-func TestRegistrations(t *testing.T) {
+// TestFailedRegistrationIsRetried demands another try of a failed registration for the next
+// connection, and remote write access only for targets.
+func TestFailedRegistrationIsRetried(t *testing.T) {
 	w := connected(t)
 	m, err := device.CreateHost("test", slot)
 	if err != nil {
@@ -560,7 +591,7 @@ func TestRegistrations(t *testing.T) {
 	if err := w.rdma.Script("ibv_reg_mr errno=12 device=a0", "ibv_reg_mr_iova2 errno=12 device=a0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.a.set.Register(m, false); err == nil || !strings.Contains(err.Error(), "ENOMEM") {
+	if err := w.a.set.Register(m, false); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("it was registered, %v", err)
 	}
 	if err := w.rdma.Script(); err != nil {
@@ -592,9 +623,9 @@ func TestRegistrations(t *testing.T) {
 	}
 }
 
-// A channel has not ended for its memory while a NIC reads there, to flush what it has written:
-// not before that has ended, or the Peer.
-func TestAFlushOutlivesItsChannel(t *testing.T) {
+// TestFlushOutlivesItsChannel demands that a channel ends for its memory only after the flushes of
+// its writes, or with the Peer.
+func TestFlushOutlivesItsChannel(t *testing.T) {
 	for _, dies := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the Peer dies %v", dies), func(t *testing.T) {
 			w := connected(t, func(_ string, c *Config) {
@@ -604,9 +635,10 @@ func TestAFlushOutlivesItsChannel(t *testing.T) {
 			ended := make(chan struct{})
 			w.b.loop.Call(func() {
 				s := w.b.set
-				region := w.arrivals.regions[7] // the host's, which would not be flushed
+				region := w.arrivals.regions[7] // host memory, which needs no flush
 				list := slices.Clone(*region.regions.Load())
-				known, err := s.queues[0].nic.domain.Register(uintptr(region.base), region.bytes, region.base, s.fabric.access(true)|verbs.RemoteRead)
+				known, err := s.queues[0].nic.domain.Register(uintptr(region.base), region.bytes, region.base,
+					s.fabric.access(true)|verbs.RemoteRead)
 				if err != nil {
 					t.Error(err)
 					return
@@ -636,7 +668,7 @@ func TestAFlushOutlivesItsChannel(t *testing.T) {
 				}
 				if dies {
 					s.peer.Fail(fmt.Errorf("a cable was pulled"))
-					s.queues[0].flusher.posted[0].tickets[0].unflushed++ // it is not heard of
+					s.queues[0].flusher.posted[0].tickets[0].unflushed++ // the completion is ignored
 				}
 			})
 			receive(t, ended, "the end of what is flushed")
@@ -647,9 +679,9 @@ func TestAFlushOutlivesItsChannel(t *testing.T) {
 	}
 }
 
-// Memory that is forgotten before its registering has begun, which Known leaves to another
-// goroutine, is not registered any more, nor found as a source.
-func TestMemoryThatIsForgottenAtOnce(t *testing.T) {
+// TestMemoryForgottenEarlyIsNotRegistered demands that memory that is forgotten before the
+// registration of Known begins is neither registered nor found as a source.
+func TestMemoryForgottenEarlyIsNotRegistered(t *testing.T) {
 	w := connected(t)
 	f := w.a.fabric
 	for range 100 {
@@ -670,15 +702,16 @@ func TestMemoryThatIsForgottenAtOnce(t *testing.T) {
 	}
 }
 
-// Of more tickets than are remembered whose immediates may come the oldest are forgotten.
+// TestStaleTicketsAreForgottenByAge demands that the group forgets the oldest stale tickets first
+// above the limit.
 func TestStaleTicketsAreForgottenByAge(t *testing.T) {
-	s := &Set{}
-	for i := range uint32(mostStale + 10) {
-		s.forgive(&ticket{number: i + 1, parts: 1})
+	s := &QPGroup{}
+	for i := range uint32(maxStale + 10) {
+		s.markStale(&ticket{number: i + 1, parts: 1})
 	}
 	_, oldest := s.stale[10]
 	_, kept := s.stale[11]
-	if len(s.stale) != mostStale || oldest || !kept {
+	if len(s.stale) != maxStale || oldest || !kept {
 		t.Errorf("%d tickets are remembered; the 10th %v, the 11th %v", len(s.stale), oldest, kept)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport"
@@ -20,8 +22,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// until waits for something that a loop knows.
-func (e *side) until(what string, is func(*Set) bool) {
+// until waits for a condition of a group.
+func (e *side) until(what string, is func(*QPGroup) bool) {
 	e.t.Helper()
 	testutil.Until(e.t, what, func() (holds bool) {
 		e.loop.Call(func() { holds = is(e.set) })
@@ -29,7 +31,7 @@ func (e *side) until(what string, is func(*Set) bool) {
 	})
 }
 
-// stream is writes over a channel, more at a time than there are tickets.
+// stream writes over a channel, with more writes at a time than tickets.
 type stream struct {
 	*two
 	from, to *device.Memory
@@ -38,7 +40,7 @@ type stream struct {
 }
 
 const (
-	streamBytes  = 9 << 10 // of a write: it has parts on both pairs
+	streamBytes  = 9 << 10 // of a write: a part on each queue pair
 	streamWrites = credits + 60
 )
 
@@ -46,19 +48,20 @@ func newStream(w *two) *stream {
 	return newStreamInto(w, func(*device.Memory) {})
 }
 
-// newStreamInto has its way with the memory that is written before that is registered.
+// newStreamInto calls change with the target before its registration.
 func newStreamInto(w *two, change func(*device.Memory)) *stream {
-	s := &stream{two: w, from: w.a.memory(streamWrites * streamBytes), to: w.b.memoryThat(streamWrites*streamBytes, change)}
+	s := &stream{two: w, from: w.a.memory(streamWrites * streamBytes), to: w.b.memoryThat(streamWrites*streamBytes,
+		change)}
 	w.b.loop.Call(func() {
 		if err := w.arrivals.AddMemory(7, s.to); err != nil {
 			w.b.t.Error(err)
 		}
 	})
-	w.a.until("keys", func(*Set) bool { return w.link.regions[7] != nil })
+	w.a.until("keys", func(*QPGroup) bool { return w.link.regions[7] != nil })
 	return s
 }
 
-// begin grants and writes all.
+// begin grants and posts every write.
 func (s *stream) begin() {
 	random := rand.NewChaCha8([32]byte{byte(s.first)})
 	_, _ = random.Read(s.from.HostBytes())
@@ -72,12 +75,13 @@ func (s *stream) begin() {
 	})
 	s.a.loop.Call(func() {
 		for i := range uint64(streamWrites) {
-			s.link.Write(transport.Target{Region: 7, Offset: i * streamBytes}, transport.Source{Place: s.from.At(i * streamBytes)}, streamBytes, s.first+i, func(err error) { s.done <- err })
+			s.link.Write(transport.Target{Region: 7, Offset: i * streamBytes},
+				transport.Source{Place: s.from.At(i * streamBytes)}, streamBytes, s.first+i, func(err error) { s.done <- err })
 		}
 	})
 }
 
-// mustEnd demands that each has arrived once.
+// mustEnd demands that each write has arrived once.
 func (s *stream) mustEnd(t *testing.T) {
 	t.Helper()
 	seen := map[uint64]bool{}
@@ -102,13 +106,13 @@ func (s *stream) mustEnd(t *testing.T) {
 	}
 }
 
-// fault is something that happens under way, and how it is put right.
+// faultCase is a fault during writes, and its repair.
 type faultCase struct {
 	inject, heal func(*two) error
-	words        []string // of the error where it is not
+	words        []string // of the error without the repair
 }
 
-// slow has writes take so long that what happens meanwhile does.
+// slow delays writes, so that faults happen during writes.
 const slow = "send delay=1"
 
 func script(lines ...string) func(*two) error {
@@ -123,7 +127,7 @@ func devices(change func(a, b *softdevice.Device)) func(*two) error {
 	}
 }
 
-// failPair is a queue pair that goes to the error state by itself.
+// failPair moves a queue pair to the error state without a cause.
 func failPair(e func(*two) *side) func(*two) error {
 	return func(w *two) (err error) {
 		e(w).loop.Call(func() {
@@ -140,7 +144,7 @@ func nothing(*two) error { return nil }
 func sideA(w *two) *side { return w.a }
 func sideB(w *two) *side { return w.b }
 
-// breaking gives both a fault at once, and what their next queue pairs meet.
+// breaking gives both sides a fault at once, and calls of the reconnect fail.
 func breaking(lines ...string) func(*two) error {
 	return func(w *two) error {
 		err := script(lines...)(w)
@@ -151,7 +155,7 @@ func breaking(lines ...string) func(*two) error {
 	}
 }
 
-// kinds are of NICs: whether they are of iWARP.
+// kinds are the kinds of NICs; true for iWARP.
 var kinds = map[string]bool{"RoCE": false, "iWARP": true}
 
 func eachKind(t *testing.T, test func(t *testing.T, iwarp bool)) {
@@ -160,17 +164,20 @@ func eachKind(t *testing.T, test func(t *testing.T, iwarp bool)) {
 	}
 }
 
-// faults are those of NICs of a kind.
+// faults returns the faults of a kind of NICs.
 func faults(iwarp bool) map[string]faultCase {
 	all := map[string]faultCase{
 		"a queue pair of the sender in error":   {failPair(sideA), nothing, nil},
 		"a queue pair of the receiver in error": {failPair(sideB), nothing, nil},
 		"faults of both sides at once":          {breaking(), nothing, nil},
-		"a port of the sender down": {devices(func(a, _ *softdevice.Device) { a.Down = true }), devices(func(_, _ *softdevice.Device) {}),
+		"a port of the sender down": {devices(func(a, _ *softdevice.Device) { a.Down = true }),
+			devices(func(_, _ *softdevice.Device) {}),
 			nil},
-		"a port of the receiver down": {devices(func(_, b *softdevice.Device) { b.Down = true }), devices(func(_, _ *softdevice.Device) {}),
+		"a port of the receiver down": {devices(func(_, b *softdevice.Device) { b.Down = true }),
+			devices(func(_, _ *softdevice.Device) {}),
 			[]string{"b0", "DOWN"}},
-		"no locked memory":               {breaking("ibv_reg_mr errno=12 device=b0"), nothing, []string{"b0", "ENOMEM", "ulimit -l"}},
+		"no locked memory": {breaking("ibv_reg_mr errno=12 device=b0"), nothing,
+			[]string{"b0", "ENOMEM", "ulimit -l"}},
 		"no domain":                      {breaking("ibv_alloc_pd errno=12 device=a0"), nothing, nil},
 		"no queue pairs":                 {breaking("ibv_create_qp errno=12 device=b0"), nothing, []string{"b0", "ENOMEM"}},
 		"a network that carries nothing": {script("send status=9"), nothing, []string{"a0", "remote invalid request error"}},
@@ -185,8 +192,10 @@ func faults(iwarp bool) map[string]faultCase {
 			})
 			return err
 		}, nothing, nil}
-		all["a connection that is not made"] = faultCase{breaking("rdma_connect errno=110 device=b0"), nothing, []string{"b0", "a0 (10.0.0.1)", "ETIMEDOUT"}}
-		all["a connection that is not taken"] = faultCase{breaking("rdma_accept errno=12 device=a0"), nothing, []string{"a0", "ENOMEM"}}
+		all["a connection that is not made"] = faultCase{breaking("rdma_connect errno=110 device=b0"), nothing,
+			[]string{"b0", "a0 (10.0.0.1)", "ETIMEDOUT"}}
+		all["a connection that is not taken"] = faultCase{breaking("rdma_accept errno=12 device=a0"), nothing,
+			[]string{"a0", "ENOMEM"}}
 		all["nobody who listens"] = faultCase{breaking("rdma_listen errno=12 device=a0"), nothing, []string{"a0", "ENOMEM"}}
 		all["another address"] = faultCase{func(w *two) error {
 			return errors.Join(devices(func(_, b *softdevice.Device) { b.Address = "10.0.0.9" })(w), breaking()(w))
@@ -194,13 +203,13 @@ func faults(iwarp bool) map[string]faultCase {
 		return all
 	}
 	all["another GID"] = faultCase{devices(func(_, b *softdevice.Device) { b.Address = "10.0.0.9" }), nothing, nil}
-	// After three steps of each queue pair, and their end.
+	// After three steps and the end of each queue pair.
 	all["a way that is refused"] = faultCase{breaking("ibv_modify_qp errno=110 device=a0 from=17"), nothing, nil}
 	return all
 }
 
-// What the other NIC has acknowledged counts as arrived, though nobody had heard of it when the
-// queue pairs failed.
+// TestAcknowledgedWritesHaveArrived demands that a write with an acknowledgement of the peer's NIC
+// counts as arrived, although no group had processed the arrival before the reset.
 func TestAcknowledgedWritesHaveArrived(t *testing.T) {
 	w := connected(t)
 	s := newStream(w)
@@ -208,26 +217,28 @@ func TestAcknowledgedWritesHaveArrived(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.begin()
-	w.b.loop.Call(func() { // which hears of nothing meanwhile
+	w.b.loop.Call(func() { // the loop handles no event meanwhile
 		for end := testutil.BeginFor(waitTime); len(s.done) < 10 && !end.Over(); {
 			time.Sleep(time.Millisecond)
 		}
 		w.b.set.fault(w.b.set.nics[0], "a test's fault")
 	})
 	s.mustEnd(t)
-	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 })
+	w.a.until("others in place of the queue pairs", func(s *QPGroup) bool { return s.reconnects == 1 })
 }
 
-// Whatever a completion says, or the call that posts a write, it comes again.
-func TestEachKindOfCompletionError(t *testing.T) {
-	eachKind(t, eachKindOfCompletionError)
+// TestCompletionErrorsRepeatWrites demands that a write arrives after each kind of completion error
+// and after an error of the posting call.
+func TestCompletionErrorsRepeatWrites(t *testing.T) {
+	eachKind(t, completionErrorsRepeatWrites)
 }
 
-func eachKindOfCompletionError(t *testing.T, iwarp bool) {
+func completionErrorsRepeatWrites(t *testing.T, iwarp bool) {
 	w := connectedBy(t, iwarp)
 	s := newStream(w)
 	lines := []string{"ibv_post_send errno=12 device=a0"}
-	for _, status := range []int{1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21} { // those of connected pairs
+	for _, status := range []int{1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21} {
+		// errors of connected queue pairs
 		lines = append(lines, fmt.Sprintf("send status=%d device=a0", status))
 	}
 	for _, line := range lines {
@@ -237,7 +248,7 @@ func eachKindOfCompletionError(t *testing.T, iwarp bool) {
 			t.Fatal(err)
 		}
 		s.begin()
-		w.a.until("a fault", func(s *Set) bool { return s.epoch > epoch })
+		w.a.until("a fault", func(s *QPGroup) bool { return s.epoch > epoch })
 		if err := w.rdma.Script(); err != nil {
 			t.Fatal(err)
 		}
@@ -245,20 +256,20 @@ func eachKindOfCompletionError(t *testing.T, iwarp bool) {
 	}
 }
 
-// Whatever fails under way is put right without anybody's noticing: each write arrives once.
-func TestNothingIsLostOrComesTwice(t *testing.T) {
+// TestFaultsLoseAndDoubleNothing demands that each write arrives once, with each fault.
+func TestFaultsLoseAndDoubleNothing(t *testing.T) {
 	eachFault(t, func(t *testing.T, w *two, c faultCase) {
 		s := newStream(w)
 		if err := w.rdma.Script(slow); err != nil {
 			t.Fatal(err)
 		}
 		s.begin()
-		receive(t, s.done, "the first write") // it goes on from here
+		receive(t, s.done, "the first write") // the writes continue
 		s.done <- nil
 		if err := c.inject(w); err != nil {
 			t.Fatal(err)
 		}
-		w.a.until("a fault", func(s *Set) bool { return s.epoch > 0 })
+		w.a.until("a fault", func(s *QPGroup) bool { return s.epoch > 0 })
 		if err := w.rdma.Script(); err != nil {
 			t.Fatal(err)
 		}
@@ -267,13 +278,16 @@ func TestNothingIsLostOrComesTwice(t *testing.T) {
 		}
 		s.mustEnd(t)
 		for _, e := range []*side{w.a, w.b} {
-			e.until("others in place of the queue pairs", func(s *Set) bool { return s.phase == running && s.redials > 0 && s.deadline == nil })
+			e.until("others in place of the queue pairs", func(s *QPGroup) bool {
+				return s.phase == running && s.reconnects > 0 && s.deadline == nil
+			})
 		}
-		s.begin() // and again
+		s.begin() // again
 		s.mustEnd(t)
 		var doubts int
 		w.a.loop.Call(func() {
-			doubts = len(w.link.writes) + len(w.link.tickets) + len(w.link.waiting) + len(w.link.unheard) + w.a.set.unheard
+			doubts = len(w.link.writes) + len(w.link.tickets) + len(w.link.waiting) + len(w.link.unconfirmed) +
+				w.a.set.unconfirmed
 		})
 		w.b.loop.Call(func() { doubts += len(w.b.set.tickets) + len(w.arrivals.open) })
 		if doubts > 0 {
@@ -282,7 +296,7 @@ func TestNothingIsLostOrComesTwice(t *testing.T) {
 	})
 }
 
-// eachFault runs a test with each, over NICs of each kind.
+// eachFault runs a test with each fault, over NICs of each kind.
 func eachFault(t *testing.T, test func(*testing.T, *two, faultCase)) {
 	for kind, iwarp := range kinds {
 		for name, c := range faults(iwarp) {
@@ -294,8 +308,9 @@ func eachFault(t *testing.T, test func(*testing.T, *two, faultCase)) {
 	}
 }
 
-// What is not put right in time ends all writes and both Peers, with the NIC and the reason.
-func TestFaultsThatStay(t *testing.T) {
+// TestPermanentFaultsEndPeer demands that a fault without a repair in time ends the writes and both
+// Peers, with the NIC and the cause.
+func TestPermanentFaultsEndPeer(t *testing.T) {
 	eachFault(t, func(t *testing.T, w *two, c faultCase) {
 		if c.words == nil {
 			return
@@ -305,17 +320,18 @@ func TestFaultsThatStay(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.begin()
-		// Wait until both sides know the reason: after the first side's time is over, the other
-		// side records that end as its last fault. Then the next try of each side is its last.
+		// Wait until both sides have the cause: after the time of the first side is over, the
+		// second side records that end as its last fault. Then the next try of each side is the
+		// last.
 		for _, e := range []*side{w.a, w.b} {
-			e.until("the reason", func(s *Set) bool {
+			e.until("the reason", func(s *QPGroup) bool {
 				return !slices.ContainsFunc(c.words, func(word string) bool { return !strings.Contains(s.lastFault, word) })
 			})
 		}
 		for _, e := range []*side{w.a, w.b} {
 			e.loop.Call(func() {
-				e.fabric.raising.Wait() // goroutines beside the loop read the configuration
-				e.fabric.config.Redial = time.Nanosecond
+				e.fabric.raising.Wait() // goroutines outside the loop read the configuration
+				e.fabric.config.Reconnect = time.Nanosecond
 			})
 		}
 		for range streamWrites {
@@ -334,40 +350,40 @@ func TestFaultsThatStay(t *testing.T) {
 	})
 }
 
-// deafToStep does not hear a step.
+// deafToStep drops a step.
 type deafToStep struct {
-	*Set
+	*QPGroup
 	kind uint32
 }
 
-func (d *deafToStep) Heard(c *tcp.Channel, payload []byte) error {
+func (d *deafToStep) HandleMessage(c *tcp.Channel, payload []byte) error {
 	if m, err := decode(payload); err == nil {
 		if m, is := m.(*step); is && m.Kind == d.kind {
 			return nil
 		}
 	}
-	return d.Set.Heard(c, payload)
+	return d.QPGroup.HandleMessage(c, payload)
 }
 
-// Queue pairs that are connected anew, and a relay that does not go on from there: each side ends
-// the Peer in time by itself, and what was being written with it.
-func TestARelayThatConnectsAnewAndNoMore(t *testing.T) {
+// TestPeerSilentAfterReconnectEnds demands that each side ends the Peer and the writes in time if
+// the other side does not continue after the reconnect.
+func TestPeerSilentAfterReconnectEnds(t *testing.T) {
 	for _, of := range []struct {
 		name string
-		deaf string // who ends it: the other one takes an hour
+		deaf string // the side that ends the Peer; the limit of the other side is an hour
 		kind uint32
 	}{{"the receiver never hears resume", "b0", kindResume}, {"the sender never hears granted", "a0", kindGranted}} {
 		t.Run(of.name, func(t *testing.T) {
 			eachKind(t, func(t *testing.T, iwarp bool) {
 				t.Parallel()
-				w, settled := joining(t, iwarp, func(nic string, s *Set) tcp.Extension {
+				w, settled := joining(t, iwarp, func(nic string, s *QPGroup) tcp.Extension {
 					if nic == of.deaf {
 						return &deafToStep{s, of.kind}
 					}
 					return s
 				}, func(nic string, c *Config) {
-					if c.Redial = time.Hour; nic == of.deaf {
-						c.Redial = 3 * time.Second
+					if c.Reconnect = time.Hour; nic == of.deaf {
+						c.Reconnect = 3 * time.Second
 					}
 				})
 				if err := receive(t, settled, "the queue pairs"); err != nil {
@@ -378,11 +394,12 @@ func TestARelayThatConnectsAnewAndNoMore(t *testing.T) {
 				s.begin()
 				w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
 				for _, e := range []*side{w.a, w.b} {
-					if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
+					if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied ||
+						!strings.Contains(reason(err), "a test's fault") {
 						t.Errorf("the Peer ended with %v", err)
 					}
 				}
-				for range streamWrites { // each ends, well or not
+				for range streamWrites { // each write ends, with success or an error
 					_ = receive(t, s.done, "a write's end")
 				}
 			})
@@ -390,32 +407,32 @@ func TestARelayThatConnectsAnewAndNoMore(t *testing.T) {
 	}
 }
 
-// late hears a granted only when it is told to.
+// late delays granted until the test releases it.
 type late struct {
-	*Set
+	*QPGroup
 	kept [][]byte
 }
 
-func (l *late) Heard(c *tcp.Channel, payload []byte) error {
+func (l *late) HandleMessage(c *tcp.Channel, payload []byte) error {
 	if m, err := decode(payload); err == nil {
 		if m, is := m.(*step); is && m.Kind == kindGranted {
 			l.kept = append(l.kept, bytes.Clone(payload))
 			return nil
 		}
 	}
-	return l.Set.Heard(c, payload)
+	return l.QPGroup.HandleMessage(c, payload)
 }
 
-// Writes of after a re-dial may end before the relay has heard that all tickets were given again:
-// what had arrived before is reckoned without them.
-func TestWritesThatEndBeforeAllIsAgreed(t *testing.T) {
+// TestWritesBeforeAgreementAreNotCounted demands that the count of arrived writes excludes writes
+// that complete after a reconnect and before granted.
+func TestWritesBeforeAgreementAreNotCounted(t *testing.T) {
 	eachKind(t, func(t *testing.T, iwarp bool) {
 		var l *late
-		w, settled := joining(t, iwarp, func(nic string, s *Set) tcp.Extension {
+		w, settled := joining(t, iwarp, func(nic string, s *QPGroup) tcp.Extension {
 			if nic != "a0" {
 				return s
 			}
-			l = &late{Set: s}
+			l = &late{QPGroup: s}
 			return l
 		})
 		if err := receive(t, settled, "the queue pairs"); err != nil {
@@ -433,9 +450,11 @@ func TestWritesThatEndBeforeAllIsAgreed(t *testing.T) {
 		if err := w.rdma.Script(); err != nil {
 			t.Fatal(err)
 		}
-		w.a.until("writes by the new queue pairs", func(s *Set) bool { return len(l.kept) == 1 && s.acknowledged > s.acknowledgedBefore })
+		w.a.until("writes by the new queue pairs", func(s *QPGroup) bool {
+			return len(l.kept) == 1 && s.acknowledged > s.acknowledgedBefore
+		})
 		w.a.loop.Call(func() {
-			if err := l.Set.Heard(nil, l.kept[0]); err != nil {
+			if err := l.QPGroup.HandleMessage(nil, l.kept[0]); err != nil {
 				t.Error(err)
 			}
 		})
@@ -443,20 +462,20 @@ func TestWritesThatEndBeforeAllIsAgreed(t *testing.T) {
 	})
 }
 
-// Faults between which writes end well, and the two relays never agree on what had arrived, are one
-// fault: the Peer ends in time.
-func TestARelayThatNeverGrantsAgain(t *testing.T) {
+// TestPeerWithoutNewTicketsEnds demands that faults with completed writes between, but without an
+// agreement of the relays, count as one fault: the Peer ends in time.
+func TestPeerWithoutNewTicketsEnds(t *testing.T) {
 	t.Parallel()
 	var l *late
-	w, settled := joining(t, false, func(nic string, s *Set) tcp.Extension {
+	w, settled := joining(t, false, func(nic string, s *QPGroup) tcp.Extension {
 		if nic != "a0" {
 			return s
 		}
-		l = &late{Set: s}
+		l = &late{QPGroup: s}
 		return l
 	}, func(nic string, c *Config) {
-		if c.Redial = time.Hour; nic == "a0" {
-			c.Redial = 2 * time.Second
+		if c.Reconnect = time.Hour; nic == "a0" {
+			c.Reconnect = 2 * time.Second
 		}
 	})
 	if err := receive(t, settled, "the queue pairs"); err != nil {
@@ -464,7 +483,7 @@ func TestARelayThatNeverGrantsAgain(t *testing.T) {
 	}
 	w.open(t)
 	s := newStream(w)
-	// Each time has its write.
+	// Each reconnect has a write.
 	carried := false
 	for grant, end := uint64(1), testutil.BeginFor(waitTime); !end.Over(); grant++ {
 		w.b.loop.Call(func() {
@@ -478,12 +497,13 @@ func TestARelayThatNeverGrantsAgain(t *testing.T) {
 			w.link.Write(transport.Target{Region: 7}, transport.Source{Place: s.from.At(0)}, streamBytes, grant, func(error) {})
 		})
 		over := false
-		w.a.until("a write's end, or the Peer's", func(s *Set) bool {
+		w.a.until("a write's end, or the Peer's", func(s *QPGroup) bool {
 			over = s.gone != nil
 			return over || s.phase == running && s.carries
 		})
 		if over {
-			if err := receive(t, w.a.down, "the Peer's end"); !carried || wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a test's fault") {
+			if err := receive(t, w.a.down, "the Peer's end"); !carried || wire.StatusOf(err) != wire.StatusPeerRelayDied ||
+				!strings.Contains(reason(err), "a test's fault") {
 				t.Errorf("the Peer ended with %v, carried %v", err, carried)
 			}
 			return
@@ -496,9 +516,9 @@ func TestARelayThatNeverGrantsAgain(t *testing.T) {
 	t.Error("the Peer does not end")
 }
 
-// A source that only the NICs of before know, when its write is posted, is registered with those
-// that there are.
-func TestASourceThatNICsOfBeforeKnow(t *testing.T) {
+// TestSourceOfOldNICsIsRegisteredAgain demands that the current NICs register a source of a posted
+// write that only the replaced NICs have registered.
+func TestSourceOfOldNICsIsRegisteredAgain(t *testing.T) {
 	w := connected(t)
 	write := w.granted(t, 1)
 	done := make(chan error, 1)
@@ -517,7 +537,7 @@ func TestASourceThatNICsOfBeforeKnow(t *testing.T) {
 	if one := receive(t, w.arrived, "the arrival"); one != [2]uint64{1, slot} {
 		t.Errorf("%d bytes of grant %d have arrived", one[1], one[0])
 	}
-	// What cannot be registered says why.
+	// A failed registration returns the cause.
 	again := w.granted(t, 2)
 	w.script(t, "ibv_reg_mr errno=12 device=a0")
 	w.a.loop.Call(func() {
@@ -528,14 +548,14 @@ func TestASourceThatNICsOfBeforeKnow(t *testing.T) {
 		}
 		again(func(err error) { done <- err })
 	})
-	if err := receive(t, done, "the write's end"); err == nil || !strings.Contains(err.Error(), "ENOMEM") {
+	if err := receive(t, done, "the write's end"); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("it ended with %v", err)
 	}
 }
 
-// A relay that leaves a channel which is being written, and never answers for it, keeps no source
-// when the queue pairs fail.
-func TestWritesOfAChannelThatIsDeserted(t *testing.T) {
+// TestWritesOfClosedChannelEndAtReset demands that the reset ends writes of a channel that the
+// receiver has closed without a confirmation, so that the sources are free.
+func TestWritesOfClosedChannelEndAtReset(t *testing.T) {
 	eachKind(t, func(t *testing.T, iwarp bool) {
 		w := connectedBy(t, iwarp)
 		write := w.granted(t, 1)
@@ -547,7 +567,7 @@ func TestWritesOfAChannelThatIsDeserted(t *testing.T) {
 		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
 		w.held(t)
 		w.b.loop.Call(func() { w.arrivals.channel.Leave() })
-		w.a.until("the channel's end", func(s *Set) bool { return len(s.ends) == 0 })
+		w.a.until("the channel's end", func(s *QPGroup) bool { return len(s.channels) == 0 })
 		w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
 		w.script(t)
 		if err := receive(t, done, "the write's end"); wire.StatusOf(err) != wire.StatusPeerClosed {
@@ -556,13 +576,13 @@ func TestWritesOfAChannelThatIsDeserted(t *testing.T) {
 	})
 }
 
-// A NIC that cannot know again all that it knew is left out where another one is there, unless
-// only it can flush what it has written.
-func TestANICThatCannotRegisterAgain(t *testing.T) {
-	eachKind(t, aNICThatCannotRegisterAgain)
+// TestNICWithoutRegistrationIsOmitted demands that a NIC that cannot register its memory again is
+// omitted if another NIC works, unless only the first NIC can flush its writes.
+func TestNICWithoutRegistrationIsOmitted(t *testing.T) {
+	eachKind(t, nicWithoutRegistrationIsOmitted)
 }
 
-func aNICThatCannotRegisterAgain(t *testing.T, iwarp bool) {
+func nicWithoutRegistrationIsOmitted(t *testing.T, iwarp bool) {
 	w := connectedBy(t, iwarp, func(nic string, c *Config) {
 		if nic == "a0" {
 			c.NICs = func() []string { return []string{"a0", "c0"} }
@@ -579,34 +599,37 @@ func aNICThatCannotRegisterAgain(t *testing.T, iwarp bool) {
 		t.Fatalf("%v and %v, %v", others, nics, err)
 	}
 	var registers atomic.Pointer[[]*nic]
-	if renewed, err := w.a.fabric.renew(nics, others, others[1:], &registers); err == nil || !strings.Contains(err.Error(), "c0") || len(renewed)+len(w.a.fabric.renewed) > 0 {
+	var call *verbs.Error
+	if renewed, err := w.a.fabric.renew(nics, others, others[1:], &registers); !errors.As(err, &call) ||
+		call.Call != "ibv_reg_mr" || !strings.HasPrefix(call.On, "c0") || !errors.Is(err, unix.ENOMEM) ||
+		len(renewed)+len(w.a.fabric.renewed) > 0 {
 		t.Errorf("%v without one that is needed, %v", renewed, err)
 	}
 	s.begin()
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
 	s.mustEnd(t)
-	w.a.until("one NIC", func(s *Set) bool { return s.redials > 0 && len(s.nics) == 1 && s.nics[0].name == "a0" })
+	w.a.until("one NIC", func(s *QPGroup) bool { return s.reconnects > 0 && len(s.nics) == 1 && s.nics[0].name == "a0" })
 	s.begin()
 	s.mustEnd(t)
 }
 
-// twoNICs has each side have two.
+// twoNICs gives each side two NICs.
 func twoNICs(nic string, c *Config) {
 	also := map[string]string{"a0": "c0", "b0": "d0"}[nic]
 	c.NICs = func() []string { return []string{nic, also} }
 }
 
-// Where the links of one NIC do not come up anew, though its port is active, data goes by the others
-// of both sides, or of the one that said so before it heard of a link; with the next fault it is tried
-// again.
-func TestANICWhoseLinksDoNotComeUp(t *testing.T) {
+// TestNICWithFailedLinksIsOmitted demands that a reconnect omits a NIC with an active port whose
+// links do not connect. Data uses the other NICs of both sides, or of the side that reported the
+// link first. The next fault includes the NIC again.
+func TestNICWithFailedLinksIsOmitted(t *testing.T) {
 	for name, c := range map[string]struct {
 		line  string
 		iwarp bool
 		left  []string // of a's NICs
 	}{
 		"a network that carries nothing": {"send status=12 device=a0", false, []string{"c0"}},
-		// After three steps of each queue pair, and their end.
+		// After three steps and the end of each queue pair.
 		"a way that is refused":           {"ibv_modify_qp errno=110 device=b0 from=33", false, []string{"a0", "c0"}},
 		"a network that carries no iWARP": {"send status=12 device=a0", true, []string{"c0"}},
 		"a connection that is not made":   {"rdma_connect errno=110 device=b0", true, []string{"c0"}},
@@ -636,20 +659,20 @@ func TestANICWhoseLinksDoNotComeUp(t *testing.T) {
 	}
 }
 
-// goBy are the NICs of a Set's links.
-func goBy(nics ...string) func(*Set) bool {
-	return func(s *Set) bool {
+// goBy reports whether the links of a group use the named NICs.
+func goBy(nics ...string) func(*QPGroup) bool {
+	return func(s *QPGroup) bool {
 		var have []string
 		for _, l := range s.links {
 			have = append(have, s.nics[l.ours].name)
 		}
-		return s.phase == running && s.redials > 0 && slices.Equal(have, nics)
+		return s.phase == running && s.reconnects > 0 && slices.Equal(have, nics)
 	}
 }
 
-// A NIC whose port has come back, and stays, is used again with no other fault; one that goes
-// again meanwhile is not.
-func TestAPortThatComesBack(t *testing.T) {
+// TestReturningPortIsUsedAgain demands that a group uses a NIC again whose port has returned and
+// stays, without another fault, and does not use a port that fails again.
+func TestReturningPortIsUsedAgain(t *testing.T) {
 	eachKind(t, func(t *testing.T, iwarp bool) {
 		w := connectedBy(t, iwarp, twoNICs)
 		s := newStream(w)
@@ -664,30 +687,31 @@ func TestAPortThatComesBack(t *testing.T) {
 		goes(deviceC, true)
 		w.a.until("one NIC", goBy("a0", "a0"))
 		goes(deviceC, false)
-		w.a.until("the port", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[1]] == 2 })
+		w.a.until("the port", func(s *QPGroup) bool { return s.fabric.ports[s.fabric.nics[1]] == 2 })
 		s.begin()
 		s.mustEnd(t)
-		redials := 0
+		reconnects := 0
 		w.a.loop.Call(func() {
 			f := w.a.fabric
-			f.back, redials = time.Millisecond, w.a.set.redials
-			f.cameBack(f.nics[1], 1) // it has gone since
+			f.back, reconnects = time.Millisecond, w.a.set.reconnects
+			f.cameBack(f.nics[1], 1) // the port has failed since
 		})
 		time.Sleep(100 * time.Millisecond)
-		w.a.until("one NIC", func(s *Set) bool {
-			if s.redials != redials {
+		w.a.until("one NIC", func(s *QPGroup) bool {
+			if s.reconnects != reconnects {
 				t.Error("the queue pairs were given up for a port that has gone since")
 			}
 			return goBy("a0", "a0")(s)
 		})
 		goes(deviceC, true)
-		w.a.until("the port", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[1]] == 3 })
+		w.a.until("the port", func(s *QPGroup) bool { return s.fabric.ports[s.fabric.nics[1]] == 3 })
 		goes(deviceC, false)
 		w.a.until("both NICs", goBy("a0", "c0"))
 		w.b.until("both NICs", goBy("b0", "d0"))
 		for _, e := range []*side{w.a, w.b} {
 			e.loop.Call(func() {
-				if !strings.Contains(e.set.lastFault, "for c0 of host") || !strings.Contains(e.set.lastFault, "port 1 is active again") {
+				if !strings.Contains(e.set.lastFault, "c0 of host") || !strings.Contains(e.set.lastFault,
+					"port 1 is active again") {
 					t.Errorf("the fault is said to be %s", e.set.lastFault)
 				}
 			})
@@ -697,13 +721,13 @@ func TestAPortThatComesBack(t *testing.T) {
 	})
 }
 
-// While tries fail, memory stays registered with the NICs that it was written through, and with
-// those of the last tries alone.
-func TestTriesThatFailKeepNothing(t *testing.T) {
-	eachKind(t, triesThatFailKeepNothing)
+// TestFailedTriesReleaseRegistrations demands that memory stays registered only with the NICs of
+// the earlier writes and of the last try.
+func TestFailedTriesReleaseRegistrations(t *testing.T) {
+	eachKind(t, failedTriesReleaseRegistrations)
 }
 
-func triesThatFailKeepNothing(t *testing.T, iwarp bool) {
+func failedTriesReleaseRegistrations(t *testing.T, iwarp bool) {
 	w := connectedBy(t, iwarp)
 	s := newStream(w)
 	s.begin()
@@ -711,7 +735,7 @@ func triesThatFailKeepNothing(t *testing.T, iwarp bool) {
 		t.Fatal(err)
 	}
 	for _, e := range []*side{w.a, w.b} {
-		e.until("few domains after many tries", func(s *Set) bool {
+		e.until("few domains after many tries", func(s *QPGroup) bool {
 			e.fabric.mu.Lock()
 			defer e.fabric.mu.Unlock()
 			return s.epoch > 5 && len(e.fabric.renewed) <= 2
@@ -726,18 +750,19 @@ func triesThatFailKeepNothing(t *testing.T, iwarp bool) {
 func demand(t *testing.T, err error, words []string) {
 	t.Helper()
 	for _, word := range append(slices.Clone(words), "host "+hostname()) {
-		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), word) {
+		if wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(reason(err), word) {
 			t.Errorf("the error says nothing of %q: %v", word, err)
 		}
 	}
 }
 
-// A write of before that comes late lands nowhere: its key is none for the new queue pairs.
-func TestALateDuplicateLandsNowhere(t *testing.T) {
-	eachKind(t, aLateDuplicateLandsNowhere)
+// TestLateDuplicateIsRejected demands that a late earlier write changes no memory: the new queue
+// pairs reject its key.
+func TestLateDuplicateIsRejected(t *testing.T) {
+	eachKind(t, lateDuplicateIsRejected)
 }
 
-func aLateDuplicateLandsNowhere(t *testing.T, iwarp bool) {
+func lateDuplicateIsRejected(t *testing.T, iwarp bool) {
 	w := connectedBy(t, iwarp)
 	s := newStream(w)
 	s.begin()
@@ -748,8 +773,8 @@ func aLateDuplicateLandsNowhere(t *testing.T, iwarp bool) {
 			before = *w.link.regions[7]
 			w.a.set.fault(w.a.set.nics[0], "a test's fault")
 		})
-		w.a.until("others in place of the queue pairs", func(s *Set) bool {
-			return s.phase == running && s.redials > 2*round && w.link.regions[7].Keys != before.Keys
+		w.a.until("others in place of the queue pairs", func(s *QPGroup) bool {
+			return s.phase == running && s.reconnects > 2*round && w.link.regions[7].Keys != before.Keys
 		})
 		want := bytes.Clone(s.to.HostBytes())
 		clear(s.from.HostBytes())
@@ -757,14 +782,15 @@ func aLateDuplicateLandsNowhere(t *testing.T, iwarp bool) {
 			p := w.a.set.pairs[0]
 			own := w.a.fabric.at(s.from.At(0), streamBytes).region(p.queue.nic)
 			if _, err := p.PostSend([]verbs.Send{{
-				Op: verbs.Write, Flags: verbs.Signaled, ID: 1 << 40, Length: streamBytes, Address: uint64(uintptr(s.from.At(0).Host)), LKey: own.LKey(),
+				Op: verbs.Write, Flags: verbs.Signaled, ID: 1 << 40, Length: streamBytes,
+				Address: uint64(uintptr(s.from.At(0).Host)), LKey: own.LKey(),
 				Remote: before.Address, RKey: before.Keys[0],
 			}}); err != nil {
 				t.Error(err)
 			}
 		})
-		// The receiver's NIC says so, and both connect once more.
-		w.b.until("the other NIC's refusal", func(s *Set) bool { return s.phase == running && s.redials > 2*round+1 })
+		// The NIC of the receiver reports an error, and both sides reconnect once more.
+		w.b.until("the other NIC's refusal", func(s *QPGroup) bool { return s.phase == running && s.reconnects > 2*round+1 })
 		if !bytes.Equal(s.to.HostBytes(), want) {
 			t.Fatal("a write of before has landed")
 		}
@@ -780,20 +806,22 @@ func aLateDuplicateLandsNowhere(t *testing.T, iwarp bool) {
 	}
 }
 
-// An error of a completion queue ends the Sets that use it, and no other, with the reason.
-func TestACompletionQueueThatFails(t *testing.T) {
-	eachKind(t, aCompletionQueueThatFails)
+// TestFailedCompletionQueueEndsItsGroups demands that an error of a completion queue ends the
+// groups that use the queue, with the cause, and no other group.
+func TestFailedCompletionQueueEndsItsGroups(t *testing.T) {
+	eachKind(t, failedCompletionQueueEndsItsGroups)
 }
 
-func aCompletionQueueThatFails(t *testing.T, iwarp bool) {
+func failedCompletionQueueEndsItsGroups(t *testing.T, iwarp bool) {
 	w, other := connectedBy(t, iwarp), connectedBy(t, iwarp)
 	w.a.loop.Call(func() { w.a.fabric.event(w.a.fabric.nics[0], verbs.Event{Kind: verbs.QueueFailed}) })
 	s := newStream(w)
 	s.begin()
-	s.mustEnd(t) // it was no queue of this Set
+	s.mustEnd(t) // the group does not use the queue
 	w.a.loop.Call(func() { w.a.fabric.event(w.a.fabric.nics[0], w.a.set.queues[0].Failure()) })
 	for _, e := range []*side{w.a, w.b} {
-		if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied || !strings.Contains(err.Error(), "a0") || !strings.Contains(err.Error(), "CQ error") {
+		if err := receive(t, e.down, "the Peer's end"); wire.StatusOf(err) != wire.StatusPeerRelayDied ||
+			!strings.Contains(reason(err), "a0") || !strings.Contains(reason(err), "CQ error") {
 			t.Errorf("the Peer ended with %v", err)
 		}
 	}
@@ -802,8 +830,8 @@ func aCompletionQueueThatFails(t *testing.T, iwarp bool) {
 	so.mustEnd(t)
 }
 
-// TestReconnectedGroupHasAnotherNICsVersion demands that results for the NICs of before are not taken
-// for later ones.
+// TestReconnectedGroupHasAnotherNICsVersion demands that results for replaced NICs do not apply to
+// later NICs.
 func TestReconnectedGroupHasAnotherNICsVersion(t *testing.T) {
 	w := connected(t)
 	before := w.a.set.NICsVersion()
@@ -811,7 +839,9 @@ func TestReconnectedGroupHasAnotherNICsVersion(t *testing.T) {
 		t.Error("the version changes without a change")
 	}
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
-	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 && s.phase == running })
+	w.a.until("others in place of the queue pairs", func(s *QPGroup) bool {
+		return s.reconnects == 1 && s.phase == running
+	})
 	if w.a.set.NICsVersion() == before {
 		t.Error("the version is the one of before")
 	}
