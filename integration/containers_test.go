@@ -337,7 +337,7 @@ func (c *container) next(kind string) said {
 	}
 }
 
-func (c *container) tell(s said) {
+func (c *container) send(s said) {
 	c.bed.Helper()
 	if err := json.NewEncoder(c.in).Encode(s); err != nil {
 		c.bed.Fatal(err)
@@ -416,8 +416,8 @@ func (b *bed) waiting() (a, z *container) {
 func (b *bed) introduce(a, z *container) (*container, *container) {
 	b.Helper()
 	handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-	a.tell(said{Handle: handleZ})
-	z.tell(said{Handle: handleA})
+	a.send(said{Handle: handleZ})
+	z.send(said{Handle: handleA})
 	a.next("moving")
 	z.next("moving")
 	return a, z
@@ -854,7 +854,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 	a.mustLearn(time.Now(), "the relay of this container died")
 	b.mustPeerlane("relay", "resume", a.id)
 	for _, c := range []*container{a, z} {
-		c.tell(said{})
+		c.send(said{})
 		c.next("again")
 	}
 }
@@ -912,7 +912,7 @@ func TestDrainReleasesGPUs(t *testing.T) {
 				}
 			}
 			for _, c := range []*container{a, z} {
-				c.tell(said{})
+				c.send(said{})
 				c.next("again")
 			}
 		})
