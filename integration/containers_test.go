@@ -899,14 +899,14 @@ func TestDrainReleasesGPUs(t *testing.T) {
 			// Commands of a script: one relay, with its states as JSON.
 			for _, step := range []struct{ command, state string }{{"stop", generation.StateStopped},
 				{"resume", generation.StateReady}, {"drain", generation.StateDrained}, {"resume", generation.StateReady}} {
-				var told struct {
+				var list struct {
 					Relays []struct{ ID, Container, State string }
 				}
 				text := b.mustPeerlane("relay", step.command, a.id, "-o", "json")
-				if err := json.Unmarshal([]byte(text), &told); err != nil {
+				if err := json.Unmarshal([]byte(text), &list); err != nil {
 					t.Fatalf("relay %s: %v: %s", step.command, err, text)
 				}
-				if r := told.Relays; len(r) != 1 || r[0].ID != a.generation().ID || r[0].Container != a.id ||
+				if r := list.Relays; len(r) != 1 || r[0].ID != a.generation().ID || r[0].Container != a.id ||
 					r[0].State != step.state {
 					t.Errorf("relay %s says %s", step.command, text)
 				}
