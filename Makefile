@@ -220,10 +220,9 @@ test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-softdevice.
 		| bin/test-report $(call again,bin/vm-run test --place "$$PLACE" --run "$$TESTS" "$$PACKAGE" || test $$? = 1) $(if $(PKG)$(RUN),-places $(or $(PLACE),$(if $(PKG),vm-small,$(vm_places))),-matrix integration/matrix.txt -places $(or $(PLACE),$(vm_places)))
 
 .PHONY: vm-long
-vm-long: vm-needs build bin/vm-run ## send 1 GiB between containers of two machines, over TCP and RoCE, with the faults of test-vm; then test faults over RoCE (BYTES=1073741824)
+vm-long: vm-needs build bin/vm-run ## send 1 GiB between containers of two machines, over TCP and RoCE, with the faults of test-vm; then set clocks (BYTES=1073741824)
 	@$(GO) build -o bin/test-report ./integration/report
-	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests(OverRoCE)?$$' --timeout 3h --env PEERLANE_VM_HEAVY=1 --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
-	@{ bin/vm-run test --place vm-pair --run '^Test(Relays|Bench|Faults)OverRoCE$$' --timeout 3h --env PEERLANE_VM_HEAVY=1 ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
+	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests(OverRoCE)?$$' --timeout 3h --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
 	@{ bin/vm-run test --place vm-small --run '^TestClockJumpsRelaysServe$$' --timeout 1h --env PEERLANE_VM_HEAVY=1 ./integration || test $$? = 1; } | bin/test-report -v -places vm-small
 
 # Pairs for `make bench-verbs`.

@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"bytes"
 	"fmt"
 	"io/fs"
 	"os"
@@ -10,11 +11,11 @@ import (
 	"time"
 )
 
-// Snapshot is the set of objects that Peerlane or an OCI runtime has made on a host, as
-// sentences, so that a test can compare two snapshots.
+// Snapshot is the set of objects that Peerlane or an OCI runtime has created on a host, as
+// sentences. A test compares two snapshots.
 type Snapshot map[string]bool
 
-// Look takes a snapshot of the objects of this host: other hosts may work beside it.
+// Look takes a snapshot of this host, without the objects of other hosts on the same machine.
 func (h *Host) Look() (Snapshot, error) {
 	s := Snapshot{}
 	for _, f := range []func(Snapshot) error{h.processes, h.mounts, h.sockets, h.files, h.cgroups} {
@@ -25,7 +26,7 @@ func (h *Host) Look() (Snapshot, error) {
 	return s, nil
 }
 
-// processes adds the processes of Peerlane's programs, of the runtime, and in the containers.
+// processes adds the processes of Peerlane's programs on this host, of the runtime and of containers.
 func (h *Host) processes(s Snapshot) error {
 	self := fmt.Sprint(os.Getpid())
 	entries, err := os.ReadDir("/proc")
@@ -36,21 +37,74 @@ func (h *Host) processes(s Snapshot) error {
 		if e.Name() == self || strings.Trim(e.Name(), "0123456789") != "" {
 			continue
 		}
-		dir := filepath.Join("/proc", e.Name())
-		// A process that ends meanwhile is not left.
-		command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil || len(command) == 0 {
+		// A process that has ended since the listing is no leftover.
+		p, err := readProcess(e.Name())
+		if err != nil || len(p.arguments) == 0 {
 			continue
 		}
-		program, _ := os.Readlink(filepath.Join(dir, "exe"))
-		groups, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
-		if strings.HasPrefix(program, h.Binaries+"/") || strings.Contains(string(command), h.Root) ||
+		groups, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
+		if strings.HasPrefix(p.program, h.Binaries+"/") && !h.ofAnotherHost(p) || p.names(h.Root) ||
 			strings.Contains(string(groups), h.containers()) {
-			s[fmt.Sprintf("process %s: %s", e.Name(), strings.TrimSpace(strings.ReplaceAll(string(command), "\x00",
-				" ")))] = true
+			s[fmt.Sprintf("process %s: %s", p.pid, strings.Join(p.arguments, " "))] = true
 		}
 	}
 	return nil
+}
+
+// process is a process as /proc shows it.
+type process struct {
+	pid, parent, program string
+	arguments            []string
+}
+
+func readProcess(pid string) (process, error) {
+	dir := filepath.Join("/proc", pid)
+	command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+	if err != nil {
+		return process{}, err
+	}
+	status, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return process{}, err
+	}
+	p := process{pid: pid}
+	p.program, _ = os.Readlink(filepath.Join(dir, "exe"))
+	if len(command) > 0 {
+		p.arguments = strings.Split(strings.TrimRight(string(command), "\x00"), "\x00")
+	}
+	// "PID (NAME) STATE PARENT": the name can have spaces and brackets.
+	if fields := strings.Fields(string(status[bytes.LastIndexByte(status, ')')+1:])); len(fields) > 1 {
+		p.parent = fields[1]
+	}
+	return p, nil
+}
+
+// names reports whether an argument contains a path.
+func (p process) names(path string) bool {
+	return slices.ContainsFunc(p.arguments, func(a string) bool { return strings.Contains(a, path) })
+}
+
+// ofAnotherHost reports whether a process of Peerlane's programs works for another Host, of this
+// process or of another demo: the process or one of its ancestors names the other's directory, or
+// is the other demo.
+func (h *Host) ofAnotherHost(p process) bool {
+	self := fmt.Sprint(os.Getpid())
+	for p.pid != self && !p.names(h.Root) {
+		if strings.HasPrefix(p.program, h.Binaries+"/") {
+			if slices.ContainsFunc(p.arguments, func(a string) bool { return a == "--root" || a == "--socket" }) {
+				return true
+			}
+			if len(p.arguments) > 1 && (p.arguments[1] == "demo" || p.arguments[1] == "bench") {
+				return true
+			}
+		}
+		parent, err := readProcess(p.parent)
+		if err != nil {
+			return false
+		}
+		p = parent
+	}
+	return false
 }
 
 func (h *Host) mounts(s Snapshot) error {
@@ -61,8 +115,8 @@ func (h *Host) mounts(s Snapshot) error {
 	})
 }
 
-// sockets adds the sockets with a path of their own; sockets of generations are bound by a
-// shorter path, and appear among the files.
+// sockets adds the sockets that are bound by their own path. The sockets of generations are bound
+// by a shorter path, and appear among the files.
 func (h *Host) sockets(s Snapshot) error {
 	return lines("/proc/net/unix", func(line string) {
 		if f := strings.Fields(line); len(f) == 8 && strings.HasPrefix(f[7], h.Root) {
@@ -82,9 +136,9 @@ func lines(path string, each func(string)) error {
 	return nil
 }
 
-// files adds the files of Peerlane's trees and of the runtime's.
+// files adds the files of Peerlane's trees and of the runtime's tree.
 func (h *Host) files(s Snapshot) error {
-	tests := strings.TrimSuffix(h.Layout.SelfTestFile(), ".json") // of the results and their lock
+	tests := strings.TrimSuffix(h.Layout.SelfTestFile(), ".json") // prefix of the results and their lock
 	for _, dir := range []string{h.Layout.State(), h.Layout.Run(), h.RuntimeState()} {
 		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 			if os.IsNotExist(err) {
@@ -94,7 +148,7 @@ func (h *Host) files(s Snapshot) error {
 				return err
 			}
 			if strings.HasPrefix(path, h.Layout.GoodConfig()) || strings.TrimSuffix(path, filepath.Ext(path)) == tests {
-				return nil // the file stays for the next container
+				return nil // the next container uses the file
 			}
 			s["file "+path] = true
 			return nil
@@ -106,12 +160,12 @@ func (h *Host) files(s Snapshot) error {
 	return nil
 }
 
-// cgroups are the containers' and the relays'.
+// cgroups adds the cgroups of containers and relays.
 func (h *Host) cgroups(s Snapshot) error {
 	return filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case os.IsNotExist(err):
-			return nil // the cgroup ended meanwhile, or the host has no cgroups
+			return nil // the cgroup was removed, or the host has no cgroups
 		case err != nil:
 			return err
 		case d.IsDir() && (strings.Contains(path, h.Layout.Cgroup()) || strings.Contains(path, h.containers())):
@@ -121,8 +175,8 @@ func (h *Host) cgroups(s Snapshot) error {
 	})
 }
 
-// Left compares with an earlier snapshot until both are equal or the time is over: a supervisor
-// needs a moment after its container. It lists the additional objects.
+// Left returns the objects that an earlier snapshot lacks. It waits for at most patience until
+// there are none, because a supervisor ends later than its container.
 func (h *Host) Left(before Snapshot, patience time.Duration) ([]string, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		after, err := h.Look()

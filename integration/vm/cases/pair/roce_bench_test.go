@@ -40,7 +40,6 @@ func packets(t *testing.T, device string) (sent, received float64) {
 // which has no PCI function: the rows have transport RDMA, and the kernel's counters of the NIC
 // match the bytes.
 func TestBenchOverRoCE(t *testing.T) {
-	heavy(t)
 	const nic = "rocep0" // not a name of the recorded host's NICs
 	agent := rdmaNamed(t, inside.RoCE, nic)
 	known(t)
