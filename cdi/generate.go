@@ -20,7 +20,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// The kinds of device.
+// Kinds of device.
 const (
 	Vendor   = "peerlane.dev"
 	KindLane = Vendor + "/lane"
@@ -40,7 +40,7 @@ const auto = "auto"
 
 // Options are the host paths and policies of a specification.
 type Options struct {
-	// Layout has the anchor to mount and the --root of the hook.
+	// Layout supplies the anchor to mount and the --root of the hook.
 	Layout paths.Layout
 	// HookPath is the absolute path of peerlane-hook. Engines keep the path for the life of a
 	// container, so the path must survive an upgrade.
@@ -51,11 +51,11 @@ type Options struct {
 	Tenancy string
 	// DevRoot is the directory that holds dev/; empty for "/".
 	DevRoot string
-	// Proc is the root of procfs, where FindPeermem looks for how programs register
-	// GPU memory with NICs; empty for "/proc".
+	// Proc is the root of procfs, from which FindPeermem reads the versions of driver and kernel;
+	// empty for "/proc".
 	Proc string
-	// LibraryDir is the directory of the files that are mounted into containers; empty for the
-	// layout's directory.
+	// LibraryDir is the directory of the files to mount into containers; empty for the layout's
+	// directory.
 	LibraryDir string
 }
 
@@ -101,8 +101,8 @@ func Generate(plan *planner.Plan, o Options) ([]*specs.Spec, error) {
 }
 
 // Notes explains the specifications of a plan to an administrator: the access that gpu= and nic=
-// give away, the registration of GPU memory where a better way exists, and the devices and
-// libraries that the host does not offer, with the reason.
+// grant, the method to register GPU memory and the reason why no better method is possible, and
+// the devices and libraries that the host does not offer, with the reason.
 func Notes(plan *planner.Plan, o Options) ([]string, error) {
 	g, err := newGenerator(plan, o)
 	if err != nil {
@@ -212,7 +212,7 @@ func (g *generator) refusal(kind string, lane planner.Lane) error {
 	return nil
 }
 
-// nothing explains a plan without a device.
+// nothing returns the error of a plan without a device.
 func (g *generator) nothing() error {
 	if len(g.plan.Lanes) == 0 {
 		return errNoGPU
@@ -221,7 +221,8 @@ func (g *generator) nothing() error {
 	return &noLaneError{missing}
 }
 
-// notGenerated returns the error of specifications, or of the specification of a kind.
+// notGenerated returns the error of the object of: all specifications, or the specification of a
+// kind.
 func notGenerated(of string, cause error) error {
 	return &fault.Error{Operation: "generate the CDI specification", Object: of, Cause: cause}
 }
@@ -236,7 +237,7 @@ func (e *noLaneError) Error() string {
 	return "no GPU of the plan has a lane: " + strings.Join(e.missing, "; ")
 }
 
-// optionError is the cause of an impossible option.
+// optionError is the cause of an invalid option.
 type optionError struct{ option, value, must string }
 
 func (e *optionError) Error() string { return fmt.Sprintf("%s %q: %s", e.option, e.value, e.must) }
@@ -252,7 +253,8 @@ func (e *unlistedGPUError) Error() string {
 // deviceNameError is the cause of a device name that CDI does not permit.
 type deviceNameError struct {
 	name string
-	err  error // nil for a name of two devices
+	// err is nil if two devices have the name.
+	err error
 }
 
 func (e *deviceNameError) Error() string {
@@ -335,8 +337,8 @@ func checkNames(spec *specs.Spec) error {
 	return nil
 }
 
-// commonEdits returns the edits for every container with a lane. They apply once, for any number
-// of devices of the kind.
+// commonEdits returns the edits for every container with a lane. An engine applies the edits once,
+// for any number of devices of the kind.
 func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 	edits := specs.ContainerEdits{
 		Mounts: append([]*specs.Mount{{
@@ -354,13 +356,13 @@ func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 	return edits
 }
 
-// registration returns the variable with the method to register GPU memory.
+// registration returns RegistrationVariable with its value.
 func (g *generator) registration() string {
 	way, _ := g.peermem.Registration()
 	return RegistrationVariable + "=" + way
 }
 
-// deviceEdits returns the edits of the device of these lanes.
+// deviceEdits returns the edits of a device with these lanes.
 func (g *generator) deviceEdits(kind string, lanes ...planner.Lane) specs.ContainerEdits {
 	option := "--lane"
 	if kind == KindGPU {

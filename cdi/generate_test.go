@@ -66,7 +66,7 @@ var allNodes = []string{
 	"infiniband/rdma_cm",
 }
 
-// The files of testdata are the files of /etc/cdi on such a host.
+// The files of testdata are the files in /etc/cdi of a host with testPlan.
 func TestSpecificationsOfAPlan(t *testing.T) {
 	o := testOptions(t, allNodes...)
 	list, err := Generate(testPlan(), o)
@@ -92,7 +92,7 @@ func TestSpecificationsOfAPlan(t *testing.T) {
 	}
 }
 
-// Podman 4.3 knows nothing newer, and says nothing but "unresolvable".
+// Podman 4.3 reads CDI 0.5.0 at most, and reports a newer file only as "unresolvable".
 func TestSpecificationsNeedCDI050(t *testing.T) {
 	for _, devRoot := range []string{"", "/"} {
 		o := testOptions(t)
@@ -130,7 +130,7 @@ func TestNodesOfTheHostItselfNeedNoHostPath(t *testing.T) {
 	}
 }
 
-// A node that the host lacks would keep every container from starting.
+// An engine starts no container with a device whose node the host lacks.
 func TestNodesThatAHostMayLackAreLeftOut(t *testing.T) {
 	list, err := Generate(
 		testPlan(),
@@ -180,10 +180,12 @@ func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
 
 func TestGenerateTenancyLimitsDevices(t *testing.T) {
 	for _, test := range []struct {
-		name  string
-		edit  func(*planner.Plan, *Options)
-		want  map[string][]string // device names by kind, without all
-		notes []string            // substrings
+		name string
+		edit func(*planner.Plan, *Options)
+		// want maps kinds to device names, without all.
+		want map[string][]string
+		// notes are substrings.
+		notes []string
 	}{
 		{
 			name: "one tenant",
@@ -271,7 +273,7 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 			got := map[string][]string{}
 			for _, spec := range list {
 				last := len(spec.Devices) - 1
-				if spec.Kind == KindLane { // of any tenancy, however few GPUs have a lane
+				if spec.Kind == KindLane { // with any tenancy and any number of lanes
 					if edits := spec.Devices[last].ContainerEdits; spec.Devices[last].Name != auto || len(edits.Hooks) != 1 ||
 						!slices.Contains(edits.Hooks[0].Args, "--auto") ||
 						slices.Contains(edits.Hooks[0].Args, "--lane") {
@@ -362,7 +364,7 @@ func TestGroupsAreDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, spec := range list[:2] { // a group is of GPUs
+	for _, spec := range list[:2] { // groups consist of GPUs
 		found := map[string]specs.Device{}
 		for _, d := range spec.Devices {
 			found[d.Name] = d

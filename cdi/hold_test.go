@@ -36,7 +36,7 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(holdTimeout):
-		t.Fatal("it is still held")
+		t.Fatal("the waiting command does not get the released lock")
 	}
 	// Any user can lock a directory that the user can open.
 	info, err := os.Stat(l.State())
@@ -44,10 +44,10 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info.Mode().Perm() != 0o700 {
-		t.Errorf("what is locked has mode %v", info.Mode())
+		t.Errorf("mode of the state directory: %v", info.Mode())
 	}
 	// The parent directory may hold files that every user reads.
 	if info, err = os.Stat(filepath.Dir(l.State())); err != nil || info.Mode().Perm() != 0o755 {
-		t.Errorf("what is above it has mode %v, %v", info.Mode(), err)
+		t.Errorf("mode of the parent directory: %v, %v", info.Mode(), err)
 	}
 }

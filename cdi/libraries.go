@@ -20,8 +20,8 @@ import (
 // Fedora and SUSE. A file in both directories is the same file.
 var loaderDirs = []string{"/usr/lib", "/usr/lib64"}
 
-// NCCLTopology is the file in the directory of libraries that becomes ncclTopology in
-// containers.
+// NCCLTopology is the name, in the directory of libraries, of the file that containers have as
+// ncclTopology.
 const NCCLTopology = "nccl-topology.xml"
 
 // nixlDir is the directory of NIXL's plugins, in the directory of libraries and, below
@@ -42,8 +42,9 @@ type libraries struct {
 }
 
 // findLibraries searches a directory of the host for shared libraries, by the names that programs
-// load, for NIXL's plugins, and for NCCL's topology. It skips links and files that a user other than the administrator
-// could have written: containers have the file mounted for their whole life.
+// load, for NIXL's plugins, and for NCCL's topology. It skips links and files that a user other
+// than the administrator could have written, because a container has a file mounted for its whole
+// life.
 func findLibraries(dir string) (libraries, error) {
 	var found libraries
 	entries, err := os.ReadDir(dir)
@@ -82,7 +83,8 @@ func isLibrary(name string) bool {
 	return strings.HasPrefix(name, "lib") && slices.Contains(strings.Split(name, "."), "so")
 }
 
-// add mounts a file of the host at places in containers, if it is trusted.
+// add mounts a trusted file of the host at paths in containers; refused gets the reason for any
+// other file.
 func (l *libraries) add(host string, places ...string) {
 	if err := paths.Trusted(host); err != nil {
 		l.refused = append(l.refused, fmt.Sprintf("containers do not get %s: %v", host, err))

@@ -86,7 +86,7 @@ func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 	}
 }
 
-// A library that an unprivileged user could have written is not mounted.
+// findLibraries skips a library that an unprivileged user could have written.
 func TestLibrariesThatAreNotMounted(t *testing.T) {
 	for _, test := range []struct {
 		name string

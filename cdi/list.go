@@ -16,8 +16,8 @@ import (
 
 // Device is one device of a specification, with the effects on a container.
 type Device struct {
-	// Name is the device for an engine, "peerlane.dev/lane=3". Aliases are further names, without
-	// the kind, with the same edits.
+	// Name is the device for an engine, "peerlane.dev/lane=3". Aliases are the other names with
+	// the same edits, without the kind.
 	Name    string   `json:"name"`
 	Aliases []string `json:"aliases"`
 	// File is the path of the specification; empty if the specification is not installed.
@@ -36,9 +36,11 @@ type Device struct {
 
 // HookCall is a program that the runtime calls on the host.
 type HookCall struct {
-	Stage string   `json:"stage"` // "createRuntime"
-	Path  string   `json:"path"`
-	Args  []string `json:"args"` // the first is the program's name
+	// Stage is the stage of the container, "createRuntime".
+	Stage string `json:"stage"`
+	Path  string `json:"path"`
+	// Args begins with the program's name.
+	Args []string `json:"args"`
 	// Does describes the purpose in a sentence, and Brief in one or two words.
 	Does  string `json:"does"`
 	Brief string `json:"-"`
@@ -133,12 +135,14 @@ func does(h *specs.Hook) (sentence, brief string) {
 	return "is given " + strings.Join(a.rest, " "), a.command
 }
 
-// hookArguments are the arguments of peerlane-hook in a specification.
+// hookArguments are the parsed arguments of peerlane-hook in a specification.
 type hookArguments struct {
-	command     string
-	root        string // default "/"
+	command string
+	// root is "/" by default.
+	root        string
 	lanes, nics []string
-	rest        []string // the arguments after the program's name
+	// rest are the arguments after the program's name.
+	rest []string
 }
 
 func arguments(h *specs.Hook) hookArguments {

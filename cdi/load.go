@@ -46,7 +46,7 @@ func Load(dirs []string) ([]File, error) {
 			}
 			f, err := load(filepath.Join(dir, e.Name()), priority)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // removed meanwhile
+				continue // removed since ReadDir
 			}
 			if err != nil {
 				return nil, fmt.Errorf("reading CDI specifications: %w", err)
@@ -59,7 +59,7 @@ func Load(dirs []string) ([]File, error) {
 	return files, nil
 }
 
-// load returns nil for a file without devices of Peerlane.
+// load reads a file. It returns nil for a file without devices of Peerlane.
 func load(path string, priority int) (*File, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -70,13 +70,13 @@ func load(path string, priority int) (*File, error) {
 		Path:     path,
 		priority: priority,
 		mode:     info.Mode(),
-		uid:      int(info.Sys().(*syscall.Stat_t).Uid),
-	} // as package os documents for Linux
+		uid:      int(info.Sys().(*syscall.Stat_t).Uid), // as package os documents for Linux
+	}
 	text, err := os.ReadFile(path)
 	switch {
 	case err != nil && named:
 		if errors.Is(err, fs.ErrPermission) {
-			return nil, err // root can read the file
+			return nil, err // root can read the file, so the file has no defect
 		}
 		f.Err = err
 		return f, nil

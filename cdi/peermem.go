@@ -17,8 +17,8 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Peermem describes how NICs can read and write GPU memory on this host: by the kernel's DMA-BUF,
-// or by a module that registers the memory behind a CUDA pointer.
+// Peermem describes how NICs can read and write GPU memory on this host: through the kernel's
+// DMA-BUF, or through a module that registers the memory behind a CUDA pointer.
 type Peermem struct {
 	// DMABUF reports that the kernel and NVIDIA's driver can export a GPU's memory as a DMA-BUF.
 	DMABUF bool `json:"dmabuf"`
@@ -53,7 +53,8 @@ var (
 	driverVersion = regexp.MustCompile(`\s(\d+)\.\d[0-9.]*\s`)
 )
 
-// FindPeermem detects both, below the roots of sysfs and procfs.
+// FindPeermem detects the loaded module below sysfs (module/), and DMA-BUF support from the
+// versions of driver and kernel below proc (driver/nvidia/version, sys/kernel/osrelease).
 func FindPeermem(sysfs, proc string) (Peermem, error) {
 	var p Peermem
 	for _, module := range peermemModules {
@@ -127,7 +128,7 @@ func LoadPeermem(sysfs, proc string, modprobe func(module string) error) (Peerme
 		return p, nil
 	}
 	if _, err := os.Stat(filepath.Join(proc, "driver/nvidia/version")); err != nil {
-		return p, nil // the next refresh finds the module
+		return p, nil // the driver is not loaded; a later refresh loads the module
 	}
 	var failures []error
 	for _, module := range peermemModules {
@@ -151,11 +152,12 @@ func LoadPeermem(sysfs, proc string, modprobe func(module string) error) (Peerme
 		Remedy: "install the module of your driver, or remove the key of the configuration"}
 }
 
-// modprobeError is the error of a module that modprobe does not load.
+// modprobeError is the error of a module that modprobe did not load.
 type modprobeError struct {
 	module string
 	err    error
-	output string // in a line
+	// output is the output of modprobe in one line.
+	output string
 }
 
 func (e *modprobeError) Error() string {
@@ -170,7 +172,7 @@ func Modprobe(module string) error {
 	if err != nil {
 		path = "/sbin/modprobe" // udev runs programs with a short PATH
 	}
-	// A module that waits for its device would block the caller.
+	// modprobe can block on a module that waits for its device.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	said, err := exec.CommandContext(ctx, path, module).CombinedOutput()

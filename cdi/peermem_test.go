@@ -18,7 +18,7 @@ import (
 const openDriver = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  " +
 	"(dvs-builder)  Wed\nGCC version: gcc 12\n"
 
-// trees returns roots of sysfs and procfs with these files.
+// trees returns roots of sysfs and procfs that hold these files.
 func trees(t *testing.T, files map[string]string) (sysfs, proc string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -87,9 +87,10 @@ func TestLoadPeermemLoadsMissingModule(t *testing.T) {
 		return files
 	}
 	for _, test := range []struct {
-		name   string
-		files  map[string]string
-		exists string // the module that the host has
+		name  string
+		files map[string]string
+		// exists is the module that the host has.
+		exists string
 		tried  []string
 		want   string
 		fails  bool

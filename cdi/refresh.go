@@ -61,8 +61,8 @@ type Refreshed struct {
 	Kept string `json:"kept,omitempty"`
 }
 
-// Refresh is Install for a machine that changes by itself: a host without a GPU is no error, and
-// a host whose driver is not ready keeps its files. Without Dirs, Refresh writes to the
+// Refresh is Install without an administrator, for udev and the boot: a host without a GPU is no
+// error, and a host whose driver is not ready keeps its files. Without Dirs, Refresh writes to the
 // directories of all with specifications of Peerlane, or else to the first directory of all.
 func (i Installation) Refresh(
 	dry bool,

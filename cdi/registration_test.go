@@ -17,7 +17,7 @@ const (
 		"(archlinux-builder@)\n"
 )
 
-// procfs returns a root of procfs with these files; an empty content means no file.
+// procfs returns a root of procfs that holds these files; empty content means no file.
 func procfs(t *testing.T, osrelease, driver string) string {
 	t.Helper()
 	proc := t.TempDir()

@@ -24,7 +24,7 @@ import (
 
 // Drift is one difference between the installed files and the host.
 type Drift struct {
-	// Kind is a word for programs: a constant below.
+	// Kind is one of the constants below, for programs.
 	Kind string `json:"kind"`
 	// Subject is the file or device of the difference.
 	Subject string `json:"subject"`
@@ -33,7 +33,7 @@ type Drift struct {
 	Remedy  string `json:"remedy"`
 }
 
-// Kinds of drift. They are a public interface for scripts.
+// Kinds of drift. Scripts match them: they are a public interface.
 const (
 	driftMissing     = "missing"      // a specification or the plan is missing
 	driftDamaged     = "damaged"      // a file that engines cannot load
@@ -72,16 +72,17 @@ const (
 
 // Validator compares the installed files with the host.
 type Validator struct {
-	Installation // Validate sets Plan and Specs
+	Installation // Validate sets plan and specs
 	// Files are the loaded files of the directories (Load).
 	Files []File
-	// Live is the present plan of the host. Options are the options of its specifications; an
+	// Live is the current plan of the host. Options are the options of its specifications; an
 	// empty HookPath means the hook of the installed specifications.
 	Live    *planner.Plan
 	Options Options
 
 	drift []Drift
-	old   *planner.Plan // the installed plan; nil if unreadable
+	// old is the installed plan; nil if unreadable.
+	old *planner.Plan
 }
 
 // Validate returns the drift, empty if the installed files fit. Validate returns an error if the
@@ -130,8 +131,8 @@ func (v *Validator) add(kind, subject, remedy, format string, args ...any) {
 	}
 }
 
-// ours returns the loaded files with names of Peerlane. Files of other programs with devices of
-// our kinds are not compared.
+// ours returns the loaded files with names of Peerlane. Validate does not compare files of other
+// programs that define devices of Peerlane's kinds.
 func (v *Validator) ours() (files []File) {
 	for _, f := range v.Files {
 		if f.spec != nil && isOurName(filepath.Base(f.Path)) {
@@ -141,8 +142,8 @@ func (v *Validator) ours() (files []File) {
 	return files
 }
 
-// hookInFiles returns the hook that the installed specifications name, whether it exists or not, so
-// that a different path of the hook is not reported as a difference.
+// hookInFiles returns the hook that the installed specifications name, even if the program is
+// missing, so that Validate does not report a different path of the hook as a difference.
 func (v *Validator) hookInFiles() string {
 	for _, f := range v.ours() {
 		for _, h := range f.spec.ContainerEdits.Hooks {
@@ -152,7 +153,7 @@ func (v *Validator) hookInFiles() string {
 	return "/usr/libexec/peerlane/peerlane-hook"
 }
 
-// readPlan reads the installed plan, and reports defects of the file.
+// readPlan reads the installed plan and reports defects of the file.
 func (v *Validator) readPlan() (err error) {
 	path := v.Layout.PlanFile()
 	v.old, err = planner.Read(path)
@@ -224,7 +225,7 @@ func (v *Validator) checkFiles() {
 func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return // removed meanwhile; the next validation reports that
+		return // removed meanwhile; the next validation reports the missing file
 	}
 	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 	mode := info.Mode()
@@ -259,7 +260,7 @@ func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 	}
 }
 
-// checkConflicts finds devices that engines ignore because two files of the same priority define
+// checkConflicts reports devices that engines ignore because two files of the same priority define
 // the device.
 func (v *Validator) checkConflicts() {
 	for i, a := range v.Files {
@@ -291,13 +292,13 @@ func (v *Validator) checkConflicts() {
 	}
 }
 
-// checkKinds compares which kinds of device there are.
+// checkKinds compares the installed kinds of device with the kinds that the host offers.
 func (v *Validator) checkKinds(nothing error) {
 	installed, want := map[string]string{}, map[string]bool{}
 	for _, f := range v.ours() {
 		installed[f.spec.Kind] = f.Path
 	}
-	for _, f := range v.Files { // reported above
+	for _, f := range v.Files { // checkFiles reports the error
 		if f.Err != nil {
 			for _, kind := range Kinds {
 				if filepath.Base(f.Path) == JSON.FileName(kind) || filepath.Base(f.Path) == YAML.FileName(kind) {
@@ -352,7 +353,8 @@ func (v *Validator) tenancy() string {
 	return cmp.Or(v.Options.Tenancy, config.TenancySingle)
 }
 
-// checkLayout finds specifications that lead to another root.
+// checkLayout reports specifications of another root, and an anchor that is missing, not empty or
+// not mounted.
 func (v *Validator) checkLayout() {
 	for _, f := range v.ours() {
 		if root := otherRoot(f.spec, v.Layout); root != "" {
@@ -397,7 +399,7 @@ func (v *Validator) checkLayout() {
 	}
 }
 
-// otherRoot is the root that a specification leads to; empty for that of l.
+// otherRoot returns the root of a specification; empty if the root is that of l.
 func otherRoot(spec *specs.Spec, l paths.Layout) string {
 	all := []specs.ContainerEdits{spec.ContainerEdits}
 	for _, d := range spec.Devices {
@@ -465,7 +467,8 @@ func (v *Validator) checkHooks() {
 // installedGPU is a GPU of the installed specifications.
 type installedGPU struct {
 	uuid, busID string
-	index       int // -1 where unknown
+	// index is -1 if unknown.
+	index int
 }
 
 // name returns the name of the GPU for messages.
@@ -481,7 +484,7 @@ func (v *Validator) installedGPUs() []installedGPU {
 	found := map[string]installedGPU{}
 	for _, f := range v.ours() {
 		if otherRoot(f.spec, v.Layout) != "" {
-			continue // possibly of another host
+			continue // the specification may be of another host
 		}
 		for _, d := range f.spec.Devices {
 			for _, h := range d.ContainerEdits.Hooks {
@@ -506,19 +509,19 @@ func (v *Validator) installedGPUs() []installedGPU {
 	)
 }
 
-// checkGPUs compares the GPUs of the devices with the GPUs of the host.
+// checkGPUs compares the GPUs of the installed devices with the GPUs of the host.
 func (v *Validator) checkGPUs() {
 	installed := v.installedGPUs()
 	for _, was := range installed {
 		v.checkGPU(was)
 	}
-	if len(installed) > 0 { // else a new device has no specification to be in
+	if len(installed) > 0 { // otherwise no specification could list a new GPU
 		v.checkNewGPUs(installed)
 	}
 	v.checkMinors()
 }
 
-// checkGPU compares a GPU of the devices with the GPU that the host has in its place.
+// checkGPU compares an installed GPU with the GPU of the host at the same address.
 func (v *Validator) checkGPU(was installedGPU) {
 	at := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool { return g.BusID == was.busID })
 	moved := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool {
@@ -570,7 +573,7 @@ func (v *Validator) checkGPU(was installedGPU) {
 	}
 }
 
-// checkNewGPUs finds GPUs of the host without a device.
+// checkNewGPUs reports GPUs of the host without a device.
 func (v *Validator) checkNewGPUs(installed []installedGPU) {
 	known := map[string]bool{}
 	for _, was := range installed {
@@ -615,7 +618,7 @@ func (v *Validator) checkMinors() {
 	}
 }
 
-// checkNICs compares the NICs of the plan with the NICs of the host.
+// checkNICs compares the NICs of the installed plan with the NICs of the host.
 func (v *Validator) checkNICs() {
 	if v.old == nil {
 		return
@@ -685,7 +688,7 @@ func verbsNode(n topo.NIC) string {
 	return "/dev/infiniband/" + n.Uverbs
 }
 
-// checkLanes compares the lanes of the plan with the lanes of a new plan.
+// checkLanes compares the lanes of the installed plan with the lanes of the live plan.
 func (v *Validator) checkLanes() {
 	if v.old == nil || v.plan == nil {
 		return
@@ -723,7 +726,7 @@ func (v *Validator) checkLanes() {
 
 var gpuNode = regexp.MustCompile(`^/dev/nvidia[a-z0-9-]*$`)
 
-// checkNodes finds missing device nodes: an engine refuses to start a container if a node is
+// checkNodes reports missing device nodes: an engine refuses to start a container if a node is
 // missing.
 func (v *Validator) checkNodes() {
 	var gpus, nics []string
@@ -792,7 +795,7 @@ func (v *Validator) checkRest(changes []Change) {
 	}
 }
 
-// firstDifference are the first lines of a unified diff that differ.
+// firstDifference returns the first differing lines of a unified diff.
 func firstDifference(diff string) string {
 	var gone, came string
 	for line := range strings.Lines(diff) {

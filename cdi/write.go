@@ -26,7 +26,7 @@ import (
 // Format is the format of a CDI file. Engines read both formats.
 type Format string
 
-// The formats.
+// Formats of CDI files.
 const (
 	JSON Format = "json"
 	YAML Format = "yaml"
@@ -78,8 +78,8 @@ func FileName(kind string) string { return JSON.FileName(kind) }
 // encode writes the specifications as consecutive JSON documents.
 func encode(w io.Writer, list ...*specs.Spec) error { return JSON.Encode(w, list...) }
 
-// Write installs specifications as JSON in a directory that engines read, and
-// nothing else; see Installation.
+// Write installs specifications as JSON in a directory that engines read, without a plan; see
+// Installation.
 func Write(dir string, list []*specs.Spec) error {
 	changes, err := directoryChanges(dir, JSON, list)
 	if err != nil {
@@ -115,7 +115,7 @@ type Change struct {
 	Kind string `json:"kind,omitempty"`
 	// Removed reports that Apply removes the file; otherwise Apply writes the file.
 	Removed bool `json:"removed,omitempty"`
-	// Devices is the number of names that the file will have.
+	// Devices is the number of device names in the new file.
 	Devices int `json:"devices,omitempty"`
 
 	old, text []byte
@@ -125,7 +125,7 @@ type Change struct {
 	plan     *planner.Plan
 }
 
-// Diff is the change as a unified diff; empty where only mode or owner change.
+// Diff returns the change as a unified diff; empty if only mode or owner change.
 func (c Change) Diff() string {
 	from, to := c.Path, c.Path
 	switch {
@@ -260,7 +260,7 @@ func directoryChanges(dir string, format Format, list []*specs.Spec) ([]Change, 
 	return changes, nil
 }
 
-// addRemoval adds the removal of a kind's file, if the file exists and is Peerlane's.
+// addRemoval adds the removal of a kind's file, if the file exists and Peerlane may replace it.
 func addRemoval(changes []Change, dir string, format Format, kind string) ([]Change, error) {
 	path := filepath.Join(dir, format.FileName(kind))
 	old, _, err := readOurs(path)
@@ -313,7 +313,7 @@ func readOurs(path string) (text []byte, ours bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	if !info.Mode().IsRegular() { // replaced or removed, not followed
+	if !info.Mode().IsRegular() { // apply replaces or removes the link, and does not follow the link
 		return []byte{}, false, nil
 	}
 	if text, err = os.ReadFile(path); err != nil {
@@ -380,7 +380,7 @@ func (c Change) apply() error {
 	return nil
 }
 
-// write installs a specification.
+// write installs the specification of a change.
 func (c Change) write() error {
 	if err := os.MkdirAll(filepath.Dir(c.Path), 0o755); err != nil {
 		return err
@@ -437,8 +437,8 @@ func replace(path string, text []byte) (err error) {
 	return os.Rename(tmp.Name(), path)
 }
 
-// removeLeftovers removes the temporary file of a killed writer. A writer of another layout,
-// which the lock does not cover, may be at work in the same directory.
+// removeLeftovers removes the temporary files of killed writers. A writer of another layout, which
+// the lock does not cover, may write to the same directory at this time.
 func removeLeftovers(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -446,7 +446,7 @@ func removeLeftovers(dir string) error {
 	}
 	for _, e := range entries {
 		if left, err := filepath.Match(temporary, e.Name()); err != nil || !left {
-			continue // the pattern is right
+			continue // the pattern is valid
 		}
 		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < holdTimeout {
 			continue
@@ -461,7 +461,7 @@ func removeLeftovers(dir string) error {
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // of a removed file
+		return nil // removed since Glob
 	}
 	if err != nil {
 		return fmt.Errorf("installing CDI specifications: %w", err)

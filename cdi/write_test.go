@@ -52,15 +52,15 @@ func entries(t *testing.T, dir string) []string {
 }
 
 func TestWriteInstallsWhatRootlessEnginesCanRead(t *testing.T) {
-	// A strict umask, as an administrator's shell may have. Not parallel: the umask is the
-	// process's.
+	// An administrator's shell may have a strict umask. The umask belongs to the process, so this
+	// test is not parallel.
 	old := unix.Umask(0o077)
 	defer unix.Umask(old)
 	dir := filepath.Join(t.TempDir(), "cdi")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second time over the first
+	for range 2 { // the second time over the files of the first
 		if err := Write(dir, generate(t, testOptions(t, allNodes...))); err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +125,7 @@ func TestWriteKeepsTheOldFileWhenTheNewOneIsRefused(t *testing.T) {
 	}
 }
 
-// inject applies devices to a container by the CDI library, as engines do.
+// inject applies devices to a container with the CDI library, as engines do.
 func inject(t *testing.T, o Options, devices ...string) *oci.Spec {
 	t.Helper()
 	dir := t.TempDir()
@@ -178,7 +178,7 @@ func TestTwoLanesInOneContainer(t *testing.T) {
 	at := func(m oci.Mount) bool { return m.Destination == "/run/peerlane" }
 	i := slices.IndexFunc(c.Mounts, at)
 	if i < 0 {
-		t.Fatalf("nothing is mounted at /run/peerlane: %+v", c.Mounts)
+		t.Fatalf("no mount at /run/peerlane: %+v", c.Mounts)
 	}
 	for _, option := range []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"} {
 		if !slices.Contains(c.Mounts[i].Options, option) {
@@ -192,7 +192,7 @@ func TestTwoLanesInOneContainer(t *testing.T) {
 		t.Error("the image's /run is mounted over the anchor")
 	}
 
-	// A lane shows a container no device, and touches no variable.
+	// A lane= device adds no device node and no variable.
 	if c.Linux != nil && len(c.Linux.Devices) > 0 {
 		t.Errorf("lane= brought devices: %+v", c.Linux.Devices)
 	}
@@ -261,7 +261,7 @@ func TestUnknownDeviceIsNamedByTheLibrary(t *testing.T) {
 	}
 }
 
-// A killed writer leaves a temporary file.
+// A killed writer leaves a temporary file, which the next writer removes.
 func TestApplyRemovesLeftovers(t *testing.T) {
 	l := paths.New(t.TempDir())
 	dir := filepath.Join(l.Root, "etc/cdi")
@@ -316,7 +316,7 @@ func TestFormatsSayTheSame(t *testing.T) {
 	}
 }
 
-// A link is replaced, and not written through.
+// Apply replaces a link and does not write through the link.
 func TestWriteFollowsNoLink(t *testing.T) {
 	dir := t.TempDir()
 	target := filepath.Join(t.TempDir(), "target")

@@ -60,13 +60,13 @@ type Log struct {
 	Format string `toml:"format"`
 }
 
-// Formats of log lines.
+// Values of Log.Format.
 const (
 	LogText = "text"
 	LogJSON = "json"
 )
 
-// LogFormatter returns the formatter for a format; empty means LogText.
+// LogFormatter returns the formatter for a log.format; empty means LogText.
 func LogFormatter(form string) logrus.Formatter {
 	if form == LogJSON {
 		return &logrus.JSONFormatter{}
@@ -74,7 +74,7 @@ func LogFormatter(form string) logrus.Formatter {
 	return &logrus.TextFormatter{DisableColors: true, FullTimestamp: true}
 }
 
-// SetLogFormat sets the format of this process's log.
+// SetLogFormat sets the formatter of this process's log.
 func SetLogFormat(form string) { logrus.SetFormatter(LogFormatter(form)) }
 
 // Hook configures the steps before the start of a container.
@@ -138,11 +138,11 @@ type Staging struct {
 
 // Values of Staging.Bounce.
 const (
-	BounceAllow = "allow" // stage in the host's memory
-	BounceNever = "never" // refuse the clients
+	BounceAllow = "allow" // stage in host memory
+	BounceNever = "never" // refuse clients
 )
 
-// Bounce returns launch.Config.Bounce, in bytes.
+// Bounce returns launch.Config.Bounce in bytes.
 func (c Config) Bounce() uint64 {
 	if c.Staging.Bounce == BounceNever {
 		return 0
@@ -150,7 +150,7 @@ func (c Config) Bounce() uint64 {
 	return uint64(min(c.Staging.BounceLimit, c.Relay.Memory/4))
 }
 
-// Relay configures the start of relays, and relays.
+// Relay configures relays and their start.
 type Relay struct {
 	// Absolute path of peerlane-relay; empty means the program beside peerlane-hook.
 	Binary string `toml:"binary"`
@@ -245,11 +245,11 @@ const (
 // Values of Relay.Events.
 const (
 	EventsTimeline = "timeline"
-	EventsIPC      = "ipc" // events of CUDA's IPC, too
+	EventsIPC      = "ipc" // also events of CUDA's IPC
 )
 
-// Limits bounds the resources of a relay that the clients of one container use together, so that
-// no client can make the relay grow without end.
+// Limits limits the resources of a relay that all clients of one container use together, so that
+// no client can make the relay grow without limit.
 type Limits struct {
 	// Maximum number of attached processes. A process has two rings in shared memory, 180 KiB
 	// together.
@@ -274,7 +274,7 @@ type Limits struct {
 	ClientStaging Size `toml:"client_staging"`
 }
 
-// Launch returns the limits for a relay.
+// Launch returns the limits in the form of the relay's configuration.
 func (r Relay) Launch() launch.Limits {
 	l := r.Limits
 	return launch.Limits{
@@ -287,7 +287,7 @@ func (r Relay) Launch() launch.Limits {
 // Values of Relay.Sandbox.
 const (
 	SandboxAuto = "auto" // every protection that the host supports
-	SandboxOff  = "off"  // nothing
+	SandboxOff  = "off"  // no protection
 )
 
 // CDI configures the devices that `cdi generate` offers to container engines.
@@ -393,7 +393,7 @@ type Verbs struct {
 	DataDirect bool `toml:"data_direct"`
 }
 
-// Launch returns the settings for a relay.
+// Launch returns the settings in the form of the relay's configuration.
 func (v Verbs) Launch() *launch.Verbs {
 	return &launch.Verbs{
 		TrafficClass: v.TC, ServiceLevel: v.SL, PKey: v.PKey, MTU: v.MTU,
@@ -429,14 +429,15 @@ const maxRails = 16
 
 // Values of Network.Listen.
 const (
-	ListenAuto = "auto" // where there is a cluster key
+	ListenAuto = "auto" // if a cluster key exists
 	ListenOff  = "off"
 )
 
-// maxAnnotation bounds the name of an annotation, bytes; Kubernetes has 317.
+// maxAnnotation is the maximum length of the name of an annotation in bytes; Kubernetes permits
+// 317.
 const maxAnnotation = 317
 
-// check checks the keys alone; the named files need not exist.
+// check checks only the values: the named files may be missing.
 func (n Network) check() error {
 	for _, file := range []struct{ key, path string }{
 		{"key", n.Key}, {"tls_certificate", n.TLSCertificate}, {"tls_key", n.TLSKey}, {"tls_authority", n.TLSAuthority},
@@ -505,15 +506,15 @@ func (n Network) checkAddress() error {
 
 // Values of Relay.Launcher.
 const (
-	LauncherAuto    = "auto"    // systemd if the host offers the launcher, else the hook
-	LauncherSystemd = "systemd" // a service of systemd's, or the container does not start
+	LauncherAuto    = "auto"    // systemd if the host offers the launcher, and the hook otherwise
+	LauncherSystemd = "systemd" // a systemd service; without one the container does not start
 	LauncherFork    = "fork"    // the hook
 )
 
 // Values of CDI.Tenancy.
 const (
 	TenancySingle = "single" // a single tenant: containers may get server GPUs and NICs
-	TenancyMulti  = "multi"  // several: only `lane=` is offered
+	TenancyMulti  = "multi"  // several tenants: only `lane=` is offered
 )
 
 // Default is the configuration of a host without config.toml.
@@ -523,8 +524,8 @@ func Default() Config {
 		Relay: Relay{
 			Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Scope: launch.ScopeAuto, Slots: 8,
 			SlotSize: 32 << 20,
-			// Between the uids of systemd's containers and of systemd's foreign images;
-			// https://systemd.io/UIDS-GIDS assigns no uid of the range.
+			// The range is between the uids of systemd's containers and those of systemd's foreign
+			// images; https://systemd.io/UIDS-GIDS assigns no uid in it.
 			Sandbox: SandboxAuto, UIDs: "2130706432-2147352575",
 			SelfTest: launch.SelfTestOnce, Calibration: CalibrationAuto,
 			Reserve: launch.ReserveAttach, CUDAIPC: CUDAIPCNever, Events: EventsTimeline, Limits: defaultLimits(),
@@ -535,7 +536,8 @@ func Default() Config {
 		Log:     Log{Format: LogText},
 		Plan:    Plan{Near: "auto"},
 		Staging: Staging{Bounce: BounceAllow, BounceLimit: 1 << 30},
-		// Below the ports that Linux gives out by itself (net.ipv4.ip_local_port_range).
+		// The range is below the ports that Linux assigns by itself
+		// (net.ipv4.ip_local_port_range).
 		Network: Network{Listen: ListenAuto, Family: string(address.FamilyAuto), Ports: "20000-20999", Streams: 4},
 		Verbs:   defaultVerbs(),
 	}
@@ -559,7 +561,7 @@ func defaultLimits() Limits {
 	}
 }
 
-// Planning returns the configuration for planner.Make.
+// Planning returns the configuration of planner.Make.
 func (c Config) Planning() planner.Config {
 	p := planner.Config{
 		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, VirtualFunctions: c.Plan.VirtualFunctions,
@@ -575,7 +577,7 @@ func (c Config) Planning() planner.Config {
 	return p
 }
 
-// Load reads a configuration file. A missing key, or a missing file, means the default.
+// Load reads a configuration file. A missing key or a missing file means the defaults.
 func Load(path string) (Config, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -587,7 +589,7 @@ func Load(path string) (Config, error) {
 	return Parse(path, text)
 }
 
-// Parse reads the text of a configuration file, which errors call path.
+// Parse parses the text of a configuration file. path is its name in errors.
 func Parse(path string, text []byte) (Config, error) {
 	c := Default()
 	found, err := toml.Decode(string(text), &c)
@@ -603,9 +605,10 @@ func Parse(path string, text []byte) (Config, error) {
 	return c, nil
 }
 
-// KeyError is the error of one key. The text of Cause contains the key.
+// KeyError is the error of one key. The text of Cause names the key.
 type KeyError struct {
-	Key   string // such as "relay.slots"
+	// Key is a name such as "relay.slots".
+	Key   string
 	Cause error
 }
 
@@ -625,14 +628,14 @@ func (r Relay) UIDRange() (first, last int, err error) {
 	from, to, ok := strings.Cut(r.UIDs, "-")
 	first, errFirst := strconv.Atoi(from)
 	last, errLast := strconv.Atoi(to)
-	// 2^32-1 means no user, as a 32-bit number.
+	// As a 32-bit number, 2^32-1 means no user.
 	if !ok || errFirst != nil || errLast != nil || first < 1 || last <= first || last >= 1<<32-1 {
 		return 0, 0, &KeyError{"relay.uids", fmt.Errorf(`relay.uids is %q; must be "FIRST-LAST", two numbers from 1 to 4294967294`, r.UIDs)}
 	}
 	return first, last, nil
 }
 
-// check checks values. Named files need not exist.
+// check checks the values. The named files may be missing.
 func (c Config) check() error {
 	for _, check := range []func() error{
 		c.checkChoices, c.Network.check, c.Verbs.check, c.checkTenancy, c.Relay.checkCopies, c.checkLimits, c.Runtime.check,
@@ -648,7 +651,7 @@ func (c Config) check() error {
 // removedTransport was the transport of emulated NICs, which software devices replaced.
 const removedTransport = "loop"
 
-// checkChoices checks keys that have a list of possible values.
+// checkChoices checks the keys with a list of permitted values.
 func (c Config) checkChoices() error {
 	r := c.Relay
 	if r.Transport == removedTransport {
@@ -688,7 +691,7 @@ func (c Config) checkChoices() error {
 	return nil
 }
 
-// checkTenancy checks keys that several tenants of a host exclude.
+// checkTenancy refuses keys that several tenants on a host exclude.
 func (c Config) checkTenancy() error {
 	r := c.Relay
 	if r.CUDAIPC == CUDAIPCAllow && c.CDI.Tenancy == TenancyMulti {
@@ -700,7 +703,7 @@ func (c Config) checkTenancy() error {
 	return nil
 }
 
-// checkCopies checks the slots, chunks and streams of a relay's copies.
+// checkCopies checks the slots, chunks and streams of a relay.
 func (r Relay) checkCopies() error {
 	if r.Slots < 1 || r.Slots > 1024 {
 		return &KeyError{"relay.slots", fmt.Errorf("relay.slots is %d; must be 1 to 1024", r.Slots)}
@@ -724,7 +727,7 @@ func (r Relay) checkCopies() error {
 	return nil
 }
 
-// checkLimits checks limits on memory and on numbers of objects.
+// checkLimits checks the limits on memory and on numbers of objects.
 func (c Config) checkLimits() error {
 	r := c.Relay
 	for _, limit := range []struct {

@@ -203,11 +203,11 @@ data_direct = false
 		Exclude: want.Plan.Exclude, Rails: want.Plan.Rails, Groups: want.Groups,
 		Staging: planner.StagingConfig{Slots: 4, SlotBytes: 1 << 20, Limit: &bytes, GPUs: map[string]uint64{"1": 0}},
 	}, planning); diff != "" {
-		t.Errorf("what the plan is told (-want +got)\n%s", diff)
+		t.Errorf("Planning (-want +got)\n%s", diff)
 	}
 }
 
-// keyOf returns the key of an error: of this package, or of the TOML library.
+// keyOf returns the key in an error of this package or of the TOML library.
 func keyOf(err error) string {
 	var key *config.KeyError
 	var syntax toml.ParseError
@@ -220,7 +220,7 @@ func keyOf(err error) string {
 	return ""
 }
 
-// An error names the file and the key.
+// The error names the file and the key.
 func TestLoadBadValueIsRefused(t *testing.T) {
 	for _, test := range []struct{ name, text, key string }{
 		{"unknown key", "[relay]\nslotsize = \"1MiB\"", "relay.slotsize"},

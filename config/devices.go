@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// DeviceMatches reports whether a pattern of Runtime.Devices permits a CDI device. Vendor and
-// class are literal; in the name, * matches any letters, ? one letter and [abc] one of a, b and
-// c.
+// DeviceMatches reports whether a pattern of Runtime.Devices permits a CDI device. The pattern
+// names vendor and class literally. In the name, * matches any letters, ? matches one letter, and
+// [abc] matches a, b or c.
 func DeviceMatches(pattern, device string) bool {
 	kind, names, _ := strings.Cut(pattern, "=")
 	deviceKind, name, qualified := strings.Cut(device, "=")

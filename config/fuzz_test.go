@@ -13,7 +13,8 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Load refuses a file with its path, or returns a configuration that Write and Load reproduce.
+// FuzzLoad checks that Load refuses a file and names its path, or returns a configuration that
+// Write and Load reproduce.
 func FuzzLoad(f *testing.F) {
 	f.Add(
 		[]byte(

@@ -9,15 +9,16 @@ import (
 
 // key is a key of a configuration file.
 type key struct {
-	name string // "relay.slots"; the administrator chooses NAME in a key
+	// name is the full name, "relay.slots"; NAME stands for a name that the administrator chooses.
+	name string
 	// owner is the type of the struct with the field.
 	owner reflect.Type
 	field reflect.StructField
-	// value is the default.
+	// value is the default value.
 	value reflect.Value
 }
 
-// keys lists every key, in the order of the fields.
+// keys returns every key, in the order of the fields.
 func keys() []key { return keysBelow("", reflect.ValueOf(Default())) }
 
 func keysBelow(prefix string, v reflect.Value) (found []key) {
@@ -42,7 +43,7 @@ func keysBelow(prefix string, v reflect.Value) (found []key) {
 	return found
 }
 
-// Keys lists the names of every key, such as "relay.slots".
+// Keys returns the names of all keys, such as "relay.slots".
 func Keys() (names []string) {
 	for _, k := range keys() {
 		names = append(names, strings.TrimSuffix(strings.Trim(k.name, "[]"), ".NAME"))
@@ -50,14 +51,14 @@ func Keys() (names []string) {
 	return names
 }
 
-// unknownKey returns the error for an unknown key, with a suggestion.
+// unknownKey returns the text of the error for an unknown key, with a suggestion.
 func unknownKey(name string) string {
 	nearest, _ := Nearest(name, Keys())
 	return fmt.Sprintf("unknown key %s; did you mean %s? (docs/configuration.md lists all keys)", name, nearest)
 }
 
 // Nearest returns the known word with the smallest distance to a misspelt word, and the distance
-// in letters; empty without known words.
+// in letters. Without known words, nearest is empty.
 func Nearest(word string, known []string) (nearest string, letters int) {
 	for _, k := range known {
 		if d := distance(word, k); nearest == "" || d < letters {
@@ -67,8 +68,7 @@ func Nearest(word string, known []string) (nearest string, letters int) {
 	return nearest, letters
 }
 
-// distance is the number of letters to insert, remove or replace to make b of a
-// (Levenshtein).
+// distance returns the number of letters to insert, remove or replace in a to get b (Levenshtein).
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

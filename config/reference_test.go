@@ -36,7 +36,7 @@ those of [topology.md](topology.md). ` + "`go test ./config -update`" + ` writes
 
 `
 
-// The comments of the fields are the reference, so that the reference cannot fall behind.
+// The comments of the fields are the reference, so docs/configuration.md must equal them.
 func TestConfigurationReferenceIsCurrent(t *testing.T) {
 	comments := fieldComments(t, "config.go", "../topo/planner/plan.go")
 	var text bytes.Buffer
@@ -87,7 +87,7 @@ func TestConfigurationReferenceIsCurrent(t *testing.T) {
 	}
 }
 
-// uncapital makes a comment the end of a sentence; names in capitals stay.
+// uncapital makes a comment the end of a sentence, and keeps names in capitals.
 func uncapital(s string) string {
 	if len(s) > 1 && unicode.IsUpper(rune(s[1])) { // GPUs, PCIe
 		return s
@@ -134,7 +134,8 @@ func standing(v reflect.Value) string {
 	}
 }
 
-// fieldComments are the comments of the structs in some files: "config.Relay.Slots".
+// fieldComments maps the fields of structs in these files, "config.Relay.Slots", to their
+// comments.
 func fieldComments(t *testing.T, files ...string) map[string]string {
 	t.Helper()
 	comments := map[string]string{}

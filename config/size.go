@@ -11,7 +11,7 @@ import (
 // Size is a number of bytes, written as "8MiB" or "8388608".
 //
 // The hook reads sizes before every container, and loading go-humanize takes longer than parsing
-// the sizes of a file. These functions do the same as go-humanize, which a test checks.
+// the sizes of a file. A test checks that these functions return the results of go-humanize.
 type Size uint64
 
 var units = [...]string{"", "k", "m", "g", "t", "p", "e"}

@@ -13,7 +13,7 @@ import (
 
 const sizing = "../docs/sizing.md"
 
-// sizingRow is a row of a table in docs/sizing.md that begins with a key and its default.
+// sizingRow matches a row of a table in docs/sizing.md that begins with a key and its default.
 var sizingRow = regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\|")
 
 // TestSizingGuideHasTheDefaults compares the defaults in docs/sizing.md with Default.
@@ -51,7 +51,7 @@ func TestSizingGuideHasTheDefaults(t *testing.T) {
 	}
 }
 
-// sizingDefault is the text of a default in docs/sizing.md.
+// sizingDefault returns a default in the form of docs/sizing.md.
 func sizingDefault(v reflect.Value) string {
 	if v.Kind() == reflect.Pointer {
 		if v.IsNil() {

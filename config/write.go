@@ -8,8 +8,8 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// MarshalText writes a size that UnmarshalText reads as the same: in MiB or KiB
-// where that is exact.
+// MarshalText writes a size that UnmarshalText reads back: in MiB or KiB if that is exact, and in
+// bytes otherwise.
 func (s Size) MarshalText() ([]byte, error) {
 	switch n := uint64(s); {
 	case n > 0 && n%(1<<20) == 0:

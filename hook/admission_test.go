@@ -19,12 +19,13 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// tenant is a container whose relay sends the claims of a test.
+// tenant is a container whose relay sends the claims of the test.
 type tenant struct {
 	host
 	id, generation string
 	claims         uint64
-	memory         uint64 // GPU memory that the relay states; 0 for 8 GiB, the true size
+	// memory is the GPU memory that the relay states; 0 means 8 GiB, the true size.
+	memory uint64
 }
 
 // tenant starts a container on host h. The relay of the container has a separate TEST_DIR.
@@ -36,7 +37,7 @@ func (h host) tenant(t *testing.T, id string) *tenant {
 func (h host) tenantWith(t *testing.T, id string, lane launch.Lane) *tenant {
 	t.Helper()
 	own := host{h.layout, t.TempDir()}
-	if err := os.Chmod(own.dir, 0o777); err != nil { // relays are not root, and write reports there
+	if err := os.Chmod(own.dir, 0o777); err != nil { // relays are not root, and write reports to this directory
 		t.Fatal(err)
 	}
 	r := own.request(id, startProcess(t).Process.Pid, "", lane)
@@ -126,7 +127,7 @@ func notAdmitted(t *testing.T, a launch.Admission, free uint64, says ...string) 
 	}
 }
 
-// staged demands that the relays together have want bytes of staging on the server GPU.
+// staged requires that the relays together stage want bytes on the server GPU.
 func (h host) staged(t *testing.T, want uint64) {
 	t.Helper()
 	got, err := staging.Staged(h.layout)
@@ -160,7 +161,7 @@ func TestStagingIsAdmittedPerHost(t *testing.T) {
 	notAdmitted(t, c.claim(t, refused.Free+1), 128*mib)
 	notAdmitted(t, c.claimOn(t, "0000:99:00.0", 1), 0, "serves no lane of this container")
 
-	// Released staging is free, also where the limit is below the staging in use.
+	// Released staging is free, even if the limit is below the staging in use.
 	h.configure(t, limited(64*mib))
 	notAdmitted(t, c.claim(t, 512*mib), 0, "64 MiB (staging.limit)")
 	admitted(t, c.claim(t, 64*mib))
@@ -218,7 +219,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 		}
 		return nil
 	})
-	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB") // the next relay has no staging of the killed relay
+	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB") // the next relay has no staging
 
 	// A relay survives the supervisor, and keeps the staging.
 	survivor := h.info(t, b.generation).Status.Relay.PID

@@ -12,13 +12,13 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// Runtimes make device nodes and mount points at paths that the image chooses. In the anchor
-// these calls fail, so the host gets no file.
+// Runtimes make device nodes and mount points at paths that the image chooses. In the anchor these
+// calls fail, so the host gets no file.
 func TestImageThatHasTheRuntimeWriteInTheAnchorFails(t *testing.T) {
 	for name, edit := range map[string]func(*bundle){
 		"link to dev": func(b *bundle) { b.link("/dev", "run/peerlane") },
 		"deep volume": func(b *bundle) {
-			b.link("/run/peerlane", "volume") // so that the hook does not see the path
+			b.link("/run/peerlane", "volume") // hides the path from the hook
 			b.mount(b.outside(), "/volume/"+strings.Repeat("d/", 80)+"v", "bind")
 		},
 		"file as volume": func(b *bundle) {

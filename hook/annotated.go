@@ -15,13 +15,13 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// LanesAnnotation requests lanes through a directory of hooks in place of CDI: "3", "3,5", "all",
-// "auto", or a group, as in peerlane.dev/lane=3.
+// LanesAnnotation requests lanes through a directory of hooks, without CDI. Its value is "3",
+// "3,5", "all", "auto" or a group, as in peerlane.dev/lane=3.
 const LanesAnnotation = "peerlane.dev/lanes"
 
-// CreateAnnotated is Create for the lanes of a container's annotation, if the administrator
-// permits such requests. A hook alone cannot add a mount, so the engine must have mounted the
-// anchor: an image, which may carry the annotation, cannot do that.
+// CreateAnnotated is Create for the lanes in a container's annotation, if the administrator
+// permits such requests. A hook cannot add a mount to config.json, so the engine must have mounted
+// the anchor. An image can set the annotation, but cannot mount the anchor.
 func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -50,8 +50,8 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 	return Create(a, s, runtimeRoot, devices)
 }
 
-// hasAnchor finds the anchor among a container's mounts. Attach checks the mount itself;
-// hasAnchor has the remedy.
+// hasAnchor checks that a container's mounts contain the anchor, and its error names the remedy.
+// Attach checks the mount itself.
 func hasAnchor(l paths.Layout, s State) error {
 	spec, err := ocispec.Read(s.Bundle)
 	if err != nil {
@@ -81,7 +81,7 @@ func annotationRefused(s State, cause error, remedy string) error {
 		Remedy: remedy}
 }
 
-// annotated names the lanes of an annotation's value as Lanes does.
+// annotated returns the GPUs in an annotation's value, in the form of Devices.Lanes.
 func annotated(plan *planner.Plan, value string) ([]string, error) {
 	var names []string
 	for word := range strings.SplitSeq(value, ",") {
@@ -98,7 +98,7 @@ func annotated(plan *planner.Plan, value string) ([]string, error) {
 	return names, nil
 }
 
-// meant returns the GPUs of one word: every GPU with a lane, a group, or one GPU.
+// meant returns the GPUs of one word: every GPU with a lane, the GPUs of a group, or one GPU.
 func meant(plan *planner.Plan, word string) ([]topo.GPU, error) {
 	var members []string
 	switch i := slices.IndexFunc(plan.Groups, func(g planner.Group) bool { return g.Name == word }); {

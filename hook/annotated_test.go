@@ -52,9 +52,12 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 	const permitted = "[hook]\nannotations = true\n"
 	for _, test := range []struct {
 		name, config, annotation, mount string
-		code                            fault.Code // "": no code expected
-		cause                           error      // nil for an unknown GPU
-		remedy                          string     // ROOT is the host's root
+		// code is empty for an error without a code.
+		code fault.Code
+		// cause is nil for an unknown GPU.
+		cause error
+		// remedy contains ROOT for the host's root.
+		remedy string
 	}{
 		{"no configuration", "", "0", "ANCHOR", fault.Annotation, errAnnotationsOff,
 			"an administrator can set annotations = true in [hook] of ROOT/etc/peerlane/config.toml"},
@@ -86,7 +89,7 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 			}
 			_, err := CreateAnnotated(ReadAhead(l), s, "")
 			if err == nil {
-				t.Fatal("it was not refused")
+				t.Fatal("the annotation was not refused")
 			}
 			f, ok := errors.AsType[*fault.Error](err)
 			if !ok || f.Code != test.code || f.Operation != "take the annotation peerlane.dev/lanes of container" ||

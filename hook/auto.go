@@ -22,17 +22,17 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// Device numbers of GPUs: the driver's major number is fixed, and minor numbers from
-// controlMinors on are those of nvidia-modeset and nvidiactl.
+// Device numbers of GPUs. The driver has a fixed major number, and minor numbers from
+// controlMinors on belong to nvidia-modeset and nvidiactl.
 const (
 	gpuMajor      = 195
 	controlMinors = 254
 )
 
-// autoLanes returns the names of the lanes of the GPUs that the engine gives to a container:
-// nodes of linux.devices in config.json, and nodes mounted one by one by engines that cannot make
-// nodes. An image can influence neither. NVIDIA_VISIBLE_DEVICES, which an image can set, is not
-// read.
+// autoLanes returns the lanes of the GPUs that the engine gives to a container: the nodes of
+// linux.devices in config.json, and the nodes that engines without the right to make nodes mount
+// one by one. An image can influence neither. An image can set NVIDIA_VISIBLE_DEVICES, so
+// autoLanes does not read it.
 func autoLanes(plan *planner.Plan, s *ocispec.Spec, c generation.Container, rootfs string) ([]string, error) {
 	if slices.ContainsFunc(s.RequestedDevices(), func(a ocispec.Requested) bool { return len(a.GPUs) > 0 }) {
 		return nil, errors.New(
@@ -75,11 +75,11 @@ func autoLanes(plan *planner.Plan, s *ocispec.Spec, c generation.Container, root
 	return names, nil
 }
 
-// stillHasMinor compares a GPU's minor number in the plan with the driver's, which can change
-// with a boot.
+// stillHasMinor checks that a GPU's minor number in the plan is that of the driver, which can
+// change with a boot.
 func stillHasMinor(plan *planner.Plan, gpu topo.GPU) error {
 	if plan.Source.Sysfs != "/sys" {
-		return nil // a host of tests has no such driver
+		return nil // the host of a test lacks the driver
 	}
 	path := filepath.Join("/proc/driver/nvidia/gpus", gpu.BusID, "information")
 	text, err := os.ReadFile(path)
@@ -105,7 +105,8 @@ func stillHasMinor(plan *planner.Plan, gpu topo.GPU) error {
 	return nil
 }
 
-// gpuMinors returns the minor numbers of the container's GPUs, ascending, without duplicates.
+// gpuMinors returns the minor numbers of the container's GPUs in ascending order, without
+// duplicates.
 func gpuMinors(s *ocispec.Spec, c generation.Container, rootfs string) ([]int, error) {
 	var minors []int
 	add := func(major, minor int64) {
@@ -139,8 +140,8 @@ func gpuMinors(s *ocispec.Spec, c generation.Container, rootfs string) ([]int, e
 
 var gpuPath = regexp.MustCompile(`^/dev/nvidia[0-9]+$`)
 
-// mountedGPUs finds the GPUs' nodes in a container's /dev that are mounts: a runtime in
-// a user namespace mounts the host's nodes. An image can bring a node, and not a mount.
+// mountedGPUs calls found for the GPU nodes in a container's /dev that are mounts: a runtime in a
+// user namespace mounts the nodes of the host. An image can contain a node, but not a mount.
 func mountedGPUs(c generation.Container, rootfs string, found func(major, minor int64)) error {
 	if err := isolated(c); err != nil {
 		return err
@@ -170,7 +171,7 @@ func mountedGPUs(c generation.Container, rootfs string, found func(major, minor 
 		for minor := range controlMinors {
 			fd, err := openat2.InRoot(root, fmt.Sprintf("/dev/nvidia%d", minor), unix.O_PATH|unix.O_NOFOLLOW, 0)
 			if err != nil {
-				continue // no such node
+				continue // the node is absent
 			}
 			var info unix.Statx_t
 			err = unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_TYPE, &info)
@@ -186,8 +187,8 @@ func mountedGPUs(c generation.Container, rootfs string, found func(major, minor 
 	})
 }
 
-// legacyToolkit reports whether a hook of NVIDIA's toolkit gives the container its
-// GPUs, after all hooks of createRuntime have seen config.json.
+// legacyToolkit reports whether a hook of NVIDIA's toolkit adds the GPUs to the container, which
+// happens after all createRuntime hooks have read config.json.
 func legacyToolkit(s *ocispec.Spec) bool {
 	return slices.ContainsFunc(slices.Concat(s.Hooks.Prestart, s.Hooks.CreateRuntime), func(h ocispec.Hook) bool {
 		switch filepath.Base(h.Path) {

@@ -211,7 +211,7 @@ func thread(t *testing.T) int {
 			return pid
 		}
 	}
-	t.Fatal("this process has one thread only")
+	t.Fatal("this process has a single thread")
 	return 0
 }
 

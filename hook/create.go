@@ -23,20 +23,20 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// State is the state of the OCI runtime specification that a runtime writes to a hook's standard
-// input, reduced to the fields in use.
+// State is the part of the OCI runtime state that the hook uses. The runtime writes the state to
+// the hook's standard input.
 type State struct {
 	ID     string
 	Status string
 	PID    int
 	Bundle string
-	// Root is the root file system's path, which crun alone tells.
+	// Root is the path of the root file system, which only crun sets.
 	Root string
-	// Annotations are the annotations of config.json. An image may have set them.
+	// Annotations are the annotations of config.json, which an image can set.
 	Annotations map[string]string
 }
 
-// maxState limits the state, in bytes: annotations can be long.
+// maxState is the maximum size of the state in bytes: annotations can be long.
 const maxState = 16 << 20
 
 var errStateTooLong = fmt.Errorf("it has more than %d bytes", maxState)
@@ -68,8 +68,8 @@ type stateDocument struct {
 	Annotations ocispec.NoDuplicateKeys[map[string]string] `json:"annotations"`
 }
 
-// maxID limits a container's id, in bytes: messages to the relay contain the id. Runtimes make it
-// a part of a file's name, which has 255.
+// maxID is the maximum length of a container's id in bytes: messages to the relay contain the id.
+// A runtime uses it in a file name, which has at most 255 bytes.
 const maxID = 1024
 
 var errNoBundle = errors.New("the state names no bundle")
@@ -77,7 +77,8 @@ var errNoBundle = errors.New("the state names no bundle")
 // lengthError is the error of a field of the state above its limit.
 type lengthError struct {
 	field, value string
-	limit        int // bytes
+	// limit is in bytes.
+	limit int
 }
 
 func (e *lengthError) Error() string {
@@ -85,7 +86,7 @@ func (e *lengthError) Error() string {
 		len(e.value), e.limit)
 }
 
-// stageError is the error of a state that is not that of a createRuntime or prestart hook.
+// stageError is the error of a state that does not come from a createRuntime or prestart hook.
 type stageError struct {
 	id, status string
 	pid        int
@@ -96,10 +97,9 @@ func (e *stageError) Error() string {
 		"only places for peerlane-hook create", e.id, e.status, e.pid)
 }
 
-// check refuses a state in which the pid is not that of an init in this
-// process's namespace, or init runs the container's program already. In a
-// createContainer hook the pid is 1 (runc) or 0 (crun), and process 1 is the
-// host's.
+// check refuses a state unless pid is an init in this process's PID namespace that has not
+// executed the container's program yet. In a createContainer hook the pid is 1 (runc) or 0 (crun),
+// and process 1 belongs to the host.
 func (s State) check() error {
 	if len(s.ID) > maxID {
 		return &lengthError{"id", s.ID, maxID}
@@ -125,9 +125,9 @@ func (s State) check() error {
 	return nil
 }
 
-// spec returns the container's configuration. A crun that makes device nodes in a user namespace
-// loses the working directory, and reports "/" as the bundle: then only the root file system is
-// known, and the warning names the missing checks.
+// spec returns the container's configuration. crun loses its working directory when it makes
+// device nodes in a user namespace, and reports "/" as the bundle. Then only the root file system
+// is known, and the warning names the missing checks.
 func (s State) spec() (spec *ocispec.Spec, warning, err error) {
 	spec, err = ocispec.Read(s.Bundle)
 	if !errors.Is(err, fs.ErrNotExist) || !filepath.IsAbs(s.Root) {
@@ -137,40 +137,40 @@ func (s State) spec() (spec *ocispec.Spec, warning, err error) {
 		"runtime says that the bundle is %s, where no config.json is", s.ID, s.Bundle), nil
 }
 
-// errHidden reports devices of a container that would hide one another.
+// errHidden reports devices of a container of which one hides the other.
 var errHidden = errors.New("its devices hide one another")
 
-// Devices are the arguments of the hook of one CDI device.
+// Devices are the devices in the arguments of a hook.
 type Devices struct {
-	// Lanes are GPUs whose lanes the container gets, as "UUID@PCI address": a device
+	// Lanes are the GPUs whose lanes the container gets, as "UUID@PCI address": a device
 	// peerlane.dev/lane=.
 	Lanes []string
 	// Auto requests the lanes of the GPUs that the engine gives the container: the device
 	// peerlane.dev/lane=auto.
 	Auto bool
-	// GPUs are GPUs in the same form whose lanes and device nodes the container gets: a device
+	// GPUs are GPUs, in the same form, whose lanes and device nodes the container gets: a device
 	// peerlane.dev/gpu=.
 	GPUs []string
-	// NICs are RDMA devices, by name, whose device nodes the engine gives the
-	// container: a device peerlane.dev/nic=.
+	// NICs are the names of RDMA devices whose device nodes the engine adds to the container: a
+	// device peerlane.dev/nic=.
 	NICs []string
 }
 
-// Ahead reads the host's plan and configuration while the runtime reports the container: the plan
-// is the largest file that a hook reads.
+// Ahead reads the host's plan and configuration while the hook reads the state: the plan is the
+// largest file that a hook reads.
 type Ahead struct {
 	layout paths.Layout
 	plan   func() (*planner.Plan, error)
 	config func() (hostconfig.Config, error)
 }
 
-// ReadAhead begins to read the host's plan and configuration.
+// ReadAhead starts to read the host's plan and configuration.
 func ReadAhead(l paths.Layout) Ahead {
 	return Ahead{l, begun(func() (*planner.Plan, error) { return lanes.ReadPlan(l) }),
 		begun(func() (hostconfig.Config, error) { return hostconfig.Load(l) })}
 }
 
-// begun calls a function at once, and returns a function that waits for the result.
+// begun starts f on a goroutine, and returns a function that waits for its result.
 func begun[T any](f func() (T, error)) func() (T, error) {
 	var value T
 	var err error
@@ -207,7 +207,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 	if err != nil {
 		err = fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	// The error of a missing plan comes before that of a missing config.json.
+	// Report a missing plan before a missing config.json.
 	plan, failed := a.plan()
 	if failed != nil {
 		err = failed
@@ -216,7 +216,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 		warning, err = attachLanes(a.layout, c.Config, plan, spec, s, runtimeRoot, d)
 	}
 	warning = errors.Join(c.Replaced, c.Keep(a.layout), warning)
-	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone does not need config.json
+	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone requires no config.json
 		warning = errors.Join(unread, warning)
 	}
 	if err != nil && c.Hook.OnFailure == config.OnFailureWarn && !errors.Is(err, errHidden) {
@@ -229,7 +229,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 // attachLanes starts the relay of the container and mounts the relay's socket directory.
 func attachLanes(l paths.Layout, config config.Config, plan *planner.Plan, spec *ocispec.Spec, s State,
 	runtimeRoot string, d Devices) (warning, err error) {
-	// Whether this container starts or not.
+	// Empty the anchor even if this container does not start.
 	warning = l.EmptyAnchor()
 	if err := spec.NothingBelow(); err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)

@@ -31,7 +31,7 @@ func TestReadStateRefusesMalformedState(t *testing.T) {
 	}
 }
 
-// At hooks other than create, runtimes pass pid 1 of the host or no pid.
+// At other hooks, runtimes pass pid 1 of the host or no pid.
 func TestStateOfAnotherHookIsRefused(t *testing.T) {
 	for _, test := range []struct {
 		s  State
@@ -60,7 +60,7 @@ func TestMergeKeepsTheFirstLaneOfAGPU(t *testing.T) {
 	if diff := cmp.Diff([]launch.Lane{a, b}, merged); diff != "" || !more {
 		t.Errorf("changed: %v (-want +got)\n%s", more, diff)
 	}
-	// The container sees the server GPUs: merge reports that change once.
+	// The container now sees the server GPUs: merge reports that change once.
 	seen := a
 	seen.Copy = true
 	for _, want := range []bool{true, false} {

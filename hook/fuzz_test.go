@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// ReadState reads a state as encoding/json does, or refuses the state. A state that passes check
-// belongs to a container.
+// FuzzState checks that ReadState reads a state like encoding/json, or refuses it, and that a
+// state that passes check belongs to a container.
 func FuzzState(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		s, err := ReadState(bytes.NewReader(text))
 		if err != nil {
-			// The text itself: a runtime shows the error to its user as one line.
+			// A runtime shows the text of the error to its user as one line.
 			if strings.Contains(err.Error(), "\n") && !bytes.Contains(text, []byte("\n")) {
 				t.Errorf("the error has more than a line: %v", err)
 			}
@@ -35,8 +35,7 @@ func FuzzState(f *testing.F) {
 		) {
 			t.Errorf("state %+v, read as %+v", want, s)
 		}
-		// Parsers differ in the value that a repeated key has, so ReadState refuses a repeated
-		// key.
+		// JSON parsers differ in the value of a repeated key, so ReadState refuses a repeated key.
 		for _, key := range []string{"id", "pid", "status", "bundle"} {
 			if top(text, key) > 1 {
 				t.Errorf("%+v has %s twice", s, key)
@@ -51,7 +50,7 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// top counts a key at the top level of an object.
+// top returns the number of occurrences of a key at the top level of an object.
 func top(text []byte, key string) int {
 	d := json.NewDecoder(bytes.NewReader(text))
 	if start, err := d.Token(); err != nil || start != json.Delim('{') {

@@ -10,11 +10,11 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// visibleDevices is the variable by which a device peerlane.dev/gpu= hides the server GPUs from
-// CUDA. Of several devices that set the variable, the last wins.
+// visibleDevices is the variable with which a device peerlane.dev/gpu= hides the server GPUs from
+// CUDA. If several devices set the variable, the last one wins.
 const visibleDevices = "CUDA_VISIBLE_DEVICES"
 
-// visible returns the value that package cdi gives visibleDevices for these GPUs.
+// visible returns the value of visibleDevices that package cdi writes for these GPUs.
 func visible(a ocispec.Requested) string {
 	var uuids []string
 	for _, gpu := range a.GPUs {
@@ -24,8 +24,8 @@ func visible(a ocispec.Requested) string {
 	return strings.Join(uuids, ",")
 }
 
-// checkVisibleDevices refuses a container if a device peerlane.dev/gpu= hides the GPU of another
-// device from CUDA. A value of another origin is intended, and passes.
+// checkVisibleDevices refuses a container if one device peerlane.dev/gpu= hides the GPU of another
+// device from CUDA. It accepts any other value, which the user has set intentionally.
 func checkVisibleDevices(plan *planner.Plan, s *ocispec.Spec) error {
 	value, set := "", false
 	for _, e := range s.Process.Env {
@@ -76,13 +76,13 @@ type hiddenError struct{ gpus string } // as numbers returns them
 
 func (e *hiddenError) Error() string { return fmt.Sprintf("it would hide GPU %s from CUDA", e.gpus) }
 
-// address is the PCI address of a GPU that is named as "UUID@PCI address".
+// address returns the PCI address of a GPU in the form "UUID@PCI address".
 func address(gpu string) string {
 	_, busID, _ := strings.Cut(gpu, "@")
 	return busID
 }
 
-// numbers names GPUs as users do.
+// numbers returns the names of GPUs for users.
 func numbers(plan *planner.Plan, gpus []string) string {
 	var list []string
 	for _, name := range gpus {

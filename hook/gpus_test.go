@@ -18,12 +18,15 @@ func TestNothingIsHidden(t *testing.T) {
 	const half0, group = "peerlane.dev/gpu=half0", "a group of [groups] in config.toml"
 	both := ask("--gpu", gpu0, "--gpu", gpu1)
 	for _, test := range []struct {
-		name   string
-		env    []string
-		hooks  []ocispec.Hook
-		asked  string // the device that hides GPUs; empty for success
-		hidden string // the hidden GPUs
-		ways   string // the devices in the remedy
+		name  string
+		env   []string
+		hooks []ocispec.Hook
+		// asked is the device that hides GPUs; empty for success.
+		asked string
+		// hidden are the hidden GPUs.
+		hidden string
+		// ways are the devices in the remedy.
+		ways string
 	}{
 		{"one GPU", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0}, []ocispec.Hook{ask("--gpu", gpu0)}, "", "", ""},
 		{"one GPU, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=1"}, []ocispec.Hook{ask("--gpu", gpu0)}, "",

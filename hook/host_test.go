@@ -64,7 +64,7 @@ func mountAnchor(t testing.TB, l paths.Layout) {
 	}
 }
 
-// gone waits until no generation is left.
+// gone waits until all generations are removed.
 func (h host) gone(t *testing.T) {
 	t.Helper()
 	testutil.Succeeds(t, "what is left", func() error {
@@ -131,7 +131,7 @@ func lane(index int) launch.Lane {
 
 // ask connects as a client does and returns the pid of the relay that answers.
 func (h host) ask(generation string) (int, error) {
-	// The short name: a socket's address has 108 bytes.
+	// The address of a Unix socket has at most 108 bytes, so use a short name.
 	dir, err := os.Open(h.layout.SocketDir(generation))
 	if err != nil {
 		return 0, err

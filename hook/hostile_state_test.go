@@ -77,7 +77,7 @@ func TestStatesThatCannotBeRead(t *testing.T) {
 			if !testutil.HasError(err, c.want) {
 				t.Errorf("%+v, %v; want %T %+v", s, err, c.want, c.want)
 			}
-			// The text itself: a runtime shows the error to its user as one line.
+			// A runtime shows the text of the error to its user as one line.
 			if err != nil && (strings.Contains(err.Error(), "\n") || len(err.Error()) > 400) {
 				t.Errorf("the text of the error is not a short line: %v", err)
 			}
@@ -94,7 +94,8 @@ func TestStatesOfNoContainer(t *testing.T) {
 	ended := endedProcess(t)
 	for name, c := range map[string]struct {
 		state State
-		want  error // nil for any error
+		// want is nil for any error.
+		want error
 	}{
 		"nothing":         {State{}, &stageError{}},
 		"no pid":          {State{ID: "c", Status: "creating", Bundle: "/b"}, &stageError{"c", "creating", 0}},

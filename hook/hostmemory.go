@@ -17,20 +17,20 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/cgroup"
 )
 
-// A relay makes host memory for its container: memory of clients, slots, rings. The
-// kernel charges the pages that the relay touches first to the relay's control group, which
-// the container's limit does not bound, so the hook derives a limit for the relay from the
-// container's.
+// A relay allocates host memory for its container: memory of clients, slots and rings. The kernel
+// charges the pages that the relay touches first to the relay's control group, to which the
+// container's limit does not apply, so the hook derives a limit for the relay from the container's
+// limit.
 
 const (
-	// minOwnHostMemory lets a relay serve some clients of the smallest container.
+	// minOwnHostMemory is enough for some clients of the smallest container.
 	minOwnHostMemory = 4 << 20
-	// unknownOwnHostMemory is the limit for a container whose memory limit cannot be read.
+	// unknownOwnHostMemory is the limit for a container with an unreadable memory limit.
 	unknownOwnHostMemory = 64 << 20
 )
 
-// ownHostMemory is launch.Config.OwnHostMemory of the container with an init process: a
-// quarter of its memory limit, and 0 without a limit.
+// ownHostMemory returns launch.Config.OwnHostMemory for the container of an init process: a
+// quarter of its memory limit in bytes, or 0 without a limit.
 func ownHostMemory(pid int) uint64 {
 	limit, err := memoryLimit("/proc", pid)
 	switch {
@@ -53,9 +53,9 @@ var (
 	errNotMember   = errors.New("the group does not have process")
 )
 
-// memoryLimit reads the memory limit of a process, in bytes: the smallest limit of the control
-// group and the groups above, in cgroup v1 and v2. It is math.MaxUint64 without a limit, and an
-// error without a mounted hierarchy.
+// memoryLimit returns the memory limit of a process in bytes: the smallest limit of its control
+// group and the groups above, in cgroup v1 and v2. The result is math.MaxUint64 without a limit.
+// Without a mounted hierarchy it is an error.
 func memoryLimit(proc string, pid int) (uint64, error) {
 	groups, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "cgroup"))
 	if err != nil {
@@ -101,14 +101,14 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 	return least, nil
 }
 
-// leastLimit returns the smallest limit of a group and the groups above, up to the mount point.
+// leastLimit returns the smallest limit of a group and the groups above it, up to the mount point.
 func leastLimit(mount, root, group, file string, pid int) (uint64, error) {
 	below, err := filepath.Rel(root, group)
 	if err != nil || below == ".." || strings.HasPrefix(below, "../") || strings.HasPrefix(group, "/..") {
 		return 0, fmt.Errorf("group %s: %w %s, which is mounted at %s", group, errOutside, root, mount)
 	}
 	at := filepath.Join(mount, below)
-	// A path of another cgroup namespace can name another group here.
+	// The path may come from another cgroup namespace, and name another group here.
 	members, err := os.ReadFile(filepath.Join(at, "cgroup.procs"))
 	if err != nil {
 		return 0, err
@@ -120,7 +120,7 @@ func leastLimit(mount, root, group, file string, pid int) (uint64, error) {
 	for {
 		text, err := os.ReadFile(filepath.Join(at, file))
 		switch word := strings.TrimSpace(string(text)); {
-		case errors.Is(err, fs.ErrNotExist): // the hierarchy's root, or a group without the controller
+		case errors.Is(err, fs.ErrNotExist): // the root of the hierarchy, or a group without the controller
 		case err != nil:
 			return 0, err
 		case word != "max":

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A supervisor and its relay are children of the container runtime, with the attributes of an
-// engine or of an administrator's shell: under a limit of file sizes a relay makes no ring, and
-// with the out-of-memory score of an engine the kernel never ends it. docs/relay.md lists the
-// attributes that are reset, and the rest.
+// A supervisor and its relay are children of the container runtime, and inherit the attributes of
+// an engine or of an administrator's shell. With a limit of file sizes, a relay could not make a
+// ring; with the out-of-memory score of an engine, the kernel would never kill it. docs/relay.md
+// lists the attributes that the hook resets, and the others.
 
-// stackLimit is the kernel's default (_STK_LIM). An unlimited stack changes the layout of
-// a process's memory.
+// stackLimit is the default of the kernel (_STK_LIM). An unlimited stack changes the memory layout
+// of a process.
 const stackLimit = 8 << 20
 
 // unlimitedResources are unlimited for a supervisor and its relay. The sandbox limits
@@ -26,14 +26,14 @@ var unlimitedResources = map[string]int{
 	"CPU time":     unix.RLIMIT_CPU, "file locks": unix.RLIMIT_LOCKS, "real-time CPU": unix.RLIMIT_RTTIME,
 }
 
-// resetInherited resets the attributes that a program started by the calling thread would
-// inherit: of the process the resource limits and the out-of-memory score, of the thread
-// priority, scheduling policy, CPU affinity, I/O priority, memory policy and personality. The
-// error names the attributes that this process may not reset.
+// resetInherited resets the attributes that a program started by the calling thread would inherit.
+// Attributes of the process are the resource limits and the out-of-memory score; attributes of the
+// thread are priority, scheduling policy, CPU affinity, I/O priority, memory policy and
+// personality. The error names the attributes that this process may not reset.
 func resetInherited() error {
 	var errs []error
 	failed := func(what string, err error) {
-		if err != nil && err != unix.ENOSYS { // a kernel without the call has nothing to reset
+		if err != nil && err != unix.ENOSYS { // a kernel without the call has no such attribute
 			errs = append(errs, fmt.Errorf("%s: %w", what, err))
 		}
 	}
@@ -63,7 +63,7 @@ func resetInherited() error {
 }
 
 // raise sets the soft limit of a resource to a value, and the hard limit to infinity. Without
-// permission it raises the soft limit to the hard limit.
+// permission, it raises the soft limit to the hard limit.
 func raise(resource int, value uint64) error {
 	var is unix.Rlimit
 	if err := unix.Prlimit(0, resource, nil, &is); err != nil {
@@ -85,14 +85,14 @@ func raise(resource int, value uint64) error {
 
 // allProcessors lets the calling thread run on all processors of its cpuset.
 func allProcessors() error {
-	var set [1024]byte // 8,192 processors, the most of a kernel
+	var set [1024]byte // 8,192 processors, the maximum of Linux
 	for i := range set {
 		set[i] = 0xff
 	}
 	return rawCall(unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(set), uintptr(unsafe.Pointer(&set)))
 }
 
-// rawCall makes a system call that returns at once.
+// rawCall makes a system call that does not block.
 func rawCall(number, a, b, c uintptr) error {
 	if _, _, errno := unix.RawSyscall(number, a, b, c); errno != 0 {
 		return errno

@@ -36,25 +36,25 @@ type Request struct {
 	Container generation.Container
 	Lanes     []launch.Lane
 	Config    config.Config
-	// HookBinary is the program with the command supervise; empty for the running program, if its
-	// name is peerlane-hook, or else the peerlane-hook in the same directory.
+	// HookBinary is the program with the command supervise. If it is empty, Launch uses the
+	// running program if its name is peerlane-hook, or else peerlane-hook in the same directory.
 	HookBinary string
-	// ignored becomes the generation's.
+	// ignored is Generation.Ignored.
 	ignored []string
 	// tenant is the value of the container's annotation network.tenant_annotation.
 	tenant string
-	// pod becomes the generation's.
+	// pod is Generation.Pod.
 	pod *generation.Pod
 }
 
-// Launch gives a container a generation: sockets that accept connections from now on, and a
-// supervisor that has executed the relay. It does not wait for the relay's answer. If the
-// container has a generation already, Launch adds the missing lanes.
+// Launch makes a generation for a container, with sockets that accept connections from now on, and
+// a supervisor that has executed the relay. It does not wait for the relay's answer. If the
+// container already has a generation, Launch adds the missing lanes.
 //
-// All descriptors of the calling process above 2 become close-on-exec.
+// All descriptors above 2 of the calling process become close-on-exec.
 //
-// Launch needs no privilege, and Container.PID may be any process: the generation ends with that
-// process. A failed Launch leaves nothing.
+// Launch requires no privilege, and Container.PID may be any process: the generation ends with
+// that process. After an error, nothing of the generation is left.
 func Launch(l paths.Layout, r Request) (*generation.Generation, error) {
 	g, s, err := start(l, r, func(*generation.Generation) error { return nil })
 	if err == nil {
@@ -86,7 +86,7 @@ func (e *StartError) Unwrap() error { return e.Err }
 // ErrNoLane is the error of a request without a lane.
 var ErrNoLane = errors.New("no lane is asked for")
 
-// LanesError is the error of a configuration that does not fit into a message to the relay.
+// LanesError is the error of a configuration that exceeds a message to the relay.
 type LanesError struct{ Lanes, Bytes int }
 
 func (e *LanesError) Error() string {
@@ -97,21 +97,23 @@ func (e *LanesError) Error() string {
 // SupervisorError is the error of a supervisor that ended before it executed the relay.
 type SupervisorError struct {
 	Program string
-	Exit    string // such as "exit status 1"
-	Log     string // the end of the generation's log
+	// Exit is a phrase such as "exit status 1".
+	Exit string
+	// Log is the end of the generation's log.
+	Log string
 }
 
 func (e *SupervisorError) Error() string {
 	return fmt.Sprintf("the supervisor %s ended early (%s); its log: %s", e.Program, e.Exit, e.Log)
 }
 
-// ReportedError is an error that the supervisor or systemd's service reports as text.
+// ReportedError is an error that the supervisor or the systemd service reports as text.
 type ReportedError struct{ Text string }
 
 func (e *ReportedError) Error() string { return e.Text }
 
-// start finds or makes the generation, and calls meanwhile during the start of the supervisor.
-// The result is nil for a supervisor that ran already.
+// start finds or makes the generation, and calls meanwhile while the supervisor starts. The
+// returned starting is nil if a supervisor was already running.
 func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) error) (*generation.Generation, *starting,
 	error) {
 	if !filepath.IsAbs(l.Root) {
@@ -132,8 +134,8 @@ func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) err
 	if err := l.Create(); err != nil {
 		return nil, nil, err
 	}
-	// A found generation can be gone before the lock: init ends, or the hook that makes the
-	// generation fails.
+	// Another process can remove the found generation before the lock: its init may end, or the
+	// hook that makes it may fail.
 	for {
 		g, held, found, err := claim(l, init, r, relay)
 		switch {
@@ -144,7 +146,7 @@ func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) err
 		}
 		defer held.Close()
 		if found {
-			if g.Container.ID != r.Container.ID { // impossible for one runtime
+			if g.Container.ID != r.Container.ID { // impossible with one runtime
 				return nil, nil, fmt.Errorf("process %d is the init of container %q", init.PID, g.Container.ID)
 			}
 			if err := extend(l, g, r.Lanes); err != nil {
@@ -160,7 +162,7 @@ func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) err
 	}
 }
 
-// claim finds the generation of an init or makes a new generation, and returns it locked.
+// claim finds the generation of an init, or makes one, and returns it locked.
 func claim(l paths.Layout, init process.Process, r Request, relay string) (g *generation.Generation, held *os.File,
 	found bool, err error) {
 	host, err := generation.LockHost(l)
@@ -178,9 +180,9 @@ func claim(l paths.Layout, init process.Process, r Request, relay string) (g *ge
 		}
 		g, err := generation.Read(l, id)
 		if err != nil || g.Init != init {
-			continue // an unreadable generation is of another boot, and left to Collect
+			continue // an unreadable generation is of another boot; Collect removes it
 		}
-		// The hook that makes it may need seconds, and no other hook shall wait.
+		// The hook that makes this generation may take seconds: do not block other hooks.
 		host.Close()
 		held, err := generation.LockGeneration(l, id, generation.LockTimeout)
 		if err != nil {
@@ -244,7 +246,7 @@ func claim(l paths.Layout, init process.Process, r Request, relay string) (g *ge
 	return nil, nil, false, errors.Join(err, os.RemoveAll(l.GenerationDir(g.ID)), generation.SweepUIDsLocked(l))
 }
 
-// merge adds the lanes of new GPUs, and marks lanes whose server GPUs the container now sees.
+// merge adds the lanes of new GPUs, and marks the lanes whose server GPUs the container now sees.
 // changed reports a difference.
 func merge(have, more []launch.Lane) (merged []launch.Lane, changed bool) {
 	merged = slices.Clone(have)
@@ -263,16 +265,17 @@ func merge(have, more []launch.Lane) (merged []launch.Lane, changed bool) {
 	return merged, changed
 }
 
-// aLane limits the JSON of one lane, and of the rest of the configuration.
+// aLane is the maximum size in bytes of the JSON of one lane, and of the rest of the
+// configuration.
 const aLane = 2 << 10
 
-// checkConfig refuses a configuration that a relay cannot work with, or be told.
+// checkConfig refuses a configuration that a relay cannot use or cannot receive.
 func checkConfig(g *generation.Generation) error {
 	if err := g.Config.Check(); err != nil {
 		return err
 	}
 	if len(g.Config.Lanes) < launch.MaxDatagram/aLane-1 {
-		return nil // saves the time of encoding in front of every container
+		return nil // fits: save the time of encoding at every start
 	}
 	text, err := json.Marshal(g.Config)
 	if err == nil && len(text) > launch.MaxDatagram {
@@ -281,7 +284,7 @@ func checkConfig(g *generation.Generation) error {
 	return err
 }
 
-// extend adds lanes to a live generation, and notifies the supervisor.
+// extend adds lanes to a running generation, and notifies the supervisor.
 func extend(l paths.Layout, g *generation.Generation, lanes []launch.Lane) error {
 	before := g.Config
 	var changed bool
@@ -301,8 +304,8 @@ func extend(l paths.Layout, g *generation.Generation, lanes []launch.Lane) error
 	return nil
 }
 
-// startSupervisor makes the sockets of a new generation and runs the supervisor, and calls
-// meanwhile. It returns when the supervisor is executed.
+// startSupervisor makes the sockets of a new generation, starts the supervisor, and calls
+// meanwhile. It returns when the supervisor has been executed.
 func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launcher string, pidfd *os.File,
 	meanwhile func(*generation.Generation) error) (*starting, error) {
 	group := sync.OnceValues(func() (*os.File, error) { return cgroup.Make(l, g.ID) })
@@ -313,7 +316,7 @@ func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launc
 	if err := os.Mkdir(l.SocketDir(g.ID), 0o700); err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(l.SocketDir(g.ID), 0o755); err != nil { // Mkdir's mode goes through umask
+	if err := os.Chmod(l.SocketDir(g.ID), 0o755); err != nil { // the umask changes the mode of Mkdir
 		return nil, err
 	}
 	// Every user of the container may connect.
@@ -327,7 +330,7 @@ func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launc
 		return nil, err
 	}
 	defer peers.Close()
-	if g.Sandbox.Group != 0 { // other relays have the group, and are not root
+	if g.Sandbox.Group != 0 { // other relays connect as members of the group
 		path := l.PeerSocket(g.ID)
 		if err := errors.Join(os.Chown(path, -1, g.Sandbox.Group), os.Chmod(path, 0o660)); err != nil {
 			return nil, fmt.Errorf("letting other relays connect: %w", err)
@@ -372,7 +375,7 @@ func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launc
 	return s, nil
 }
 
-// logTo returns a logger to a generation's log.
+// logTo returns a logger that writes to a generation's log.
 func logTo(g *generation.Generation, log *os.File) *logrus.Entry {
 	l := logrus.New()
 	l.SetOutput(log)
@@ -380,21 +383,22 @@ func logTo(g *generation.Generation, log *os.File) *logrus.Entry {
 	return l.WithFields(logrus.Fields{"generation": g.ID, "container": g.Container.ID})
 }
 
-// starting is a supervisor that is executed, and may not have executed the
-// relay yet.
+// starting is an executed supervisor that may not have executed the relay yet.
 type starting struct {
 	program string
-	answer  *os.File // the other end of FDStarted; nil if the relay is already executed
-	log     *os.File // of the generation
-	// stop kills the supervisor, unless it has ended, and returns its exit: a stuck supervisor
-	// must not write during the removal.
+	// answer is the read end of FDStarted; nil if the relay has already been executed.
+	answer *os.File
+	// log is the generation's log.
+	log *os.File
+	// stop kills the supervisor, unless it has ended, and returns its exit status in words: a
+	// stuck supervisor must not write while the generation is removed.
 	stop func() (exit string, err error)
-	// held is closed when the wait ends.
+	// held are closed when the wait ends.
 	held []io.Closer
 }
 
-// forkSupervisor runs the supervisor with these descriptors, and returns when the supervisor is
-// executed. The process is created in a control group, if the host has cgroup2.
+// forkSupervisor starts the supervisor with these descriptors, and returns when it has been
+// executed. If the host has cgroup2, the kernel creates the process in its control group.
 func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string, files map[int]*os.File,
 	group func() (*os.File, error)) (*starting, error) {
 	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), generation.LogName), os.O_RDWR|os.O_CREATE|os.O_APPEND,
@@ -410,8 +414,8 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 	s := &starting{program: supervisor, answer: started, log: log, held: []io.Closer{started, log}}
 	files[handover.FDStarted] = tell
 
-	// A runtime that leaks descriptors into hooks waits until every copy is closed: the
-	// supervisor gets only the listed descriptors.
+	// If a runtime leaks a descriptor into hooks, it waits until every copy is closed: pass only
+	// the listed descriptors to the supervisor.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		s.close()
 		return nil, os.NewSyscallError("close_range", err)
@@ -422,11 +426,11 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 		return nil, err
 	}
 	defer null.Close()
-	// Package os would first test the kernel with a process, and the hook has no time for that.
+	// Package os would first test pidfds with a child process, which takes too long for a hook.
 	pidfd := -1
 	attributes := &syscall.ProcAttr{
 		Dir: "/",
-		// A supervisor needs only one processor, and less setup.
+		// One processor is enough for a supervisor, and takes less setup.
 		Env:   []string{programs.SearchPath, "GOMAXPROCS=1"},
 		Files: []uintptr{null.Fd(), null.Fd(), log.Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
@@ -434,17 +438,17 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 	for fd := 3; files[fd] != nil; fd++ {
 		attributes.Files = append(attributes.Files, files[fd].Fd())
 	}
-	// A failure leaves the supervisor in the runtime's group, as on a host without cgroup2.
+	// After a failure the supervisor stays in the runtime's group, as on a host without cgroup2.
 	dir, err := group()
 	if err != nil {
 		logTo(g, log).Warn(withoutCgroup(g.Container.ID, err))
 	} else if dir != nil {
 		defer dir.Close()
-		// Born there: moving a process later takes a lock of the whole host.
+		// Create the process in the group: moving it later takes a lock of the whole host.
 		attributes.Sys.UseCgroupFD, attributes.Sys.CgroupFD = true, int(dir.Fd())
 	}
 	start := func() (pid int, err error) {
-		err = onDisposableThread(func() error { // whose attributes the supervisor gets
+		err = onDisposableThread(func() error { // the supervisor inherits the attributes of the thread
 			if kept := resetInherited(); kept != nil {
 				logTo(g, log).WithError(kept).Warn("the relay keeps attributes of the container runtime")
 			}
@@ -466,7 +470,7 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 	}
 	s.held = append(s.held, os.NewFile(uintptr(pidfd), "supervisor"))
 	ended := make(chan string, 1)
-	go func() { ended <- reap(pid) }() // where the caller lives on
+	go func() { ended <- reap(pid) }() // for a caller that outlives the supervisor
 	s.stop = func() (string, error) {
 		err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
 		if err != nil && err != unix.ESRCH {
@@ -483,11 +487,11 @@ func (s *starting) close() {
 	}
 }
 
-// wait returns when the supervisor has executed the relay. Otherwise nothing is
-// left of the generation.
+// wait returns when the supervisor has executed the relay. After an error, nothing of the
+// generation is left.
 func (s *starting) wait(l paths.Layout, g *generation.Generation) error {
 	if s == nil {
-		return nil // the supervisor ran before
+		return nil // the supervisor was already running
 	}
 	defer s.close()
 	if s.answer == nil {
@@ -520,7 +524,7 @@ func (s *starting) wait(l paths.Layout, g *generation.Generation) error {
 	return errors.Join(err, collector.Remove(l, g.ID), g.ReturnUID(l))
 }
 
-// failed is wait without waiting: most relays that cannot be executed fail before the mount of
+// failed is wait without blocking: most relays that cannot be executed fail before the mount of
 // the socket. The supervisor reports later failures to the clients.
 func (s *starting) failed(l paths.Layout, g *generation.Generation) error {
 	if s == nil || s.answer == nil {
@@ -533,7 +537,7 @@ func (s *starting) failed(l paths.Layout, g *generation.Generation) error {
 	return s.wait(l, g)
 }
 
-// reap waits for a child, and returns its exit.
+// reap waits for a child, and returns its exit status in words.
 func reap(pid int) string {
 	var status syscall.WaitStatus
 	for {
@@ -550,8 +554,8 @@ func reap(pid int) string {
 	}
 }
 
-// withoutCgroup returns the error of a relay that stays in the container runtime's control
-// group, for the log.
+// withoutCgroup returns the error, for the log, of a relay that stays in the container runtime's
+// control group.
 func withoutCgroup(container string, cause error) *fault.Error {
 	return &fault.Error{Code: fault.NoSandbox, Operation: "make a control group for the relay of container",
 		Object: container, Cause: cause,

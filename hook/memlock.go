@@ -9,10 +9,10 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// raiseMemlock lifts the limit of locked memory, against which registering memory with a NIC
-// counts, of a container's init; children inherit the limit. A process of `exec` has the limit of
-// its engine. A limit in the container's configuration stays. init waits for this hook, so its
-// number is unambiguous.
+// raiseMemlock lifts the limit of locked memory of a container's init; registering memory with a
+// NIC counts against that limit. Child processes inherit the limit, and a process of `exec` has
+// the limit of its engine. raiseMemlock keeps a limit in the container's configuration. init waits
+// for this hook, so its process id is unambiguous.
 func raiseMemlock(pid int, s *ocispec.Spec) error {
 	for _, limit := range s.Process.Rlimits {
 		if limit.Type == "RLIMIT_MEMLOCK" {
@@ -23,7 +23,7 @@ func raiseMemlock(pid int, s *ocispec.Spec) error {
 	if err == nil {
 		return nil
 	}
-	// Not permitted above the hard limit: up to that, then.
+	// This process may not exceed the hard limit: raise the soft limit to the hard limit.
 	var limit unix.Rlimit
 	cause := &memlockError{err: err}
 	if unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, nil, &limit) == nil {
@@ -40,10 +40,12 @@ func raiseMemlock(pid int, s *ocispec.Spec) error {
 	}
 }
 
-// memlockError is the cause of a limit of locked memory that stays.
+// memlockError is the cause of an unchanged limit of locked memory.
 type memlockError struct {
-	err   error  // of prlimit
-	limit uint64 // the limit from now on, bytes
+	// err is the error of prlimit.
+	err error
+	// limit is the limit from now on, in bytes, if known.
+	limit uint64
 	known bool
 }
 

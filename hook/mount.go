@@ -17,11 +17,11 @@ import (
 )
 
 // Attach mounts the socket directory of a generation into the container, over the anchor that the
-// CDI specification mounts at paths.ContainerDir in rootfs, the container's root file system as
-// the host sees it: read-only, nosuid, nodev, noexec, and private, so that mounts in the
-// container do not appear on the host. A second Attach has no effect. Attach needs CAP_SYS_ADMIN,
-// and belongs at createRuntime: the root file system is mounted, and no program of the container
-// runs.
+// CDI specification mounts at paths.ContainerDir. rootfs is the root file system of the container
+// as the host sees it. The mount is read-only, nosuid, nodev, noexec and private, so that mounts
+// in the container do not appear on the host. A second Attach has no effect. Attach requires
+// CAP_SYS_ADMIN, and runs at createRuntime: the root file system is mounted, and the container has
+// not executed a program yet.
 func Attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 	if err := attach(l, g, rootfs); err != nil {
 		return fmt.Errorf(
@@ -75,15 +75,15 @@ func attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 	return onDisposableThread(func() error { return mount(init, rootfs, anchor, sockets, tree) })
 }
 
-// onDisposableThread runs f on a thread that then ends: a thread in a container's mount namespace
-// must not run anything else. It never uses the main thread, which cannot end, and whose namespace
-// is that of /proc/self.
+// onDisposableThread runs f on a thread that ends afterwards: a thread in a container's mount
+// namespace must not run other code. It does not use the main thread, which cannot end, and whose
+// namespace is that of /proc/self.
 func onDisposableThread(f func() error) error {
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			err := onDisposableThread(f) // on a new thread: this goroutine occupies the first
+			err := onDisposableThread(f) // on another thread: this goroutine occupies the main thread
 			runtime.UnlockOSThread()
 			result <- err
 			return
@@ -93,8 +93,8 @@ func onDisposableThread(f func() error) error {
 	return <-result
 }
 
-// isolated refuses a process in the caller's own mount namespace: a mount for such a process
-// would be a mount on the host.
+// isolated refuses a process in the caller's own mount namespace: mounting for such a process
+// would change the host.
 func isolated(c generation.Container) error {
 	own, err := os.Stat("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -114,11 +114,10 @@ func isolated(c generation.Container) error {
 	return nil
 }
 
-// ErrHostNamespace reports an init, named by the runtime, that is in the mount namespace of the
-// hook.
+// ErrHostNamespace reports that the runtime has named an init in the mount namespace of the hook.
 var ErrHostNamespace = errors.New("it is in the mount namespace of the host")
 
-// open opens a directory with O_PATH, and refuses a symbolic link at the end.
+// open opens a directory with O_PATH, and refuses a path that ends in a symbolic link.
 func open(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -127,8 +126,8 @@ func open(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// detached clones a directory into a detached mount, and sets the attributes before the mount is
-// visible. Private matters most: a clone from a shared mount, as /run is on a host with systemd,
+// detached clones a directory into a detached mount, and sets its attributes before the mount
+// becomes visible. Private is essential: the clone from a shared mount, such as /run with systemd,
 // is a peer of that mount.
 func detached(dir *os.File) (*os.File, error) {
 	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
@@ -147,7 +146,7 @@ func detached(dir *os.File) (*os.File, error) {
 	return tree, nil
 }
 
-// newMountError adds the remedy to an error that has one.
+// newMountError adds the remedy, if there is one, to the error of a mount call.
 func newMountError(call, path string, err error) error {
 	f := &fault.Error{Code: fault.MountNotPermitted, Operation: "mount by " + call, Object: path, Cause: err}
 	switch err {
@@ -163,10 +162,10 @@ func newMountError(call, path string, err error) error {
 	return f
 }
 
-// mount moves the tree into the mount namespace of init. The calling thread enters that
+// mount attaches the tree in the mount namespace of init. The calling thread enters that
 // namespace.
 func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
-	// Threads share root and working directory, which blocks a change of the namespace.
+	// A thread that shares its root and working directory cannot change its mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return os.NewSyscallError("unshare", err)
 	}
@@ -183,7 +182,7 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 		return err
 	}
 	if same, err := is(found, sockets); err != nil || same {
-		return err // an earlier hook of the same container attached the directory
+		return err // an earlier hook of the same container has attached the directory
 	}
 	if same, err := is(found, anchor); err != nil {
 		return err
@@ -198,7 +197,7 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 				"mount covers the path, or a symbolic link of the image leads elsewhere", where, anchor.Name()),
 			Remedy: "run peerlane cdi refresh, or use another image"}
 	}
-	// The anchor must be a mount, and private: mounts on a shared mount would appear on the host.
+	// The anchor must be a private mount: mounts on a shared mount would appear on the host.
 	if err := unix.MountSetattr(int(place.Fd()), "", unix.AT_EMPTY_PATH,
 		&unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("making the anchor private: mount_setattr: %w", err)
@@ -213,8 +212,8 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 	return os.NewSyscallError("move_mount", err)
 }
 
-// resolve opens paths.ContainerDir as the container will see it: symbolic links of the image do
-// not lead out of its root file system.
+// resolve opens paths.ContainerDir as the container will see it: symbolic links of the image stay
+// inside its root file system.
 func resolve(rootfs string) (*os.File, error) {
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

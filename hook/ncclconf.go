@@ -20,24 +20,24 @@ import (
 
 // ncclConfTarget is the target of the symbolic link that the hook makes at
 // generation.ContainerNCCLConf. Outside a container with a lane the link dangles, and NCCL ignores
-// it, so an image that was committed from such a container works.
+// it, so an image committed from such a container works.
 const ncclConfTarget = paths.ContainerDir + "/" + paths.NCCLConfName
 
 // maxNCCLConf limits the size of NCCL's defaults in bytes.
 const maxNCCLConf = 64 << 10
 
-// sendChannels makes NCCL send to another rank by eight channels instead of two. A channel moves
-// some 20 GB/s between GPUs of one host, the rate of one SM. NCCL reads the variable before loading
-// a plugin, so Peerlane's plugin cannot set it.
+// sendChannels is the variable with the number of channels for sending to another rank; the hook
+// sets eight in place of two. A channel sends some 20 GB/s between GPUs of one host, the rate of
+// one SM. NCCL reads the variable before it loads a plugin, so Peerlane's plugin cannot set it.
 const sendChannels = "NCCL_NCHANNELS_PER_NET_PEER"
 
 const sendChannelsText = "\n# Added by Peerlane's hook: the container has one lane, which reaches only this host.\n" +
 	sendChannels + "=8\n"
 
-// addSendChannels adds sendChannels to the administrator's text, unless set there, for a
-// container of one lane which reaches only this host: there every other rank is behind the lane,
-// and ranks are few. Between hosts a NIC has fewer channels than eight to fill, and NCCL's number
-// falls with the ranks.
+// addSendChannels adds sendChannels to the administrator's text, unless the text sets it, for a
+// container with one lane that reaches only this host: there every other rank is behind the lane,
+// and ranks are few. Between hosts, a NIC requires fewer than eight channels, and NCCL's number
+// decreases with the number of ranks.
 func addSendChannels(l paths.Layout, g *generation.Generation, text []byte) []byte {
 	if len(g.Config.Lanes) != 1 || setsSendChannels(text) || !reachesHostOnly(l, g) {
 		return text
@@ -55,9 +55,9 @@ func setsSendChannels(text []byte) bool {
 	return false
 }
 
-// reachesHostOnly reports whether the lanes of a generation reach only this host, by the
-// supervisor's rule: without a readable key, lanes reach the host only, and the supervisor logs
-// the reason.
+// reachesHostOnly reports whether the lanes of a generation reach only this host, with the rule of
+// the supervisor: without a readable key, lanes reach only the host, and the supervisor logs the
+// reason.
 func reachesHostOnly(l paths.Layout, g *generation.Generation) bool {
 	c := g.Config
 	if c.Scope == launch.ScopeAuto {
@@ -68,8 +68,8 @@ func reachesHostOnly(l paths.Layout, g *generation.Generation) bool {
 }
 
 // giveNCCLConf installs NCCL's defaults in a container: a copy of the administrator's file beside
-// the relay's socket, and a symbolic link to it at /etc/nccl.conf if the container has nothing
-// there. rootfs is as in Attach. An error stops no container.
+// the relay's socket, and a symbolic link to the copy at /etc/nccl.conf unless the container has a
+// file there. rootfs is as in Attach. An error does not stop the container.
 func giveNCCLConf(l paths.Layout, g *generation.Generation, rootfs string) error {
 	written, err := writeNCCLConf(l, g)
 	if err == nil && !written {
@@ -88,7 +88,7 @@ func giveNCCLConf(l paths.Layout, g *generation.Generation, rootfs string) error
 	)
 }
 
-// attachNCCLConf is linkNCCLConf in the container of a generation.
+// attachNCCLConf calls linkNCCLConf in the container of a generation.
 func attachNCCLConf(g *generation.Generation, rootfs string) (absent string, err error) {
 	init, err := g.Init.Open()
 	if err != nil {
@@ -102,8 +102,8 @@ func attachNCCLConf(g *generation.Generation, rootfs string) (absent string, err
 	return absent, err
 }
 
-// writeNCCLConf copies the administrator's file into the socket directory of a
-// generation, with the channels of a local lane. It reports false if the host has no such file.
+// writeNCCLConf copies the administrator's file into the socket directory of a generation, with
+// sendChannels for a local lane. written is false if the host has no such file.
 func writeNCCLConf(l paths.Layout, g *generation.Generation) (written bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("reading NCCL's defaults for containers: %w", err)
@@ -126,9 +126,9 @@ func writeNCCLConf(l paths.Layout, g *generation.Generation) (written bool, err 
 // linkNCCLConf makes the link in the mount namespace of init, which the calling thread enters.
 // absent is the reason why the container has neither its own file nor the link.
 //
-// The image is hostile: the lookup of /etc stays in the root file system and enters
-// no other mount, because a volume at /etc is a directory of the host's. symlinkat
-// follows no link and replaces nothing.
+// The image is hostile: the lookup of /etc stays in the root file system and enters no other
+// mount, because a volume at /etc is a directory of the host. symlinkat follows no link and
+// replaces nothing.
 func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return "", os.NewSyscallError("unshare", err)
@@ -159,19 +159,19 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 		return "", fmt.Errorf("opening /etc in the root file system %s: %w", rootfs, err)
 	}
 	defer unix.Close(dir)
-	// With a user namespace the container's root owns the link, as the rest of /etc: an engine
-	// that commits the container then finds only ids that it can map.
+	// With a user namespace, the link belongs to the container's root, like the rest of /etc: an
+	// engine that commits the container then finds only ids that it can map.
 	var etc unix.Stat_t
 	if err := unix.Fstat(dir, &etc); err != nil {
 		return "", os.NewSyscallError("fstat", err)
 	}
-	if etc.Uid != 0 || etc.Gid != 0 { // only of this thread, which ends
+	if etc.Uid != 0 || etc.Gid != 0 { // of this thread only, which ends
 		if err := errors.Join(unix.Setfsgid(int(etc.Gid)), unix.Setfsuid(int(etc.Uid))); err != nil {
 			return "", fmt.Errorf("taking the owner of the container's /etc: %w", err)
 		}
 	}
 	switch err := unix.Symlinkat(ncclConfTarget, dir, filepath.Base(generation.ContainerNCCLConf)); err {
-	case nil, unix.EEXIST: // of the container, or of an earlier hook
+	case nil, unix.EEXIST: // made now, or a file of the container, or the link of an earlier hook
 		return "", nil
 	case unix.EROFS:
 		return "the container's root file system is read-only", nil

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// checkNICNetworks warns of RoCE NICs whose network interface is not in the container's network
+// checkNICNetworks warns of RoCE NICs whose network interface is outside the container's network
 // namespace: the kernel then gives the container's processes no GID, and no queue pair connects.
 func checkNICNetworks(plan *planner.Plan, pid int, nics []string) error {
 	if len(nics) == 0 {
@@ -26,7 +26,7 @@ func checkNICNetworks(plan *planner.Plan, pid int, nics []string) error {
 		if !slices.Contains(nics, n.Name) || n.Protocol != "RoCE" {
 			continue
 		}
-		// The host's sysfs shows the interfaces in the host's network namespace alone.
+		// The host's sysfs shows only the interfaces in the host's network namespace.
 		there, err := filepath.Glob(filepath.Join(plan.Source.Sysfs, "class/infiniband", n.Name, "device/net/*"))
 		if err != nil || len(there) == 0 {
 			continue

@@ -11,13 +11,13 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Rootless reports whether this process is in a user namespace without a map of every user of the
-// host, as under an engine without root: root of the namespace has no rights on the host.
+// Rootless reports whether this process is in a user namespace that does not map all users of the
+// host, like a hook of a rootless engine: root of the namespace has no rights on the host.
 func Rootless() bool { return paths.InUserNamespace() }
 
-// withoutRoot refuses devices that need the host's root, under an engine without root. Lanes
-// work, because only the relay registers memory; a container with a NIC's nodes registers memory
-// by itself.
+// withoutRoot refuses the devices that require the host's root, under a rootless engine. Lanes
+// work, because only the relay registers memory; a container with the nodes of a NIC registers
+// memory itself.
 func (d Devices) withoutRoot() error {
 	if len(d.GPUs)+len(d.NICs) == 0 || !Rootless() {
 		return nil

@@ -510,7 +510,7 @@ func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 				t.Errorf("%s, %v", said, err)
 			}
 			if jobs := h.jobs(t); (len(jobs) == 2) != c.again {
-				t.Errorf("there were %d jobs", len(jobs))
+				t.Errorf("%d jobs", len(jobs))
 			}
 			// The tester replaces a damaged record.
 			if known, err := tester.Known(); err != nil || len(known.Pairs) != 2 {
@@ -566,7 +566,7 @@ func TestTesterThatExitsEarlyIsStartedAgain(t *testing.T) {
 				t.Errorf("%s, %v", said, err)
 			}
 			if jobs := h.jobs(t); len(jobs) != c.jobs {
-				t.Errorf("there were %d jobs", len(jobs))
+				t.Errorf("%d jobs", len(jobs))
 			}
 		})
 	}
@@ -585,13 +585,13 @@ func TestSelfTestsAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	if jobs := h.jobs(t); len(jobs) != 1 {
-		t.Errorf("there were %d jobs", len(jobs))
+		t.Errorf("%d jobs", len(jobs))
 	}
 	if said, err := verdicts(t, h.tester(t, ""), true, names(1)); err != nil || said != "0 good" {
 		t.Errorf("%s, %v", said, err)
 	}
 	if jobs := h.jobs(t); len(jobs) != 2 {
-		t.Errorf("there were %d jobs", len(jobs))
+		t.Errorf("%d jobs", len(jobs))
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -612,7 +612,7 @@ func TestTesterRunsInSandbox(t *testing.T) {
 	}
 	starts := reports[relayStart](t, h.dir, "start")
 	if len(starts) != 1 {
-		t.Fatalf("there were %d starts", len(starts))
+		t.Fatalf("%d starts", len(starts))
 	}
 	s := starts[0]
 	for _, fd := range s.Descriptors {

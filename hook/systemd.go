@@ -22,10 +22,10 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// greetTimeout limits the wait for the service, which takes tens of milliseconds, before the hook
-// forks. Process 1 can be busy for seconds (daemon-reload on a large host), so a shorter wait would
-// skip systemd on healthy hosts; a stopped process 1 delays every container start by this time. A
-// hook that may not fork waits for handover.StartTimeout.
+// greetTimeout limits the wait for the service, which usually takes tens of milliseconds; after it
+// the hook forks. Process 1 can be busy for seconds (daemon-reload on a large host), so a shorter
+// wait would skip systemd on healthy hosts. A stopped process 1 delays every container start by
+// this time. A hook that may not fork waits for handover.StartTimeout.
 const greetTimeout = 10 * time.Second
 
 // service is a connected peerlane-relay@.service after its greeting.
@@ -39,8 +39,8 @@ func (s *service) close() {
 	s.pidfd.Close()
 }
 
-// runBySystemd runs the supervisor as a service of systemd, if configuration and host permit, and
-// returns when the service has executed the relay; nil if the hook must fork.
+// runBySystemd runs the supervisor as a service of systemd, if configuration and host permit it,
+// and returns when the service has executed the relay. The result is nil if the hook must fork.
 func runBySystemd(
 	g *generation.Generation,
 	l paths.Layout,
@@ -65,12 +65,12 @@ func runBySystemd(
 	case launcher == config.LauncherSystemd:
 		return nil, fmt.Errorf("relay.launcher is %q, and %w", launcher, err)
 	}
-	// A relay in the runtime's control group is better than no container.
+	// A relay in the runtime's control group is better than a container that does not start.
 	logrus.WithError(err).WithField("container", g.Container.ID).Warn("systemd starts no relay; the hook starts it")
 	return nil, g.NoteInLog(l, fmt.Sprintf("systemd starts no relay, so the hook started it: %v\n", err))
 }
 
-// bySystemd reports whether to ask systemd first.
+// bySystemd reports whether to try systemd before a fork.
 func bySystemd(l paths.Layout, launcher string) bool {
 	return launcher == config.LauncherSystemd || launcher != config.LauncherFork && offersLauncher(l)
 }
@@ -126,7 +126,7 @@ func greet(path string, wait time.Duration) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &service{conn: conn.(*net.UnixConn)} // always, for a Unix socket
+	s := &service{conn: conn.(*net.UnixConn)} // a Unix socket has this type
 	if err = s.conn.SetDeadline(deadline); err == nil {
 		err = s.hear()
 	}
@@ -206,11 +206,11 @@ func handOver(g *generation.Generation, l paths.Layout, s *service, files map[in
 	}
 	err = &fault.Error{Operation: "start the relay by systemd", Cause: err,
 		Remedy: "see `journalctl -u 'peerlane-relay@*'`"}
-	// As in run: a stuck service must not write during the removal.
+	// A stuck service must not write while the generation is removed.
 	return errors.Join(err, s.kill())
 }
 
-// lastWord returns the reason why the service did not take the generation.
+// lastWord returns the reason why the service did not accept the generation.
 func (s *service) lastWord(otherwise func() string) string {
 	var last handover.Answer
 	if s.conn.SetDeadline(time.Now().Add(time.Second)) == nil {

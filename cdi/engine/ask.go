@@ -26,7 +26,7 @@ import (
 // askTimeout limits the time for an answer of a daemon or a program.
 const askTimeout = 10 * time.Second
 
-// daemons are the functions that ask a daemon for its version at a socket.
+// daemons maps engines to the functions that ask the daemon at a socket for its version.
 var daemons = map[string]func(ctx context.Context, address string) (version string, err error){
 	docker:     askDocker,
 	Containerd: askContainerd,
@@ -35,8 +35,8 @@ var daemons = map[string]func(ctx context.Context, address string) (version stri
 // errOther reports that another engine answers at the socket.
 var errOther = errors.New("another engine answers at this socket")
 
-// askEngine returns the version of an engine of this host: of the running daemon at the socket, or else
-// of the program. Without a daemon and a program the error is ErrNotInstalled.
+// askEngine returns the version of an engine of this host: from the running daemon at the socket,
+// or else from the program. Without a daemon and a program the error is ErrNotInstalled.
 func askEngine(ctx context.Context, name, socket string) (reply, error) {
 	var silent error
 	if daemon := daemons[name]; daemon != nil {
@@ -71,8 +71,8 @@ func askDaemon(
 	return daemon(ctx, socket)
 }
 
-// programs lists the programs whose name differs from the engine's, and the word of the first
-// line that is the version; 0 is the last word.
+// programs maps engines to their programs, and to the word of the first line of `--version` that
+// is the version; 0 means the last word.
 var programs = map[string]struct {
 	name string
 	word int
@@ -124,7 +124,7 @@ func saying(program string, err error, said string) error {
 	return fmt.Errorf("%s: %w: %s", program, err, said)
 }
 
-// askDocker asks the daemon by its API. The docker client would connect to the host of
+// askDocker asks the daemon through its API. The docker client would connect to the host of
 // DOCKER_HOST or of a context, which may be another host or Podman.
 func askDocker(ctx context.Context, socket string) (version string, err error) {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -158,8 +158,8 @@ func askDocker(ctx context.Context, socket string) (version string, err error) {
 	return said.Version, nil
 }
 
-// askContainerd asks the daemon, by the API's own module: the containerd client would add a hundred
-// modules.
+// askContainerd asks the daemon through the module of containerd's API: the containerd client
+// would add a hundred modules.
 func askContainerd(ctx context.Context, socket string) (version string, err error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -46,11 +46,11 @@ func TestContainerdIsAsked(t *testing.T) {
 	}()
 	got, err := askEngine(context.Background(), Containerd, address)
 	if want := (reply{Version: "2.4.2", Daemon: true}); err != nil || got != want {
-		t.Errorf("it said %+v, %v, want %+v", got, err, want)
+		t.Errorf("askEngine returned %+v, %v, want %+v", got, err, want)
 	}
 }
 
-// Where no daemon runs, the programs are asked.
+// Without a daemon, askEngine runs the programs.
 func TestProgramsAreAsked(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir+":/bin:/usr/bin")
@@ -60,7 +60,7 @@ func TestProgramsAreAsked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	program("docker", "echo 1.2.3") // which may be Podman's, or of another host
+	program("docker", "echo 1.2.3") // may be Podman's, or connect to another host
 	program("dockerd", `echo "Docker version 20.10.24+dfsg1, build 297e128"`)
 	program("containerd", `echo "containerd github.com/containerd/containerd/v2 v2.0.5 abc"`)
 	program("podman", `echo "podman version 5.4.2"`)
@@ -78,32 +78,32 @@ func TestProgramsAreAsked(t *testing.T) {
 		CRIO: {Version: "1.30.1"},
 	} {
 		if got := ask(name); got != want {
-			t.Errorf("%s says %+v, want %+v", name, got, want)
+			t.Errorf("%s: askEngine returned %+v, want %+v", name, got, want)
 		}
 	}
 	program("crio", "exit 3")
 	var failed *exec.ExitError
 	if _, err := askEngine(context.Background(), CRIO, ""); errors.Is(err, ErrNotInstalled) ||
 		!errors.As(err, &failed) || failed.ExitCode() != 3 {
-		t.Errorf("it said %v", err)
+		t.Errorf("error %v, want exit status 3", err)
 	}
 	t.Setenv("PATH", t.TempDir())
 	for _, name := range Names {
 		if _, err := askEngine(context.Background(), name, filepath.Join(dir, "none")); !errors.Is(err, ErrNotInstalled) {
-			t.Errorf("of %s it said %v", name, err)
+			t.Errorf("%s: error %v, want %v", name, err, ErrNotInstalled)
 		}
 	}
 	// A daemon that does not answer is an error, not a missing engine.
 	for _, name := range []string{docker, Containerd} {
 		_, err := askEngine(context.Background(), name, dir)
 		if f, ok := errors.AsType[*fault.Error](err); !ok || f.Object != dir || errors.Is(err, ErrNotInstalled) {
-			t.Errorf("of %s it said %v", name, err)
+			t.Errorf("%s: error %v, want a fault of %s", name, err, dir)
 		}
 	}
 }
 
-// The daemon of this host is asked, wherever the client would ask, and Podman's
-// socket by Docker's name is not taken for Docker.
+// askEngine asks the daemon of this host, not the daemon that the client would ask, and does not
+// accept Podman at a socket with Docker's name.
 func TestDockerIsAsked(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
 	t.Setenv("PATH", t.TempDir())
@@ -111,7 +111,8 @@ func TestDockerIsAsked(t *testing.T) {
 		says string
 		code int
 		want reply
-		err  error // nil: any other error
+		// err is nil for any other error.
+		err error
 	}{
 		{`{"Version": "28.2.2", "Components": [{"Name": "Engine"}, {"Name": "containerd"}]}`, 200,
 			reply{Version: "28.2.2", Daemon: true}, nil},

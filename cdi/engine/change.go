@@ -30,15 +30,17 @@ type Change struct {
 	// change by itself.
 	Restart string
 	// Notes are sentences for the administrator.
-	Notes  []string
-	record *record // the record to keep after the change; nil for none
-	store  string  // where
+	Notes []string
+	// record is the record to keep after the change; nil for none.
+	record *record
+	// store is the directory of the record.
+	store string
 }
 
 // None reports whether the change changes nothing.
 func (c Change) None() bool { return bytes.Equal(c.old, c.New) && (c.old == nil) == (c.New == nil) }
 
-// Diff is the change as a unified diff.
+// Diff returns the change as a unified diff.
 func (c Change) Diff() string {
 	from, to := c.Path, c.Path
 	if c.old == nil {
@@ -58,8 +60,8 @@ func (c Change) Backup() string {
 	return filepath.Join(c.store, backupName)
 }
 
-// record describes an engine's configuration that Peerlane has changed. The original file lies
-// beside the record.
+// record describes an engine's configuration that Peerlane has changed. The directory of the
+// record also has the original file.
 type record struct {
 	Path    string `json:"path"`
 	Existed bool   `json:"existed"`
@@ -79,7 +81,7 @@ const (
 	backupName = "original"
 )
 
-// storeOf returns the directory of the records of an engine, below a directory of root.
+// storeOf returns the directory of an engine's record, below dir.
 func storeOf(dir, engine string) string { return filepath.Join(dir, engine) }
 
 // readRecord returns nil if the engine has no record.
@@ -124,7 +126,7 @@ func hash(text []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// resolve follows links, of which the last may have a missing target.
+// resolve follows symbolic links. The target of the last link may be missing.
 func resolve(path string) (string, error) {
 	for range 40 {
 		to, err := os.Readlink(path)
@@ -145,8 +147,8 @@ func resolve(path string) (string, error) {
 	return "", fmt.Errorf("%s: too many links", path)
 }
 
-// Configure returns the change to an engine's configuration that w needs. dir is the directory of
-// Peerlane's records. Configure writes nothing.
+// Configure returns the change to an engine's configuration that w requires. dir is the directory
+// of Peerlane's records. Configure writes nothing.
 func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change, State, error) {
 	s, err := h.Look(ctx, name, w)
 	if err != nil {
@@ -199,7 +201,7 @@ func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change
 	return c, s, nil
 }
 
-// add adds keys without duplicates.
+// add adds keys that the record lacks.
 func (r *record) add(keys []edit.Key) {
 	for _, k := range keys {
 		kept := r.Keys[:0:0]
@@ -212,8 +214,8 @@ func (r *record) add(keys []edit.Key) {
 	}
 }
 
-// reaches checks that a change has its effect: another file that the engine reads later may
-// override a key.
+// reaches checks that a change takes effect: a file that the engine reads later may override a
+// key.
 func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
 	e := engines[name]
 	d, err := e.find(h)
@@ -270,7 +272,7 @@ func Remove(dir, name string) (c Change, err error) {
 		return c, err
 	}
 	c.Path, c.Restart = r.Path, r.Restart
-	// The recorded path had no links.
+	// The path was resolved when it was recorded.
 	now, err := resolve(r.Path)
 	if err != nil {
 		return c, err
@@ -340,8 +342,8 @@ func Remove(dir, name string) (c Change, err error) {
 // isForm reports whether a key is the format version of containerd's configuration.
 func isForm(k edit.Key) bool { return len(k.Path) == 1 && k.Path[0] == "version" }
 
-// sameAfterRecord compares a file's value with a record's, where JSON has made
-// numbers of another type.
+// sameAfterRecord compares a value of a file with a recorded value. JSON has changed the types of
+// recorded numbers.
 func sameAfterRecord(have, recorded any) bool {
 	if number, ok := recorded.(float64); ok {
 		return fmt.Sprint(have) == fmt.Sprint(int64(number))
@@ -349,7 +351,7 @@ func sameAfterRecord(have, recorded any) bool {
 	return edit.Same(have, recorded)
 }
 
-// restorable returns a value in the form that edit sets.
+// restorable returns a recorded value in a form that edit sets.
 func restorable(value any) any {
 	if list := edit.Texts(value); list != nil {
 		return list
@@ -380,14 +382,14 @@ func (c Change) Apply() error {
 	return nil
 }
 
-// errOtherFile reports that a recorded path now leads to another file.
-// overriddenError is the error of a key that a file sets again, which the engine reads later.
+// overriddenError is the error of a key that the engine reads again from a later file.
 type overriddenError struct{ key, by, engine, file string }
 
 func (e *overriddenError) Error() string {
 	return fmt.Sprintf("%s is overridden by %s, which %s reads after %s; change it there", e.key, e.by, e.engine, e.file)
 }
 
+// errOtherFile reports that a recorded path now leads to another file.
 var errOtherFile = errors.New("is not the file that Peerlane changed")
 
 // errConcurrent reports that another program has changed a file since Peerlane read it.

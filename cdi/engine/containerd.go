@@ -9,7 +9,7 @@ import (
 )
 
 // findContainerd reads the configuration and its imports, in containerd's order: the importing
-// file first.
+// file comes first.
 func findContainerd(h Host) (d documents, err error) {
 	d.main = h.ConfigFile
 	if d.main == "" {
@@ -41,8 +41,8 @@ func findContainerd(h Host) (d documents, err error) {
 	return d, nil
 }
 
-// containerdSocket returns the address of the daemon; from version 4 of the configuration on, a
-// plugin has the address.
+// containerdSocket returns the address of the daemon. From version 4 of the configuration on, a
+// plugin holds the address.
 func containerdSocket(d documents) string {
 	for _, path := range [][]string{{"plugins", "io.containerd.server.v1.grpc", "address"}, {"grpc", "address"}} {
 		value, _ := d.get(path...)
@@ -53,8 +53,8 @@ func containerdSocket(d documents) string {
 	return "/run/containerd/containerd.sock"
 }
 
-// planContainerd: the CRI has CDI with enable_cdi from 1.7 on, by default from 2.0 on, and always
-// from 2.4 on. The Go client and ctr apply CDI without configuration from 2.0 on.
+// planContainerd plans for the CRI, which has CDI with enable_cdi from 1.7 on, by default from 2.0
+// on, and always from 2.4 on. The Go client and ctr apply CDI without configuration from 2.0 on.
 func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 	table, form, err := criTable(v, d)
 	if err != nil {
@@ -127,8 +127,8 @@ func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 	return p, nil
 }
 
-// criTable is the table of the CRI's runtime, by the version of the configuration,
-// which is also returned.
+// criTable returns the table of the CRI's runtime for the version of the configuration, and that
+// version.
 func criTable(v version, d documents) (table []string, form int64, err error) {
 	form = 2
 	if v.atLeast(2, 0) {

@@ -10,7 +10,7 @@ func findCRIO(h Host) (documents, error) {
 	return readWithDropIns(h, []string{"etc/crio/crio.conf"}, "etc/crio/crio.conf.d", "*")
 }
 
-// planCRIO: from 1.23 on CDI is on.
+// planCRIO plans for CRI-O, which has CDI from 1.23 on.
 func planCRIO(v version, d documents, w Wanted) (p decision, err error) {
 	p.cdi = CDIUnknown
 	if v.atLeast(1, 23) {

@@ -27,7 +27,8 @@ func dockerSocket(d documents) string {
 	return "/var/run/docker.sock"
 }
 
-// planDocker: 25.0 has CDI with features.cdi, and 28.2 by default.
+// planDocker plans for Docker, which has CDI with features.cdi from 25.0 on, and by default from
+// 28.2 on.
 func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 	// Moby's module has version numbers of its own: its version 2 is Docker 29. Docker itself went
 	// from 1 to 17.
@@ -75,7 +76,7 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 	return p, nil
 }
 
-// different returns the keys whose value differs.
+// different returns the keys whose value in the configuration differs.
 func different(d documents, keys ...edit.Key) (list []edit.Key) {
 	for _, k := range keys {
 		if value, _ := d.get(k.Path...); !edit.Same(value, k.Value) {

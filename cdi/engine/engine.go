@@ -19,7 +19,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// The engines.
+// Names of the engines.
 const (
 	docker     = "docker"
 	Containerd = "containerd"
@@ -30,13 +30,13 @@ const (
 // Names lists the engines.
 var Names = []string{docker, Containerd, Podman, CRIO}
 
-// DefaultSpecDirs are where every engine looks for CDI specifications.
+// DefaultSpecDirs are the directories in which every engine looks for CDI specifications.
 var DefaultSpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
 
 // RuntimeName is the name of peerlane-runtime in the configuration of engines.
 const RuntimeName = "peerlane"
 
-// Host is the host whose engines to find.
+// Host describes the host with the engines.
 type Host struct {
 	// Root is the directory of etc and usr; "/" on a host.
 	Root string
@@ -44,7 +44,7 @@ type Host struct {
 	ConfigFile string
 	// Version is the version of the engine; empty means to ask the engine.
 	Version string
-	// ask returns the version of an engine from the socket of the daemon; nil means Ask of this package.
+	// ask returns the version of an engine from the socket of the daemon; nil means askEngine.
 	ask func(ctx context.Context, engine, socket string) (reply, error)
 }
 
@@ -81,10 +81,12 @@ const (
 
 // State is an engine of a host, with the change that it needs.
 type State struct {
-	Engine  string `json:"engine"`
-	Version string `json:"version"` // "" if not installed
-	Daemon  bool   `json:"daemon"`  // the running daemon reported Version
-	CDI     CDI    `json:"cdi,omitempty"`
+	Engine string `json:"engine"`
+	// Version is empty for an engine that is not installed.
+	Version string `json:"version"`
+	// Daemon reports that the running daemon reported Version.
+	Daemon bool `json:"daemon"`
+	CDI    CDI  `json:"cdi,omitempty"`
 	// File is the configuration file to change. Exists reports whether the file exists.
 	File   string `json:"file"`
 	Exists bool   `json:"exists"`
@@ -100,7 +102,8 @@ type State struct {
 	Error string `json:"error,omitempty"`
 
 	keys []edit.Key
-	text []byte // of File; nil if the file is missing
+	// text is the content of File; nil if the file is missing.
+	text []byte
 }
 
 // ErrNotInstalled reports that an engine is not installed.
@@ -126,15 +129,16 @@ var engines = map[string]engine{
 
 // decision is the change that an engine needs.
 type decision struct {
-	cdi     CDI
-	file    string // to change
+	cdi CDI
+	// file is the file to change.
+	file    string
 	keys    []edit.Key
 	restart string
 	notes   []string
 }
 
 // Look finds an engine and plans the change for w. The error is ErrNotInstalled for a missing
-// engine, and has file, line and reason for a configuration that cannot be read.
+// engine, and names file, line and reason for an unreadable configuration.
 func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 	s := State{Engine: name, Change: []string{}, Notes: []string{}}
 	e, known := engines[name]
@@ -204,7 +208,7 @@ func valueText(value any) string {
 	return fmt.Sprint(value)
 }
 
-// document is a configuration file that was read.
+// document is the content of a configuration file.
 type document struct {
 	path string
 	text []byte
@@ -214,8 +218,10 @@ type document struct {
 // documents are the configuration files of an engine, in the order of reading. A later file
 // overrides an earlier file.
 type documents struct {
-	root string // path on the host
-	main string // the file of Peerlane itself, which may be missing
+	// root is the directory of etc and usr on the host.
+	root string
+	// main is the file that Peerlane changes by default; it may be missing.
+	main string
 	all  []document
 }
 
@@ -228,7 +234,7 @@ func (d documents) of(path string) *document {
 	return nil
 }
 
-// get returns the value of a key, and the file with the value that counts.
+// get returns the effective value of a key, and the file that sets it.
 func (d documents) get(path ...string) (value any, file string) {
 	for _, one := range d.all {
 		if v := edit.Get(one.tree, path...); v != nil {
@@ -255,7 +261,7 @@ func (d *documents) read(l edit.Language, path string) error {
 	return nil
 }
 
-// inFile is an error of a file's text: "FILE:LINE: reason".
+// inFile returns the error of a file's text as a fileError, "FILE:LINE: reason".
 func inFile(path string, err error) error {
 	var at *edit.Error
 	if errors.As(err, &at) && at.Line > 0 {
@@ -290,7 +296,7 @@ func (e *nameError) Error() string {
 func dropIns(pattern string) []string {
 	files, err := filepath.Glob(pattern)
 	if err != nil {
-		return nil // the pattern is malformed, and the engine finds no file either
+		return nil // malformed, so the engine finds no file either
 	}
 	slices.Sort(files)
 	return slices.DeleteFunc(files, func(path string) bool {
@@ -299,8 +305,8 @@ func dropIns(pattern string) []string {
 	})
 }
 
-// readWithDropIns reads TOML files, then the files of pattern in the directory of drop-ins. If h names a
-// file, readWithDropIns reads only that file.
+// readWithDropIns reads TOML files, and then the files in the directory dir that match pattern. If h
+// names a file, readWithDropIns reads only that file.
 func readWithDropIns(h Host, files []string, dir, pattern string) (d documents, err error) {
 	if h.ConfigFile != "" {
 		d.main = h.ConfigFile
@@ -320,8 +326,8 @@ func readWithDropIns(h Host, files []string, dir, pattern string) (d documents, 
 	return d, nil
 }
 
-// withDirs appends to list the missing directories of dirs; changed reports an addition. /run/cdi
-// and /var/run/cdi may be one directory.
+// withDirs appends the elements of dirs that list lacks; changed reports an addition. /run/cdi and
+// /var/run/cdi may be one directory.
 func (d documents) withDirs(list, dirs []string) (all []string, changed bool) {
 	all = slices.Clone(list)
 	for _, dir := range dirs {
@@ -346,8 +352,8 @@ func (d documents) directory(path string) string {
 	return filepath.Join("/", below)
 }
 
-// listed returns the key for a list of directories: nil if the list is complete. standing is the
-// engine's default list.
+// listed returns the key for a list of directories, or nil if the list is complete. standing is
+// the engine's default list.
 func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
 	value, file := d.get(path...)
 	list := standing

@@ -69,7 +69,7 @@ const (
 )
 
 // debian12 is the file of Debian's containerd 1.6, debian13 the first lines of `containerd config
-// default` of 2.x, and kind a file as Kubernetes tools write.
+// default` of 2.x, and kind a file as tools of Kubernetes write.
 const (
 	debian12 = `version = 2
 
@@ -425,7 +425,7 @@ BinaryName = "/usr/bin/peerlane-runtime"
 	},
 }
 
-// For every version of every engine: the change, no second change, and the removal to the byte.
+// Every version of every engine: Configure changes the file once, and Remove restores every byte.
 func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 	for _, c := range golden {
 		t.Run(c.name, func(t *testing.T) {
@@ -452,7 +452,7 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 			}
 			if c.want == "" {
 				if diff := cmp.Diff(before, files(t, root)); diff != "" || !first.None() || first.Restart != "" {
-					t.Errorf("it changed (-before +after), restart %q:\n%s", first.Restart, diff)
+					t.Errorf("unexpected change (-before +after), restart %q:\n%s", first.Restart, diff)
 				}
 			} else {
 				want := map[string]string{}
@@ -503,7 +503,7 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 	}
 }
 
-// Changes of other programs stay, and the keys of Peerlane get their former values.
+// Remove keeps the changes of other programs, and restores the former values of Peerlane's keys.
 func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 	for _, c := range []struct {
 		name, engine, version, file string
@@ -638,7 +638,7 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 			before := files(t, root)
 			_, _, err := configure(root, store, c.engine, c.version)
 			if !c.is(err) {
-				t.Errorf("it said %v", err)
+				t.Errorf("unexpected error: %v", err)
 			}
 			if diff := cmp.Diff(before, files(t, root)); diff != "" {
 				t.Errorf("(-before +after):\n%s", diff)
@@ -647,7 +647,7 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 	}
 }
 
-// A directory under a second name is not added; links are resolved below the root alone.
+// Configure does not add a directory under a second name, and resolves links below the root alone.
 func TestDirectoriesByOtherNames(t *testing.T) {
 	for _, link := range []string{"/run", "../run"} {
 		root := t.TempDir()
@@ -672,7 +672,7 @@ func TestDirectoriesByOtherNames(t *testing.T) {
 	}
 }
 
-// The addresses of daemons come from their configurations.
+// Look reads the address of a daemon from its configuration.
 func TestSocketFollowsConfiguration(t *testing.T) {
 	for _, c := range []struct{ engine, file, text, want string }{
 		{docker, daemonJSON, `{}`, "/var/run/docker.sock"},
@@ -696,8 +696,8 @@ func TestSocketFollowsConfiguration(t *testing.T) {
 	}
 }
 
-// A link stays a link, the target keeps its mode, and a change by another program is not
-// overwritten.
+// Apply keeps a link as a link, keeps the mode of its target, and does not overwrite the change of
+// another program.
 func TestLinksModesAndOthers(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	put(t, filepath.Join(root, "srv/docker.json"), "{}")
@@ -732,7 +732,7 @@ func TestLinksModesAndOthers(t *testing.T) {
 	}
 	put(t, filepath.Join(root, "srv/docker.json"), "{ }")
 	if err := back.Apply(); !errors.Is(err, errConcurrent) {
-		t.Errorf("it said %v", err)
+		t.Errorf("error %v, want %v", err, errConcurrent)
 	}
 	if back, err = Remove(store, docker); err == nil {
 		err = back.Apply()
@@ -743,8 +743,7 @@ func TestLinksModesAndOthers(t *testing.T) {
 	}
 }
 
-// A second configuration after a change by another program does not take the file for the
-// original.
+// After another program's change, a second Configure does not record the file as the original.
 func TestConfigureAfterForeignChangeKeepsOriginal(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	path := filepath.Join(root, daemonJSON)

@@ -14,7 +14,7 @@ func findPodman(h Host) (documents, error) {
 	return readWithDropIns(h, files, "etc/containers/containers.conf.d", "*.conf")
 }
 
-// planPodman: from 4.1 on CDI is on. Only directories can be configured.
+// planPodman plans for Podman, which has CDI from 4.1 on. Only directories are configurable.
 func planPodman(v version, d documents, w Wanted) (p decision, err error) {
 	p.cdi = CDIUnknown
 	if v.atLeast(4, 1) {

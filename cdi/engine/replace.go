@@ -65,7 +65,7 @@ func copyAttributes(from, to string) error {
 		have, err := attribute(to, name)
 		switch {
 		case err != nil || bytes.Equal(want, have):
-		case want == nil: // the directory's default list
+		case want == nil: // it came from the directory's default list
 			err = unix.Removexattr(to, name)
 		default:
 			err = unix.Setxattr(to, name, want, 0)
@@ -79,7 +79,7 @@ func copyAttributes(from, to string) error {
 
 // attribute returns an extended attribute, nil if the file lacks it.
 func attribute(path, name string) ([]byte, error) {
-	value := make([]byte, 1<<16) // the maximum of Linux
+	value := make([]byte, 1<<16) // XATTR_SIZE_MAX of Linux
 	n, err := unix.Getxattr(path, name, value)
 	switch {
 	case errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOTSUP):

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// accessList returns an access control list in the kernel's form, by which a user may read a file
-// beside the owner.
+// accessList returns an access control list in the kernel's form that lets a user read a file, in
+// addition to its owner.
 func accessList(user uint32) []byte {
 	const nobody = 1<<32 - 1
 	list := binary.LittleEndian.AppendUint32(nil, 2)
@@ -91,15 +91,14 @@ func TestRemoveRefusesAnotherFile(t *testing.T) {
 	}
 	before := files(t, root)
 	if _, err := Remove(store, docker); !errors.Is(err, errOtherFile) {
-		t.Errorf("it said %v", err)
+		t.Errorf("error %v, want %v", err, errOtherFile)
 	}
 	if diff := cmp.Diff(before, files(t, root)); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
 }
 
-// A file that comes into directories which are not there yet, below a link, is known
-// again.
+// Remove recognises a file that Configure created in new directories below a link.
 func TestNewDirectoriesBelowALink(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	if err := os.Mkdir(filepath.Join(root, "disk"), 0o755); err != nil {

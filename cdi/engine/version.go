@@ -20,8 +20,9 @@ func (e *versionError) Error() string {
 
 // formError is the error of a configuration of a later version.
 type formError struct {
-	file    string
-	version int64 // in the file
+	file string
+	// version is the version in the file.
+	version int64
 }
 
 func (e *formError) Error() string {

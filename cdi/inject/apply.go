@@ -13,9 +13,9 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// apply returns the text of a config.json with CDI devices of the specifications in these
-// directories; the last directory has precedence. apply is idempotent: it does not repeat edits
-// that the text already has.
+// apply returns the text of a config.json with CDI devices of the specifications in specDirs; the
+// last directory has precedence. apply is idempotent: it does not repeat edits that the text
+// already has.
 func apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	var before, after specs.Spec
 	for _, spec := range []*specs.Spec{&before, &after} { // decode twice, because the library changes lists in place
@@ -34,7 +34,7 @@ func apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	return text, nil
 }
 
-// inject has the CDI library change a specification.
+// inject applies devices to a specification with the CDI library.
 func inject(spec *specs.Spec, specDirs, devices []string) error {
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(specDirs...), cdi.WithAutoRefresh(false))
 	if err != nil {
@@ -50,14 +50,14 @@ func inject(spec *specs.Spec, specDirs, devices []string) error {
 	return nil
 }
 
-// unresolved explains unknown devices: no specification has the device, two specifications have
-// it, or a specification cannot be read.
+// unresolved returns the error of unknown devices: no specification defines the device, two
+// specifications define it, or a specification is unreadable.
 func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
 	said := map[string]bool{}
 	var why []string
 	for path, problems := range cache.GetErrors() {
 		for _, problem := range problems {
-			// A conflict is reported for both files, in the same words.
+			// The library reports a conflict for both files, in the same words.
 			if text := problem.Error(); !said[text] {
 				said[text] = true
 				if !strings.Contains(text, path) {
@@ -74,7 +74,8 @@ func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
 // unknownDeviceError is the error of devices without a usable specification.
 type unknownDeviceError struct {
 	specDirs, devices []string
-	problems          []string // of the files in specDirs, sorted
+	// problems are the errors of the files in specDirs, sorted.
+	problems []string
 }
 
 func (e *unknownDeviceError) Error() string {
@@ -103,7 +104,7 @@ func removeDuplicates(before, after *specs.Spec) {
 	}
 	if before.Linux != nil && before.Linux.Resources != nil {
 		had := before.Linux.Resources.Devices
-		// A later rule wins, so a rule before a denial must be repeated.
+		// A later rule overrides an earlier one, so a rule before a denial must be repeated.
 		valid := had
 		for i, rule := range had {
 			if !rule.Allow {
@@ -123,7 +124,8 @@ func withoutRepeats[T any](had []T, first int, list []T) []T {
 
 // hookList is the list of hooks of one stage of a container.
 type hookList struct {
-	name  string // the key in config.json
+	// name is the key in config.json.
+	name  string
 	hooks *[]specs.Hook
 }
 
@@ -142,8 +144,7 @@ func hooks(h *specs.Hooks) []hookList {
 // object is a JSON object with undecoded values.
 type object map[string]json.RawMessage
 
-// merge applies the differences between two specifications to a text, of which before is the
-// decoded form.
+// merge applies the differences between before and after to config. before is the decoded config.
 func merge(config []byte, before, after *specs.Spec) ([]byte, error) {
 	var top object
 	if err := json.Unmarshal(config, &top); err != nil {
@@ -194,8 +195,8 @@ func merge(config []byte, before, after *specs.Spec) ([]byte, error) {
 	return text, check(text, after)
 }
 
-// check verifies that a text decodes to a specification, so that no change by the library, or by a
-// later version of it, is missing.
+// check verifies that a text decodes to want, so that merge misses no change by this or a later
+// version of the library.
 func check(text []byte, want *specs.Spec) error {
 	var got specs.Spec
 	if err := json.Unmarshal(text, &got); err != nil {
@@ -222,7 +223,7 @@ var (
 	errKeyTwice = errors.New("the file has a key twice")
 )
 
-// merger remembers the first error.
+// merger edits JSON objects and keeps the first error.
 type merger struct{ err error }
 
 func (m *merger) fail(err error) {

@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// everything is a specification with every edit of CDI that needs no file of the host.
+// everything is a specification with every edit of CDI that requires no file of the host.
 const everything = `{
 	"cdiVersion": "1.1.0", "kind": "probe.dev/thing",
 	"containerEdits": {
@@ -54,7 +54,7 @@ func specDir(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-// newer is a config.json of a runtime specification that is not written yet.
+// newer is a config.json of a future version of the runtime specification.
 const newer = `{
 	"ociVersion": "9.9.9",
 	"future": {"big": 18446744073709551615, "exact": 1.00000000000000000001, "nested": [{"a": null}]},
@@ -195,8 +195,10 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 		name   string
 		files  map[string]string
 		config string
-		want   error    // nil for an unknownDeviceError
-		says   []string // in its problems
+		// err is nil for an unknownDeviceError.
+		want error
+		// says are substrings of its problems.
+		says []string
 	}{
 		{"no specification", nil, `{}`, nil, nil},
 		{"unknown", map[string]string{"a.json": strings.Replace(everything, `"name": "0"`, `"name": "2"`, 1)}, `{}`, nil,
@@ -215,7 +217,7 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 			dirs, devices := []string{specDir(t, test.files)}, []string{"probe.dev/thing=0"}
 			_, err := apply([]byte(test.config), dirs, devices)
 			if err == nil {
-				t.Fatal("it was given")
+				t.Fatal("apply succeeded")
 			}
 			unknown, ok := errors.AsType[*unknownDeviceError](err)
 			switch {
@@ -232,7 +234,7 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 					t.Errorf("the problem %q does not have %q", unknown.problems[0], words)
 				}
 			}
-			// The text itself: an engine shows the error to its user as one line.
+			// An engine shows the text of the error to its user as one line.
 			if strings.Contains(err.Error(), "\n") {
 				t.Errorf("more than a line: %v", err)
 			}
@@ -240,7 +242,7 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 	}
 }
 
-// For every text of an engine: a change is complete, and a second change is empty.
+// FuzzApply checks for any text that a change is complete and that a second change is empty.
 func FuzzApply(f *testing.F) {
 	dir := specDir(f, map[string]string{"probe.json": everything})
 	for _, text := range []string{newer, `{}`, `{"mounts":[null,{}],"hooks":{"poststop":[{"path":"/hook"}]}}`,

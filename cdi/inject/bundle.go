@@ -18,22 +18,22 @@ import (
 
 // Options are the policies for requests of containers.
 type Options struct {
-	// Devices are the devices that the administrator gives to every container.
+	// Devices are the devices that the administrator adds to every container.
 	Devices []string
-	// Allowed are the patterns of devices that a container may request.
+	// Allowed are patterns of the devices that a container may request.
 	Allowed []string
-	// ConfigFile is the file with Allowed, for messages.
+	// ConfigFile is the path of the file with Allowed, for messages.
 	ConfigFile string
-	// SpecDirs hold CDI specifications; the last has precedence.
+	// SpecDirs are directories of CDI specifications; the last has precedence.
 	SpecDirs []string
 }
 
-// maxConfig limits the size of a config.json in bytes. Docker's are 20 KiB.
+// maxConfig is the maximum size of a config.json in bytes. Docker's have 20 KiB.
 const maxConfig = 32 << 20
 
-// Bundle applies the requested devices to the config.json of a bundle, by its path. It replaces the
-// file in one step, and does not touch the file if there is no request. A missing file is no error:
-// the runtime reports it.
+// Bundle applies the requested devices to the config.json at path. It replaces the file in one
+// step, and does not touch the file without a request. A missing file is no error, because the
+// runtime reports it.
 func Bundle(path string, o Options) error {
 	text, info, err := read(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -61,7 +61,7 @@ func Bundle(path string, o Options) error {
 	return replace(path, changed, info)
 }
 
-// read reads a regular file of limited size; a pipe would block the engine for ever.
+// read reads a regular file of limited size: a pipe could block the engine for ever.
 func read(path string) ([]byte, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -84,7 +84,7 @@ func read(path string) ([]byte, fs.FileInfo, error) {
 
 var errLink = errors.New("it is a symbolic link, and its target may belong to another bundle, too; copy the file")
 
-// replace replaces a file with a text in one step, with its owner and mode. It does not sync: an
+// replace replaces a file in one step and keeps its owner and mode. It does not sync, because an
 // engine writes a new bundle for every start.
 func replace(path string, text []byte, like fs.FileInfo) (err error) {
 	if link, err := os.Lstat(path); err != nil {

@@ -47,11 +47,13 @@ func TestBundleRequestBeyondListIsRefused(t *testing.T) {
 		}
 	}
 	for _, test := range []struct {
-		name    string
-		text    string
-		given   []string // by the administrator
+		name string
+		text string
+		// given are the devices of the administrator.
+		given   []string
 		allowed []string
-		hooks   int // at createRuntime
+		// hooks is the number of hooks at createRuntime.
+		hooks   int
 		refused func(error) bool
 	}{
 		{"nobody asks", `{"process":{"env":["A=PEERLANE_DEVICES=probe.dev/thing=0"]}}`, nil, nil, 0, nil},
@@ -114,7 +116,7 @@ func TestBundleRequestBeyondListIsRefused(t *testing.T) {
 	}
 }
 
-// alone demands that nothing is beside a file.
+// alone checks that the directory of path has no other file.
 func alone(t *testing.T, path string) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -122,7 +124,7 @@ func alone(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	if len(entries) != 1 {
-		t.Errorf("beside %s there is more: %v", path, entries)
+		t.Errorf("unexpected files beside %s: %v", path, entries)
 	}
 }
 
@@ -199,11 +201,11 @@ func TestFilesThatAreNoConfig(t *testing.T) {
 					t.Errorf("the error is %v, want %v", err, want)
 				}
 			case <-time.After(10 * time.Second):
-				t.Fatal("it waits")
+				t.Fatal("Bundle blocks")
 			}
 		})
 	}
-	// Where nothing is asked for, a link is the runtime's to judge.
+	// Without a request, Bundle leaves a link to the runtime.
 	path := filepath.Join(t.TempDir(), "config.json")
 	if err := errors.Join(os.WriteFile(path+".real", []byte(`{}`), 0o600), os.Symlink(path+".real", path)); err != nil {
 		t.Fatal(err)
@@ -211,13 +213,13 @@ func TestFilesThatAreNoConfig(t *testing.T) {
 	if err := Bundle(path, Options{SpecDirs: []string{dir}}); err != nil {
 		t.Error(err)
 	}
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		t.Error("it has gone")
+	if info, err := os.Lstat(path); err != nil || info.Mode().Type() != fs.ModeSymlink {
+		t.Errorf("Bundle changed the link: %v, %v", info, err)
 	}
 }
 
-// A container without a request costs the reading of config.json; a container with a request
-// costs the CDI library as well.
+// BenchmarkBundle measures a container without a request, which costs the reading of config.json,
+// and a container with a request, which costs the CDI library as well.
 func BenchmarkBundle(b *testing.B) {
 	dir := specDir(b, map[string]string{"probe.json": everything})
 	path := filepath.Join(b.TempDir(), "config.json")

@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Names of a container's requests; the value is a list of CDI devices, separated by commas.
+// Names of a container's requests. The value is a list of CDI devices, separated by commas.
 const (
 	variable   = "PEERLANE_DEVICES"
 	annotation = "peerlane.dev/devices"
@@ -22,7 +22,7 @@ const (
 // request is a requested device.
 type request struct {
 	device string
-	// by is the variable or annotation; empty for a request of the administrator.
+	// by is the variable or annotation of the request; empty for the administrator's.
 	by string
 }
 
@@ -85,7 +85,7 @@ func (r request) asker() string {
 	return r.by + " asks for "
 }
 
-// notPermittedError is the cause of a device that is not in the administrator's list.
+// notPermittedError is the error of a device that the administrator's list does not permit.
 type notPermittedError struct {
 	configFile string
 	allowed    []string

@@ -15,29 +15,33 @@ import (
 // Command describes a command. Hidden commands, hidden flags, and the commands that cobra adds
 // (help, completion) are left out.
 type Command struct {
-	Path    string `json:"path"`  // "peerlane cdi generate"
-	Usage   string `json:"usage"` // "peerlane cdi generate [flags]"
-	Short   string `json:"short"` // one line
-	Long    string `json:"long"`  // paragraphs; indented lines are preformatted
+	Path  string `json:"path"`  // "peerlane cdi generate"
+	Usage string `json:"usage"` // "peerlane cdi generate [flags]"
+	// Short is a single line. Long has paragraphs; indented lines are preformatted.
+	Short   string `json:"short"`
+	Long    string `json:"long"`
 	Example string `json:"example,omitempty"`
 	// Exit has a line for every exit status: two blanks, the status, two blanks, the meaning. A
 	// meaning may continue in further lines with more indentation.
-	Exit     string    `json:"exit,omitempty"`
-	Flags    []Flag    `json:"flags,omitempty"`  // flags of this command
-	Global   []Flag    `json:"global,omitempty"` // flags of the parent commands
+	Exit string `json:"exit,omitempty"`
+	// Flags are the flags of this command, and Global the flags of the parent commands.
+	Flags    []Flag    `json:"flags,omitempty"`
+	Global   []Flag    `json:"global,omitempty"`
 	Commands []Command `json:"commands,omitempty"`
 }
 
 // Flag is an option of a command.
 type Flag struct {
-	Name      string `json:"name"`
-	Shorthand string `json:"shorthand,omitempty"` // a letter
-	Value     string `json:"value,omitempty"`     // name of the value; empty without a value
-	Usage     string `json:"usage"`
-	Default   string `json:"default,omitempty"`
+	Name string `json:"name"`
+	// Shorthand is a letter.
+	Shorthand string `json:"shorthand,omitempty"`
+	// Value is the name of the value; empty for a flag without a value.
+	Value   string `json:"value,omitempty"`
+	Usage   string `json:"usage"`
+	Default string `json:"default,omitempty"`
 }
 
-// DefaultExit is the exit status of a command whose help has no such section.
+// DefaultExit is the exit status of a command whose help has no section "Exit status:".
 const DefaultExit = `  0  success
   1  failed; standard error has operation, object, cause and remedy
   2  wrong command line
@@ -45,8 +49,7 @@ const DefaultExit = `  0  success
 
 const exitHeading = "Exit status:\n"
 
-// Exit separates the long text of a command from the section "Exit status:" at the end of the
-// text.
+// Exit splits the long text of a command into the text and the last section, "Exit status:".
 func Exit(long string) (text, exit string) {
 	text, exit, found := strings.Cut(long, exitHeading)
 	if !found {
@@ -59,7 +62,7 @@ func Exit(long string) (text, exit string) {
 	return strings.TrimSpace(text), exit
 }
 
-// Describe describes a command and its subcommands.
+// Describe describes a command and the subcommands.
 func Describe(cmd *cobra.Command) Command {
 	cmd.InitDefaultHelpFlag() // adds [flags] to the usage line
 	long, exit := Exit(cmd.Long)
@@ -100,8 +103,8 @@ func (c Command) all() []Command {
 	return all
 }
 
-// NewCommand returns a hidden command that writes the description of its parent in JSON, for Read,
-// so that the program does not link the generator of man pages.
+// NewCommand returns a hidden command that writes the description of its parent as JSON, for Read:
+// the program does not link the generator of man pages.
 func NewCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "manual", Hidden: true, Short: "Describe all commands in JSON, for packaging/manpages", Args: cobra.NoArgs,

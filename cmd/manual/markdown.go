@@ -6,21 +6,21 @@ import (
 	"strings"
 )
 
-// outputFlag is the option for the output format. The reference omits an outputFlag whose help
-// begins with commonOutput, because every command that prints tables has it.
+// outputFlag is the option for the output format. Markdown omits an outputFlag whose help begins
+// with commonOutput, because every command that prints tables has the option.
 const (
 	outputFlag   = "output"
 	commonOutput = "print in FORM: table, json ("
 )
 
-// Markdown returns the reference of a command and its subcommands: usage, options and exit
-// status. The help and the man page of a command also have its description and examples.
+// Markdown returns the reference of a command and its subcommands: usage, options and exit status.
+// Descriptions and examples are in the help and the man pages.
 func (c Command) Markdown() string {
 	var b strings.Builder
 	for _, one := range c.all() {
 		fmt.Fprintf(&b, "## %s\n\n%s.\n\n```\n%s\n```\n\n", one.Path, one.Short, one.Usage)
 		var commands []Command
-		if one.Path == c.Path { // the commands of a subcommand follow the subcommand
+		if one.Path == c.Path { // the commands of a subcommand come later
 			commands = one.Commands
 		}
 		for i, below := range commands {

@@ -6,7 +6,7 @@ import (
 )
 
 // FromMarkdown returns the man page of a document. It supports headings, paragraphs, `code` and
-// links of Markdown. A paragraph that begins with code is an entry with that name.
+// links of Markdown. A paragraph that begins with code becomes an entry with that name.
 func FromMarkdown(p Page, text string) string {
 	var b strings.Builder
 	p.head(&b)
@@ -16,7 +16,7 @@ func FromMarkdown(p Page, text string) string {
 		paragraph = strings.ReplaceAll(strings.TrimSpace(paragraph), "\n", " ")
 		heading := strings.TrimLeft(paragraph, "#")
 		switch depth := len(paragraph) - len(heading); {
-		case depth == 1: // the document's name
+		case depth == 1: // the title, which the head of the page has
 		case depth > 1:
 			b.WriteString(".SS " + inline(strings.TrimSpace(heading)) + "\n")
 		case strings.HasPrefix(paragraph, "`"):
@@ -36,7 +36,7 @@ func FromMarkdown(p Page, text string) string {
 
 var link = regexp.MustCompile(`\[([^\]]+)\]\([^)]*\)`)
 
-// inline prints code in bold, and links as their text.
+// inline prints code in bold, and a link as the text.
 func inline(s string) string {
 	parts := strings.Split(link.ReplaceAllString(s, "$1"), "`")
 	for i := range parts {

@@ -5,12 +5,13 @@ import (
 	"strings"
 )
 
-// Page is the head and the foot of a man page.
+// Page holds the head and the foot of a man page.
 type Page struct {
 	Name    string // "peerlane-cdi-generate"
 	Section int
-	Version string // of Peerlane
-	Brief   string // a line
+	// Version is the version of Peerlane, and Brief a one-line description.
+	Version string
+	Brief   string
 	SeeAlso []string
 }
 
@@ -119,7 +120,7 @@ func options(b *strings.Builder, heading string, flags []Flag) {
 	}
 }
 
-// sentence returns the description of a flag, with its default if the description lacks the
+// sentence returns the description of a flag, with the default unless the description states the
 // default.
 func (f Flag) sentence() string {
 	if f.Default == "" || strings.Contains(f.Usage, "(default") {

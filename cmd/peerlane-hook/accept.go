@@ -7,7 +7,8 @@ import (
 	"github.com/peerlane/peerlane/hook/supervisor"
 )
 
-// accept is the command of peerlane-relay@.service.
+// accept is the command of peerlane-relay@.service: it runs the supervisor for the connection at
+// standard input.
 func accept(args []string) error {
 	if len(args) > 0 {
 		return fmt.Errorf("accept: unexpected argument %q; %w", args[0], errUsage)

@@ -9,7 +9,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 )
 
-// createAnnotated is create for engines that start hooks by an annotation.
+// createAnnotated is create for engines that select hooks by annotation.
 func createAnnotated(args []string) error {
 	l, err := parse(flag.NewFlagSet("create-annotated", flag.ContinueOnError), args)
 	if err != nil {

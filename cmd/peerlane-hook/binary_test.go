@@ -8,7 +8,8 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// The hook runs before every container: it loads no file of an image, and is small.
+// The hook runs on the host before every container: it must load no library that an image could
+// replace, and start fast.
 func TestBinaryIsStaticAndSmall(t *testing.T) {
 	path := programs.Path(t, programs.Hook)
 	f, err := elf.Open(path)
@@ -18,7 +19,7 @@ func TestBinaryIsStaticAndSmall(t *testing.T) {
 	defer f.Close()
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
-			t.Errorf("it has a segment %v: it is linked dynamically", p.Type)
+			t.Errorf("the hook is linked dynamically: segment %v", p.Type)
 		}
 	}
 	info, err := os.Stat(path)
@@ -27,7 +28,7 @@ func TestBinaryIsStaticAndSmall(t *testing.T) {
 	}
 	const limit = 8_000_000
 	if info.Size() >= limit {
-		t.Errorf("it has %d bytes; less than %d is asked for", info.Size(), limit)
+		t.Errorf("the hook has %d bytes, want less than %d", info.Size(), limit)
 	}
 	t.Logf("%d bytes", info.Size())
 }

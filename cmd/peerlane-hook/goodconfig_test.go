@@ -25,7 +25,7 @@ func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The host has no plan: a container starts where on_failure is warn.
+	// The host has no plan: a container starts only with on_failure = "warn".
 	create := func(status int) string {
 		t.Helper()
 		out, got := command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
@@ -56,7 +56,7 @@ func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
 			t.Errorf("%s: the journal has %s", name, entry)
 		}
 	}
-	// The copy follows the file, and the hook copies no faulty file.
+	// The hook copies a changed file, and does not copy a faulty file.
 	const other = "[hook]\non_failure = \"fail\"\n"
 	write(other)
 	create(1)

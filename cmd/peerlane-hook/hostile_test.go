@@ -11,9 +11,9 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// For every text of a runtime, of any size, the hook stays small and ends with a sentence.
+// The hook limits its memory, and ends with an error, for a state of any size from a runtime.
 func TestHookStateOfHundredMegabytesIsRefused(t *testing.T) {
-	const limit = 160 << 10 // KiB: the growing text, and twice its size before a collection
+	const limit = 160 << 10 // KiB: the growing text, and its double before a garbage collection
 	root := t.TempDir()
 	for name, part := range map[string]string{"one value": "x", "many values": `","x":"`, "depth": `{"annotations":`} {
 		text := io.MultiReader(strings.NewReader(`{"annotations":{"x":"`), io.LimitReader(&repeated{part: part}, 100<<20))
@@ -38,7 +38,7 @@ func TestHookStateOfHundredMegabytesIsRefused(t *testing.T) {
 	}
 }
 
-// repeated is a text without end.
+// repeated is an endless text.
 type repeated struct {
 	part string
 	at   int

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// hostLog plays the journal, or syslog's /dev/log, below a root.
+// hostLog listens at the socket of the journal, or of syslog (/dev/log), below a root.
 func hostLog(t *testing.T, root, path string) *net.UnixConn {
 	t.Helper()
 	path = filepath.Join(root, path)
@@ -41,7 +41,7 @@ func logged(t *testing.T, conn *net.UnixConn) string {
 
 func shortRoot(t *testing.T) string {
 	t.Helper()
-	root, err := os.MkdirTemp("", "pl") // for the length of a socket's path
+	root, err := os.MkdirTemp("", "pl") // a short path, for the limit of sun_path
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func shortRoot(t *testing.T) string {
 
 const noPlan = `{"id":"the container","status":"creating","pid":2,"bundle":"/b"}`
 
-// A runtime may drop the output of a hook; the host's log has the error.
+// A runtime may drop the output of a hook, so the host's log gets the error.
 func TestErrorsGoToTheJournal(t *testing.T) {
 	root := shortRoot(t)
 	journal := hostLog(t, root, "run/systemd/journal/socket")
@@ -89,7 +89,7 @@ func TestErrorsGoToSyslog(t *testing.T) {
 	}
 }
 
-// on_failure = "warn" counts only in a readable file.
+// Only a readable file can set on_failure = "warn".
 func TestHookTornConfigurationFailsStart(t *testing.T) {
 	for text, want := range map[string]int{
 		"[hook]\non_failure = \"warn\"\n":                0,

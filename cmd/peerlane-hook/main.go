@@ -1,6 +1,6 @@
-// Command peerlane-hook is the OCI hook of Peerlane: container runtimes run the hook by a CDI
-// specification. Its command line is a public interface, which engines keep in their containers
-// for months.
+// Command peerlane-hook is the OCI hook of Peerlane: CDI specifications tell container runtimes to
+// run it. Its command line is a public interface, which engines keep in their containers for
+// months.
 package main
 
 import (
@@ -65,7 +65,7 @@ etc/peerlane. A GPU is named by its UUID, which may be empty, and PCI address.
 Exit status: 0 done, 1 failed, 2 a wrong command line.
 `
 
-// errUsage is a wrong command line.
+// errUsage is the cause of an invalid command line.
 var errUsage = errors.New("peerlane-hook help shows the command line")
 
 func main() {
@@ -123,7 +123,7 @@ func (l *list) Set(s string) error {
 // default /.
 func parse(flags *flag.FlagSet, args []string) (paths.Layout, error) {
 	root := flags.String("root", "/", "")
-	flags.SetOutput(io.Discard) // the error has the text
+	flags.SetOutput(io.Discard) // err contains the text
 	if err := flags.Parse(args); err != nil {
 		return paths.Layout{}, fmt.Errorf("%s: %w; %w", flags.Name(), err, errUsage)
 	}
@@ -174,7 +174,7 @@ func told(l paths.Layout, container string, err error) error {
 }
 
 func tell(l paths.Layout, severity int, container string, what error) {
-	if l.Root == "" { // wrong command line
+	if l.Root == "" { // the command line is invalid
 		l = paths.New("/")
 	}
 	if err := journal.Tell(l, severity, container, "", what.Error()); err != nil {
@@ -205,9 +205,9 @@ func supervise(args []string) error {
 	return told(l, "", supervisor.Supervise(l, *generation))
 }
 
-// runtimeRoot returns the --root of the runtime that runs this hook: the directory of the runtime's
-// containers, which distinguishes containers with the same id. It returns "" for the runtime's
-// default, or if /proc is unreadable.
+// runtimeRoot returns the --root of the runtime that called the hook: the directory of the
+// runtime's containers, which distinguishes containers with the same id. The result is empty for
+// the runtime's default, or if /proc is unreadable.
 func runtimeRoot() string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", os.Getppid()))
 	if err != nil {
@@ -216,7 +216,7 @@ func runtimeRoot() string {
 	return rootArgument(text)
 }
 
-// rootArgument finds --root in a /proc/PID/cmdline.
+// rootArgument returns the value of --root in the content of a /proc/PID/cmdline.
 func rootArgument(cmdline []byte) string {
 	args := strings.Split(string(bytes.TrimRight(cmdline, "\x00")), "\x00")
 	for i, arg := range args {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The test binary is peerlane-hook itself if the environment says so.
+// With the variable in its environment, the test binary runs as peerlane-hook.
 func TestMain(m *testing.M) {
 	if os.Getenv("PEERLANE_HOOK_TEST") == "main" {
 		main()

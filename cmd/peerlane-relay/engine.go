@@ -38,7 +38,7 @@ func softwareDevice(socket string) error {
 	if err != nil {
 		return err
 	}
-	// Relays have users of their own.
+	// Relays run as their own users.
 	if err := os.Chmod(socket, 0o666); err != nil {
 		return err
 	}

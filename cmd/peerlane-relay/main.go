@@ -17,7 +17,7 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// run is main with arguments and outputs as parameters.
+// run executes the command line args and returns the exit status.
 func run(args []string, out, errOut io.Writer) int {
 	root := &cobra.Command{
 		Use:           "peerlane-relay",
@@ -54,7 +54,7 @@ func run(args []string, out, errOut io.Writer) int {
 	})
 	root.SetArgs(args)
 	root.SetOut(out)
-	// An error before a command begins is an error of the command line.
+	// Until a command runs, an error is an error of the command line.
 	status := 2
 	for _, c := range root.Commands() {
 		do := c.RunE

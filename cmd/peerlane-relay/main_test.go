@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The man page explains the exit status.
+// The man page documents every exit status.
 func TestRelayExitStatusEqualsManPage(t *testing.T) {
 	for _, c := range []struct {
 		args   []string

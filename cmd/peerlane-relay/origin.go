@@ -8,23 +8,22 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// origin adds two fields to every line of the log: the generation, which the entries of the hook,
-// the supervisor and the relay for one run of a container share, and the container, by the
-// runtime's name.
+// origin adds two fields to every log line: the generation, which hook, supervisor and relay share
+// for one run of a container, and the runtime's name of the container.
 type origin struct{ generation, container string }
 
 var signed sync.Once
 
-// sign adds the origin to log lines from the first configuration on: the generation and the
+// sign adds the origin to log lines. Only the first configuration counts: the generation and the
 // container do not change.
 func sign(c launch.Config) {
 	signed.Do(func() { logrus.AddHook(&origin{c.Generation, c.Container}) })
 }
 
-// Levels returns every level.
+// Levels returns all levels.
 func (*origin) Levels() []logrus.Level { return logrus.AllLevels }
 
-// Fire adds the fields that the line lacks.
+// Fire adds the fields that the entry lacks.
 func (o *origin) Fire(e *logrus.Entry) error {
 	if e.Data == nil {
 		e.Data = logrus.Fields{}

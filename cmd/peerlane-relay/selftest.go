@@ -27,7 +27,7 @@ the command serves no client.`,
 	}
 }
 
-// maxJob limits the size of a job in bytes.
+// maxJob is the maximum size of a job in bytes.
 const maxJob = 4 << 20
 
 // readJob reads the JSON of a test's job.
@@ -54,20 +54,20 @@ func selfTest(in io.Reader, out io.Writer) error {
 	if host.Driver, err = d.DriverVersion(); err != nil {
 		return err
 	}
-	var one sync.Mutex // messages at a time
+	var mu sync.Mutex // one line at a time
 	lines := json.NewEncoder(out)
 	if err := lines.Encode(host); err != nil {
 		return err
 	}
 	var failed error
 	tell := func(p launch.Pair) {
-		one.Lock()
-		defer one.Unlock()
+		mu.Lock()
+		defer mu.Unlock()
 		if err := lines.Encode(p); err != nil {
 			failed = err
 		}
 	}
-	// A test without an end blocks the driver, so the process exits without cleanup.
+	// A test that does not end blocks the driver, and with it any cleanup: exit at once.
 	stuck := func(p launch.Pair) {
 		tell(p)
 		os.Exit(1)

@@ -35,8 +35,8 @@ sends the configuration over descriptor 5.`,
 }
 
 func serve() error {
-	// No other relay may read the memory of this relay, and the kernel writes no core file: the
-	// relay maps memory of containers.
+	// The relay maps memory of containers: forbid other relays to read it, and the kernel to write
+	// a core file.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return os.NewSyscallError("PR_SET_DUMPABLE", err)
 	}
@@ -63,15 +63,15 @@ func serve() error {
 		return err
 	}
 	r.AskBy(supervisor.ask)
-	// Before the first configuration a client would learn that no lane exists; meanwhile clients
-	// wait in the listener's queue.
+	// Accept no client before the first configuration: the relay would report that the container
+	// has no lane. Clients wait in the queue of the listener.
 	for configured := false; !configured; {
 		if configured, err = configure(r, supervisor); err != nil {
 			return fmt.Errorf("the supervisor exited before it configured this relay: %w", err)
 		}
 	}
 	go reconfigure(r, supervisor)
-	// Standard error is the supervisor's, which may be killed while this relay goes on.
+	// The supervisor reads standard error, and may be killed while this relay runs.
 	signal.Ignore(syscall.SIGPIPE)
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
@@ -83,13 +83,17 @@ func serve() error {
 
 // supervisor is the supervisor at the other end of descriptor 5.
 type supervisor struct {
-	conn    *net.UnixConn
-	version int // of the last configuration
+	conn *net.UnixConn
+	// version is the version of the last configuration.
+	version int
 
-	mu     sync.Mutex
-	claims map[uint64]chan launch.Admission // that wait for an answer, by number
-	gone   chan struct{}                    // closed when no more answers will come
-	hears  atomic.Bool                      // the supervisor reads reasons for an end
+	mu sync.Mutex
+	// claims are the requests without an answer, by number.
+	claims map[uint64]chan launch.Admission
+	// gone is closed when the supervisor has ended, so that no answer will come.
+	gone chan struct{}
+	// hears reports that the supervisor reads the reason for an end.
+	hears atomic.Bool
 }
 
 // farewell reports to the supervisor the reason why this relay ends. A supervisor that is gone,
@@ -103,7 +107,7 @@ func (s *supervisor) farewell(e launch.Ending) {
 	}
 }
 
-// ask is a relay.Asker.
+// ask sends a claim to the supervisor and waits for the admission. It is a relay.Asker.
 func (s *supervisor) ask(c launch.Claim) (launch.Admission, error) {
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -139,8 +143,8 @@ func (s *supervisor) answered(a launch.Admission) {
 	}
 }
 
-// reconfigure applies later messages of the supervisor. If the supervisor ends, the relay goes on
-// serving the container.
+// reconfigure handles the later messages of the supervisor. If the supervisor ends, the relay
+// continues to serve the container.
 func reconfigure(r *relay.Relay, s *supervisor) {
 	for {
 		if _, err := configure(r, s); err != nil {
@@ -152,8 +156,8 @@ func reconfigure(r *relay.Relay, s *supervisor) {
 	}
 }
 
-// configure reads a configuration, request or answer, applies the message, answers, and reports
-// whether the message was a good configuration. An error means that the supervisor is gone.
+// configure reads a configuration, a request or an answer, applies it, replies, and reports
+// whether it was a valid configuration. An error means that the supervisor has ended.
 func configure(r *relay.Relay, s *supervisor) (bool, error) {
 	buffer := make([]byte, launch.MaxDatagram)
 	n, err := s.conn.Read(buffer)
@@ -231,7 +235,7 @@ func listener(fd int, what string) (*net.UnixListener, error) {
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("descriptor %d should be %s, a Unix socket", fd, what), l.Close())
 	}
-	// The file belongs to the hook: the successor of this process serves on the same socket.
+	// The hook owns the socket file: the next relay process serves on the same socket.
 	u.SetUnlinkOnClose(false)
 	return u, nil
 }

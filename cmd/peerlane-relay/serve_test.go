@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// A relay refuses a supervisor whose version it does not serve, and names the versions of both.
+// A relay refuses a supervisor of an unsupported version, and the error names both versions.
 func TestRelayOfAnotherReleaseNamesBothVersions(t *testing.T) {
 	for name, c := range map[string]struct {
 		message any
@@ -34,7 +34,7 @@ func TestRelayOfAnotherReleaseNamesBothVersions(t *testing.T) {
 			if _, err := theirs.Write(text); err != nil {
 				t.Fatal(err)
 			}
-			// The relay is nil: it sees nothing of the message.
+			// The relay may be nil, because configure does not pass the message to it.
 			if configured, err := configure(nil, &supervisor{conn: ours, version: launch.Version}); configured || err != nil {
 				t.Fatalf("configure returns %v, %v", configured, err)
 			}
@@ -48,7 +48,7 @@ func TestRelayOfAnotherReleaseNamesBothVersions(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.want.Oldest, c.want.Newest = launch.OldestVersion, launch.Version
-			// The text itself: the answer has no other form of the error.
+			// Compare the text, because the status has no type of error.
 			if status.OK || status.Error != c.want.Error() {
 				t.Errorf("the answer is %+v, not %q", status, c.want.Error())
 			}
@@ -56,7 +56,7 @@ func TestRelayOfAnotherReleaseNamesBothVersions(t *testing.T) {
 	}
 }
 
-// The versions of earlier supervisors: a099472 and other commits send none, which is 0.
+// Earlier supervisors, of a099472 for example, send no version, which reads as 0.
 func TestCheckVersionServesEarlierSupervisors(t *testing.T) {
 	for version := launch.OldestVersion; version <= launch.Version; version++ {
 		if err := launch.CheckVersion(version); err != nil {

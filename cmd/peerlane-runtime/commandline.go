@@ -7,21 +7,21 @@ import (
 	"strings"
 )
 
-// commandLine holds the parts of a runtime's command line that this program needs.
+// commandLine is the part of a runtime's command line that this program uses.
 type commandLine struct {
 	own
-	// forward holds the arguments for the runtime: all arguments except this program's own.
+	// forward are the arguments for the runtime: all except this program's own.
 	forward []string
 	// command is the runtime's command; empty if missing.
 	command string
-	// bundle and config are the last --bundle and (crun) --config of the command; empty if
-	// missing.
+	// bundle and config are the values of the command's last --bundle and (crun) --config; empty
+	// if missing.
 	bundle, config string
 	// log and logFormat are the path and the format of the log in which an engine reads errors.
 	log, logFormat string
 }
 
-// own has this program's options.
+// own are this program's options.
 type own struct {
 	devices  []string
 	specDirs []string
@@ -30,12 +30,11 @@ type own struct {
 	version  bool
 }
 
-// ownPrefix begins the options that are for this program and not for the
-// runtime.
+// ownPrefix begins this program's options, which the runtime does not get.
 const ownPrefix = "--peerlane-"
 
-// The options with a value, which is the next argument if there is no "=". The lists have the
-// options of runc and crun; for other options of engines, see word.
+// Options with a value, which is the next argument without "=". The lists contain the options of
+// runc and crun; word handles the options of other runtimes.
 var (
 	globalValues = []string{"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager"}
 	createValues = []string{"bundle", "b", "config", "f", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"}
@@ -48,9 +47,9 @@ var commands = []string{
 	"restore", "resume", "run", "spec", "start", "state", "update",
 }
 
-// parse reads a command line as runc does (one or two dashes, "=" or not) and as crun does
-// (-bDIR), and leaves mistakes to the runtime. The error is about this program's own options;
-// beside an error, log and logFormat are valid.
+// parse reads a command line as runc does (one or two dashes, with or without "=") and as crun
+// does (-bDIR), and leaves mistakes to the runtime. An error is about this program's own
+// options; log and logFormat are valid even with an error.
 func parse(args []string) (c commandLine, err error) {
 	for len(args) > 0 && c.command == "" {
 		arg := args[0]
@@ -95,8 +94,8 @@ func parse(args []string) (c commandLine, err error) {
 	return c, err
 }
 
-// word takes an option, or an argument (with an empty name), from the front of args. n is its
-// number of arguments.
+// word takes an option, or an argument (with an empty name), from the front of args. n is the
+// number of consumed arguments.
 func word(args []string, withValue []string) (name, value string, n int) {
 	arg := args[0]
 	if len(arg) < 2 || arg[0] != '-' || arg == "--" {
@@ -112,8 +111,8 @@ func word(args []string, withValue []string) (name, value string, n int) {
 	return name, "", 1
 }
 
-// takesNext guesses whether a global option, unknown to runc and crun, takes the next argument:
-// an option of another runtime may.
+// takesNext guesses whether a global option that runc and crun lack takes the next argument, as
+// options of other runtimes may.
 func takesNext(name string, args []string) bool {
 	if slices.Contains(globalFlags, name) || len(args) < 2 {
 		return false
@@ -125,7 +124,7 @@ func takesNext(name string, args []string) bool {
 		})
 }
 
-// Causes of an option that is not valid.
+// Causes of an invalid option.
 var (
 	errNoValue       = errors.New("requires a value: " + ownPrefix + "NAME=VALUE")
 	errUnknownOption = errors.New("unknown option; the options after " + ownPrefix +
@@ -170,11 +169,11 @@ func (o *own) set(arg string) error {
 	return nil
 }
 
-// configFile returns the path of the bundle's config.json, by the runtime's rules.
+// configFile returns the path of the bundle's config.json, found as the runtime finds it.
 func (c commandLine) configFile() (string, error) {
 	switch {
 	case c.config != "" && c.config != "config.json":
-		return filepath.Abs(c.config) // crun reads this file instead of the bundle's
+		return filepath.Abs(c.config) // crun reads this file in place of the bundle's
 	case c.bundle == "":
 		return filepath.Abs("config.json")
 	}

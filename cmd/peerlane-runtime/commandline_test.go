@@ -12,11 +12,13 @@ import (
 
 func TestParseFindsCommandAndBundle(t *testing.T) {
 	for _, test := range []struct {
-		line    string // arguments, without this program's own the same
+		// line are the arguments without this program's own.
+		line    string
 		command string
-		config  string // of create and run
-		log     string
-		format  string
+		// config is the path for create and run.
+		config string
+		log    string
+		format string
 	}{
 		{"--root /run/r --log /b/log.json --log-format json create --bundle /b --pid-file /b/init.pid c1", "create",
 			"/b/config.json", "/b/log.json", "json"},
@@ -86,7 +88,7 @@ func TestParseFindsCommandAndBundle(t *testing.T) {
 	}
 }
 
-// Arguments behind the command belong to the runtime, with any name.
+// Arguments behind the command belong to the runtime, even with the prefix of own options.
 func TestOwnOptionsStandInFrontOfTheCommand(t *testing.T) {
 	args := strings.Fields("--root /r --peerlane-device=a.b/c=d exec c1 --peerlane-device=x")
 	c, err := parse(args)
@@ -110,7 +112,7 @@ func TestOwnOptionsThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// The runtime gets the arguments that are not this program's, in order.
+// FuzzParse checks that forward has the arguments that are not this program's, in order.
 func FuzzParse(f *testing.F) {
 	f.Add("--root\x00/r\x00--log=l\x00create\x00--bundle\x00/b\x00c1")
 	f.Add("--peerlane-device=a.b/c=d\x00run\x00-b")

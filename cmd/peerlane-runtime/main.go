@@ -1,6 +1,6 @@
-// Command peerlane-runtime adds devices to containers of engines without CDI. The engine runs it
-// in place of an OCI runtime; it edits the config.json of a container that requests a device, and
-// executes the runtime.
+// Command peerlane-runtime adds devices to containers of engines without CDI. The engine runs this
+// program in place of an OCI runtime. The program edits the config.json of a container that
+// requests a device, and executes the runtime.
 package main
 
 import (
@@ -65,7 +65,7 @@ func main() {
 	if err == nil {
 		return
 	}
-	// As in runc: engines show the last error of the log.
+	// Engines show the last error of the log, as with runc.
 	err = fmt.Errorf("peerlane-runtime: %w", err)
 	if logged := c.logError(err); logged != nil {
 		err = errors.Join(err, logged)
@@ -74,7 +74,8 @@ func main() {
 	os.Exit(1)
 }
 
-// run returns only with an error, or without a runtime to execute.
+// run replaces this process by the runtime. run returns nil after this program's help or version,
+// and otherwise only an error.
 func run(c commandLine) error {
 	switch {
 	case c.help:
@@ -112,8 +113,8 @@ func run(c commandLine) error {
 	return fmt.Errorf("executing %s: %w", program, err)
 }
 
-// treeRoot returns the root of the configuration: for a rootless engine, the user's runtime
-// directory.
+// treeRoot returns the root of the configuration. For a rootless engine the root is in the user's
+// runtime directory.
 func (c commandLine) treeRoot() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); c.root == "" && filepath.IsAbs(dir) && (os.Geteuid() != 0 || hook.Rootless()) {
 		return filepath.Join(dir, "peerlane")
@@ -122,7 +123,7 @@ func (c commandLine) treeRoot() string {
 }
 
 // specDirs returns the directories that engines read, and last, with precedence, the directory of
-// a tree that is not the host's.
+// a tree other than the host's.
 func specDirs(l paths.Layout) []string {
 	dirs := slices.Clone(cdi.DefaultSpecDirs)
 	if !l.IsDefault() {
@@ -133,10 +134,9 @@ func specDirs(l paths.Layout) []string {
 	return dirs
 }
 
-// logError appends an error to the log that an engine has named, as runc and
-// crun do.
+// logError appends an error to the log that the engine named, as runc and crun do.
 func (c commandLine) logError(failed error) (err error) {
-	path := strings.TrimPrefix(c.log, "file:") // crun's form of a path
+	path := strings.TrimPrefix(c.log, "file:") // the form of crun
 	if path == "" || strings.HasPrefix(path, "syslog:") || strings.HasPrefix(path, "journald:") {
 		return nil
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// The test binary is peerlane-runtime itself if the environment says so.
+// With the variable in its environment, the test binary runs as peerlane-runtime.
 func TestMain(m *testing.M) {
 	if os.Getenv("PEERLANE_RUNTIME_TEST") == "main" {
 		main()
@@ -24,8 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// host returns a root with a configuration and a runtime that prints its arguments and its
-// process number.
+// host returns a root with a configuration and a runtime that prints its arguments and its process
+// id.
 func host(t *testing.T, config string) (root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -69,7 +69,7 @@ func TestItBecomesTheRuntime(t *testing.T) {
 	if said != "--log /x state c 1" || status != 7 {
 		t.Errorf("the runtime's status is %d, and it says %q", status, out)
 	}
-	// No process stays between the engine and the runtime.
+	// The runtime replaces the process of peerlane-runtime.
 	var itself int
 	if err := json.Unmarshal([]byte(shell), &itself); err != nil || itself != pid {
 		t.Errorf("the runtime is process %s, and was started as %d", shell, pid)
@@ -103,9 +103,10 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		config string
-		file   string // config.json
-		args   []string
-		says   []string
+		// file is the content of config.json.
+		file string
+		args []string
+		says []string
 	}{
 		{"not permitted", ownRuntime, `{"process":{"env":["PEERLANE_DEVICES=probe.dev/thing=0"]}}`, nil,
 			[]string{"PEERLANE_DEVICES asks for the device probe.dev/thing=0", "runtime.devices in "}},
@@ -126,7 +127,7 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 					t.Fatal(err)
 				}
 				log := filepath.Join(root, "log")
-				// Engines read the runtime's log, and its present lines stay.
+				// peerlane-runtime appends to the runtime's log, which engines read.
 				if err := os.WriteFile(log, []byte("before\n"), 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -194,7 +195,7 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 	crun := put(filepath.Join(first, "crun"), 0o755)
 	is("", crun, nil)
 	runc := put(filepath.Join(second, "runc"), 0o755)
-	is("", runc, nil) // runc comes before crun in any directory
+	is("", runc, nil) // runc precedes crun, in any directory
 	is(crun, crun, nil)
 	put(filepath.Join(first, "runc"), 0o644)
 	is("", "", errNoProgram)
@@ -213,13 +214,13 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 	}
 }
 
-// A rootless engine runs its runtime in a user namespace, and the user's files are in
-// XDG_RUNTIME_DIR only. The host's runtime has no mapped owner there.
+// A rootless engine runs its runtime in a user namespace, where the owner of the host's runtime is
+// not mapped, and the user's files are below XDG_RUNTIME_DIR only.
 func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it maps users")
 	}
-	// Directories of tests are closed to other users.
+	// t.TempDir is not accessible to other users.
 	dir, err := os.MkdirTemp("", "peerlane-runtime-")
 	if err != nil {
 		t.Fatal(err)
@@ -254,7 +255,7 @@ func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The files belong to user 4711, which is root in the namespace; the runtime belongs to root.
+	// User 4711, who is root in the namespace, owns the files; the host's root owns the runtime.
 	if err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if filepath.Base(path) == "oci" {
 			return err

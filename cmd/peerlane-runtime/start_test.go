@@ -13,9 +13,9 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// BenchmarkStart measures the cost of a start, from `runc run` to the end of a container without
-// work: alone, through peerlane-runtime without a device, and with a device that adds a variable.
-// The three cases take turns. CPU time excludes other processes of the host; wall-clock time is
+// BenchmarkStart measures the cost of a start, from `runc run` to the end of an empty container:
+// with runc alone, with peerlane-runtime and no device, and with a device that adds a variable.
+// The three cases alternate. CPU time excludes other processes of the host; the wall-clock time is
 // printed beside it.
 func BenchmarkStart(b *testing.B) {
 	if os.Geteuid() != 0 {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A mistake ends with a status other than 0 and one sentence that names the mistake.
+// An invalid command line exits with a status other than 0, and one sentence names the mistake.
 func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 	root := t.TempDir()
 	for _, c := range []struct {
@@ -50,7 +50,7 @@ func TestHelpOfACommandIsThatOfItsFlag(t *testing.T) {
 	}
 }
 
-// "-" is standard input, also for a capture, which is binary.
+// "-" means standard input, also for a capture, which is binary.
 func TestInputDashReadsStandardInput(t *testing.T) {
 	file := "../../docs/hgx-4-nics.xml"
 	text, err := os.ReadFile(file)
@@ -62,7 +62,7 @@ func TestInputDashReadsStandardInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() {
-		_, _ = w.Write(text) // the reader compares
+		_, _ = w.Write(text) // a failure shows in the comparison
 		_ = w.Close()
 	}()
 	before := os.Stdin
@@ -72,7 +72,7 @@ func TestInputDashReadsStandardInput(t *testing.T) {
 	os.Stdin = before
 	want := peerlane(t, "plan", "--root", t.TempDir(), "--input", file)
 	if got = strings.Replace(got, "standard input", file, 1); got != want {
-		t.Errorf("of standard input: %s\nof the file: %s", got, want)
+		t.Errorf("plan from standard input:\n%s\nplan from the file:\n%s", got, want)
 	}
 }
 
@@ -93,7 +93,7 @@ func TestPlanFits100Columns(t *testing.T) {
 // The error for a user without access to the state names the access, not a missing relay.
 func TestStateThatCannotBeReadIsNamedFirst(t *testing.T) {
 	if os.Geteuid() == 0 {
-		// Root reads everything: a file in place of the directory is as unreadable.
+		// Root can read every directory, so replace the directory by a file.
 		root := t.TempDir()
 		if err := os.MkdirAll(filepath.Join(root, "var/lib"), 0o755); err != nil {
 			t.Fatal(err)

@@ -187,10 +187,11 @@ default port of the bench is 19999; it also uses ports of network.ports.`,
 	return cmd
 }
 
-// everywhere is --listen without an address.
+// everywhere is the value of --listen without an address.
 const everywhere = ":19999"
 
-// benchFlags says which options have no meaning together.
+// benchFlags refuses flags that exclude each other, and flags without an effect on the
+// measurement.
 func benchFlags(cmd *cobra.Command, between bool) error {
 	flags := cmd.Flags()
 	if flags.Changed("connect") && flags.Lookup("connect").Value.String() == "" {
@@ -219,8 +220,9 @@ func benchFlags(cmd *cobra.Command, between bool) error {
 	return nil
 }
 
-// onNetwork returns the configuration for measurements between hosts, with the path of the key file
-// filled in. The bench's relays belong to root and prove the cluster key, without a tenant.
+// onNetwork returns the configuration for measurements between hosts, with the path of the key
+// file filled in. The relays of a bench belong to root, and prove the cluster key without a
+// tenant.
 func (a *app) onNetwork() (config.Config, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
@@ -236,8 +238,8 @@ func (a *app) onNetwork() (config.Config, error) {
 	return c, err
 }
 
-// saveBench writes a result to file atomically: a failure leaves the former content. It writes in
-// place to a symbolic link or to anything but a regular file.
+// saveBench writes a result to file in one step: after a failure the file has its former content.
+// It writes directly to a symbolic link or a special file.
 func saveBench(file string, r *bench.Report) error {
 	text, err := indented(r)
 	if err != nil {
@@ -260,7 +262,7 @@ func saveBench(file string, r *bench.Report) error {
 	return err
 }
 
-// given returns the flags of the command line, without those that name files.
+// given returns the flags that the command line sets, except flags that name files.
 func given(cmd *cobra.Command) []string {
 	var list []string
 	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "gpus-per-nic",
@@ -323,7 +325,7 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 	return nil
 }
 
-// newBenchClientCommand is a client of peerlane bench.
+// newBenchClientCommand returns the hidden command of a client of peerlane bench.
 func newBenchClientCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "bench-client", Hidden: true, Short: "Run a client of peerlane bench, with JSON orders on standard " +

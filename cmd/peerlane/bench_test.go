@@ -13,7 +13,8 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// aBench is a saved result: a row of each kind, a row without a baseline, and a failed measurement.
+// aBench is a saved result with a row of each kind, a row without a baseline, and a failed
+// measurement.
 const aBench = `{
   "version": 1, "date": "2026-11-22T12:00:00Z", "release": "v1", "command": ["peerlane", "bench", "--quick"],
   "host": "a host", "gpus": ["NVIDIA H200", "NVIDIA H200"], "driver": 13000, "simulated": false,
@@ -49,7 +50,7 @@ func TestBenchOutputShowsRowsAndVerdicts(t *testing.T) {
 			t.Errorf("a simulated result says %q:\n%s", no, text)
 		}
 	}
-	// Untrusted text: another host's bench may have written the file.
+	// The bench of another host may have written the file: its text is untrusted.
 	hostile := strings.NewReplacer(`"a host"`, `"a \u001b[2Jhost"`, `"rings, to`, `"\u001b[31mrings, to`).Replace(aBench)
 	if err := os.WriteFile(file, []byte(hostile), 0o644); err != nil {
 		t.Fatal(err)
@@ -57,7 +58,7 @@ func TestBenchOutputShowsRowsAndVerdicts(t *testing.T) {
 	if text := peerlane(t, "bench", "--input", file); strings.Contains(text, "\x1b") {
 		t.Errorf("output contains terminal control characters: %q", text)
 	}
-	// A ratio without its baseline is an error, and no other row is printed.
+	// Without the baseline of a ratio, the command fails and prints no row.
 	lacking := strings.Replace(aBench, `{"name": "raw 4.0 MiB"`, `{"name": "raw 1.0 MiB"`, 1)
 	if err := os.WriteFile(file, []byte(lacking), 0o644); err != nil {
 		t.Fatal(err)
@@ -104,7 +105,7 @@ func TestBenchCommandLine(t *testing.T) {
 	}
 }
 
-// Relays of a bench have no container, and so no annotation.
+// The relays of a bench have no container, and so no annotation.
 func TestBenchNetworkTenantAnnotationIsCleared(t *testing.T) {
 	l := paths.New(t.TempDir())
 	if err := os.MkdirAll(filepath.Dir(l.ConfigFile()), 0o755); err != nil {

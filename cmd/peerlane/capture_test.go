@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// captured writes a capture of the recorded host, and returns the file and the flags that read the
+// captured writes a capture of the recorded host. It returns the file, and the flags that read the
 // host directly.
 func captured(t *testing.T) (file string, flags []string) {
 	t.Helper()
@@ -54,7 +54,7 @@ func TestCaptureUnwritableFileIsError(t *testing.T) {
 	_, flags := recordedHost(t)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
-		t.Fatal(err) // present on every Linux: full(4)
+		t.Fatal(err) // every Linux has /dev/full: full(4)
 	}
 	defer func() { _ = full.Close() }()
 	var errOut bytes.Buffer

@@ -36,7 +36,7 @@ host's lanes; the other commands list, check and remove them.`,
 	return group(cmd)
 }
 
-// specFlags are the flags for the content and the place of specifications.
+// specFlags are the flags for the content and the location of specifications.
 type specFlags struct {
 	cmd           *cobra.Command
 	dirs          []string
@@ -44,8 +44,7 @@ type specFlags struct {
 	hook, devRoot string
 }
 
-// addSpecDirs gives a command the flag that names directories of
-// specifications.
+// addSpecDirs adds the flag for the directories of specifications to a command.
 func addSpecDirs(cmd *cobra.Command, f *specFlags, usage string) {
 	cmd.Flags().StringArrayVar(&f.dirs, "spec-dir", nil, usage)
 	completeDirectories(cmd, "spec-dir")
@@ -59,7 +58,7 @@ func addContents(cmd *cobra.Command, f *specFlags, hook string) {
 	completeDirectories(cmd, "dev-root")
 }
 
-// addFormat gives a command the flag of the form of specifications.
+// addFormat adds the flag for the format of specifications to a command.
 func addFormat(cmd *cobra.Command, f *specFlags, otherwise string) {
 	cmd.Flags().StringVar(&f.format, "format", "", "write specifications as `FORMAT`: json, yaml (default: "+otherwise+")")
 	complete(cmd, "format", cdi.Formats...)
@@ -73,8 +72,8 @@ func (f *specFlags) checkFormat() error {
 	return nil
 }
 
-// specDirs returns the directories of --spec-dir, by default those that engines read. With --root
-// the default lies below that root, where no engine reads.
+// specDirs returns the directories of --spec-dir. The default is the directories that engines read
+// or, with --root, a directory below that root, which no engine reads.
 func (a *app) specDirs(f *specFlags) []string {
 	if len(f.dirs) > 0 {
 		return f.dirs
@@ -92,8 +91,8 @@ func (a *app) specOptions(p *planned, host *hostFlags, hook, devRoot string) cdi
 		LibraryDir: a.libraryDir()}
 }
 
-// libraryDir returns the directory of the libraries for containers if this command has another
-// prefix than the packages (make install PREFIX=), else an empty string.
+// libraryDir returns the directory of the libraries for containers if the prefix of this command
+// is not that of the packages (make install PREFIX=); otherwise it returns "".
 func (a *app) libraryDir() string {
 	self, err := os.Executable()
 	if err != nil || !a.layout.IsDefault() {
@@ -114,8 +113,8 @@ func prefixedLibraries(self, packaged string) string {
 	return dir
 }
 
-// prefixOf is the prefix that this command is installed below, as PREFIX/bin/peerlane or as
-// PREFIX/libexec/peerlane/peerlane, which the front executes.
+// prefixOf returns the prefix of this command, which is PREFIX/bin/peerlane, or
+// PREFIX/libexec/peerlane/peerlane behind the front.
 func prefixOf(self string) (prefix string, ok bool) {
 	dir := filepath.Dir(self)
 	above := filepath.Dir(dir)
@@ -231,7 +230,7 @@ changes nothing.`,
 	return cmd
 }
 
-// classes are the kinds of device without the vendor.
+// classes returns the kinds of device without the vendor.
 func classes() (all []string) {
 	for _, kind := range cdi.Kinds {
 		all = append(all, strings.TrimPrefix(kind, cdi.Vendor+"/"))
@@ -239,14 +238,14 @@ func classes() (all []string) {
 	return all
 }
 
-// Default paths of the hook: in packages the hook is outside PATH.
+// Default paths of the hook. Packages install the hook outside PATH.
 const (
 	packagedHook = "/usr/libexec/peerlane/peerlane-hook"
 	defaultHook  = "beside this command, in ../libexec/peerlane from there, or " + packagedHook
 )
 
 // hookPath returns the path of the hook for specifications: --hook, a hook beside this command, or
-// the package's path. With an error the returned path is the one that was tried.
+// the path of the packages. With an error, path is the path that hookPath tried.
 func hookPath(named string) (string, error) {
 	if named != "" {
 		return checkHook(named)
@@ -260,8 +259,8 @@ func hookPath(named string) (string, error) {
 		packagedHook)
 }
 
-// binaries is the directory that has peerlane, peerlane-hook and peerlane-relay: this
-// command's, or the package's, which has this command, too.
+// binaries returns the directory of peerlane, peerlane-hook and peerlane-relay: this command's
+// directory, or that of the packages.
 func binaries() (string, error) {
 	hook, err := hookPath("")
 	return filepath.Dir(hook), err
@@ -324,7 +323,7 @@ func (a *app) printDiffs(changes []cdi.Change) {
 	}
 }
 
-// changeWords returns the verb for the change of a file.
+// changeWords returns the verb for a change of a file.
 func changeWords(c cdi.Change) string {
 	switch {
 	case c.Removed:
@@ -335,7 +334,7 @@ func changeWords(c cdi.Change) string {
 	return fmt.Sprintf("wrote %s: %d devices", c.Path, c.Devices)
 }
 
-// asRoot adds the remedy to an error of permission.
+// asRoot adds the remedy to a permission error.
 func asRoot(err error) error {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
 		return &fault.Error{Code: fault.NotRoot, Operation: "run without root", Cause: err,

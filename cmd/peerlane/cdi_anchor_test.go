@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// The command that the hook names repairs the anchor; so do generate and refresh.
+// generate, refresh and the command in the error of the hook mount a missing anchor.
 func TestCDICommandsMountAnchor(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it mounts")

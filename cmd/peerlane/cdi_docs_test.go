@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// packaged is a file of packaging.
+// packaged returns the content of a file of the packages.
 func packaged(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../packaging", path))
@@ -18,7 +18,7 @@ func packaged(t *testing.T, path string) string {
 	return string(text)
 }
 
-// Scripts look for the kinds of drift by the words of the documentation.
+// Scripts match the kinds of drift that the documentation lists.
 func TestDriftKindsAreDocumented(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/cdi.md")
 	check(t, err)
@@ -51,7 +51,7 @@ func TestUnitsOfThePackage(t *testing.T) {
 	for _, name := range []string{refresh, "peerlane-anchor.service", "peerlane-cdi-refresh.path",
 		"peerlane-cdi-retry.service", "peerlane-links.timer",
 		"peerlane-exporter.service", "peerlane-exporter-collector.socket", "peerlane-exporter-collector@.service"} {
-		// systemd-analyze checks that the executable exists.
+		// systemd-analyze requires that the executable exists.
 		texts[name] = strings.Replace(packaged(t, "systemd/"+name), "/usr/bin/peerlane", "/bin/true", 1)
 		files = append(files, filepath.Join(dir, name))
 		check(t, os.WriteFile(filepath.Join(dir, name), []byte(texts[name]), 0o644))
@@ -82,7 +82,7 @@ func TestRuleOfThePackage(t *testing.T) {
 	}
 	module := modules[0]
 	rule := packaged(t, "udev/90-peerlane.rules")
-	// udevadm reads rules from /run/udev too, and this test mounts a /run of its own.
+	// udevadm also reads the rules in /run/udev, so this test mounts its own /run.
 	simulate := func(rule, device string) string {
 		path := filepath.Join(t.TempDir(), "90-peerlane.rules")
 		check(t, os.WriteFile(path, []byte(rule), 0o644))

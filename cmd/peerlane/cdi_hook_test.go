@@ -9,7 +9,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// A package has the hook elsewhere than the command.
+// Packages install the hook and the command in different directories.
 func TestHookPathOfPackageIsFound(t *testing.T) {
 	dir := t.TempDir()
 	beside, packaged := filepath.Join(dir, "bin", "peerlane-hook"), filepath.Join(dir, "libexec", "peerlane-hook")

@@ -63,7 +63,7 @@ detail. Names with the same edits are one device.`,
 		if err := a.start(cmd); err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		a.log.SetOutput(io.Discard) // the reader is a shell
+		a.log.SetOutput(io.Discard) // a shell reads the output
 		all, err := devices()
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
@@ -144,7 +144,7 @@ func (a *app) deviceTable(devices []cdi.Device) *table.Writer {
 	return t
 }
 
-// inLines joins words with commas to lines of a column's width.
+// inLines joins words with commas, and breaks the text into lines of a column's width.
 func inLines(words []string) (lines []string) {
 	const width = 34
 	for i, w := range words {
@@ -160,7 +160,7 @@ func inLines(words []string) (lines []string) {
 	return lines
 }
 
-// dashLines is a cell of lines, or a dash.
+// dashLines returns the lines as a cell, or a dash without lines.
 func dashLines(lines []string) table.Lines {
 	if len(lines) == 0 {
 		return table.Lines{"-"}

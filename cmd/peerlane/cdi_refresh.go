@@ -22,7 +22,7 @@ type refreshed struct {
 	Changed bool `json:"changed"`
 	cdi.Refreshed
 	Peermem *cdi.Peermem `json:"peermem,omitempty"`
-	// Took is milliseconds by part.
+	// Took maps the parts of the refresh to their duration in milliseconds.
 	Took map[string]float64 `json:"took"`
 
 	nics int
@@ -113,7 +113,7 @@ func (r *refreshed) lap(part string, began *time.Time) {
 	*began = now
 }
 
-// refreshPlan looks for GPUDirect RDMA support, then reads the host and plans.
+// refreshPlan detects GPUDirect RDMA, reads the host and plans.
 func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*planner.Plan,
 	cdi.Options, error) {
 	c, err := config.Load(a.layout.ConfigFile())
@@ -125,7 +125,7 @@ func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool,
 		return nil, cdi.Options{}, err
 	}
 	o := host.options()
-	if c.CDI.LoadPeermem && !dry && o.NVML != nil { // a recorded host has no modules to load
+	if c.CDI.LoadPeermem && !dry && o.NVML != nil { // a recorded host cannot load modules
 		if found, err = cdi.LoadPeermem(host.sysfs, host.proc, cdi.Modprobe); err != nil {
 			a.log.Warn(err)
 		}
@@ -161,8 +161,8 @@ func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool,
 	return p.plan, a.specOptions(p, host, hook, f.devRoot), nil
 }
 
-// timedNVML measures NVML apart from sysfs: loading NVIDIA's library can take longer than the other
-// parts together.
+// timedNVML measures the time of NVML apart from sysfs: loading NVIDIA's library can take longer
+// than the other parts together.
 type timedNVML struct {
 	topo.NVML
 	took map[string]float64
@@ -174,7 +174,7 @@ func (n timedNVML) GPUs() ([]topo.NVMLGPU, error) {
 	return n.NVML.GPUs()
 }
 
-// printRefreshed prints one line, or nothing if nothing changed.
+// printRefreshed prints one line, or nothing without a change.
 func (a *app) printRefreshed(r refreshed) {
 	var wrote, removed []string
 	for _, c := range r.Changes {

@@ -26,11 +26,13 @@ import (
 
 // cdiHost is a recorded host with specifications.
 type cdiHost struct {
-	t             *testing.T
-	tree          string // of the recorded sysfs and procfs
+	t *testing.T
+	// tree is the directory of the recorded sysfs and procfs.
+	tree          string
 	root, specDir string
 	hook          string
-	flags         []string // flags with these values
+	// flags select this host.
+	flags []string
 }
 
 func newCDIHost(t *testing.T) *cdiHost {
@@ -72,7 +74,7 @@ func unmountsAnchor(t testing.TB, root string) {
 	})
 }
 
-// run runs "peerlane cdi" on the host and requires success.
+// run runs `peerlane cdi` on the host and requires success.
 func (h *cdiHost) run(args ...string) string {
 	h.t.Helper()
 	return peerlane(h.t, h.args(args...)...)
@@ -86,7 +88,7 @@ func (h *cdiHost) args(args ...string) []string {
 	return append(append([]string{"cdi"}, args...), flags...)
 }
 
-// fails runs "peerlane cdi" on the host, requires the exit status and returns both outputs.
+// fails runs `peerlane cdi` on the host, requires the exit status, and returns both outputs.
 func (h *cdiHost) fails(code int, args ...string) (out, errOut string) {
 	h.t.Helper()
 	var o, e bytes.Buffer
@@ -108,7 +110,7 @@ func (h *cdiHost) specFile(class string) string {
 	return filepath.Join(h.specDir, "peerlane.dev-"+class+".json")
 }
 
-// gpu is the host's GPU of an index by the plan.
+// gpu returns the GPU with an index in the plan.
 func (h *cdiHost) gpu(index int) topo.GPU {
 	h.t.Helper()
 	return planOf(h.t, h).GPUs[index]
@@ -208,7 +210,7 @@ func TestRefreshWritesOnChangeOnly(t *testing.T) {
 		t.Errorf("files were touched (-before +after):\n%s", diff)
 	}
 
-	// Idle GPUs lower the link speed.
+	// An idle GPU lowers its link speed.
 	h.edit(h.glob("sys/bus/pci/devices/"+h.gpu(0).BusID+"/current_link_speed"),
 		func(string) string { return "2.5 GT/s PCIe\n" })
 	if out := h.run("refresh"); out != "" {
@@ -291,7 +293,7 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// At boot a refresh can come before the driver.
+// At boot, a refresh can run before the driver is loaded.
 func TestRefreshBeforeTheDriverLoads(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
@@ -324,7 +326,7 @@ func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
 	h.generate()
 	before := h.state()
 	if out := h.run("refresh", "--dry-run"); out != "" {
-		t.Errorf("nothing to change, output %q", out)
+		t.Errorf("refresh without a change printed %q", out)
 	}
 	h.edit("proc/driver/nvidia/gpus/"+h.gpu(3).BusID+"/information", func(text string) string {
 		return strings.ReplaceAll(text, h.gpu(3).UUID, "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff")
@@ -344,7 +346,7 @@ func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
 	}
 }
 
-// Two files would define each device twice, and engines ignore a device that two files define.
+// Engines ignore a device that two files define, so generate removes the file of the other format.
 func TestGenerateFormatReplacesOtherFormat(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
@@ -370,7 +372,7 @@ func TestGenerateFormatReplacesOtherFormat(t *testing.T) {
 	if !bytes.HasPrefix(text, []byte("---\ncdiVersion: ")) {
 		t.Errorf("that is no YAML: %.80s", text)
 	}
-	// Leave both formats, as an older version or a user may.
+	// An older version or a user may leave both formats.
 	if err := os.WriteFile(h.specFile("lane"), []byte(h.run("generate", "--class", "lane", "--hook", h.hook)),
 		0o644); err != nil {
 		t.Fatal(err)
@@ -385,7 +387,7 @@ func TestGenerateFormatReplacesOtherFormat(t *testing.T) {
 	}
 }
 
-// loads has the CDI library read the directory.
+// loads loads the directory with the CDI library.
 func (h *cdiHost) loads(t *testing.T) {
 	t.Helper()
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(h.specDir), cdi.WithAutoRefresh(false))
@@ -398,7 +400,7 @@ func (h *cdiHost) loads(t *testing.T) {
 	}
 	for _, name := range []string{"peerlane.dev/lane=3", "peerlane.dev/gpu=3", "peerlane.dev/nic=mlx5_0"} {
 		if cache.GetDevice(name) == nil {
-			t.Errorf("there is no %s", name)
+			t.Errorf("missing file %s", name)
 		}
 	}
 }
@@ -409,19 +411,18 @@ func TestRefreshKeepsTheInstalledHook(t *testing.T) {
 	if err := os.Remove(h.hook); err != nil {
 		t.Fatal(err)
 	}
-	// The test binary has no hook in its directory.
+	// The directory of the test binary has no hook.
 	if _, errOut := h.fails(1, "refresh"); !strings.Contains(errOut, "find the hook") {
 		t.Errorf("standard error: %q", errOut)
 	}
 	h.run("refresh", "--hook", hookFile(t))
 }
 
-// An engine that reads while Peerlane writes sees the old or the new, and never
-// nothing.
+// An engine that reads while Peerlane writes finds the old or the new files, never a missing file.
 func TestManyAtOnce(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
-	// The same host while a port is down, so that there is something to write.
+	// The same host with a port down requires other files.
 	down := newCDIHost(t)
 	down.portDown("mlx5_1")
 	down.root, down.specDir, down.flags[1] = h.root, h.specDir, h.root
@@ -462,7 +463,7 @@ func TestManyAtOnce(t *testing.T) {
 	case reads := <-reader:
 		t.Logf("read %d times meanwhile", reads)
 		if reads == 0 {
-			t.Error("nothing was read meanwhile")
+			t.Error("the reader has read no file during the writes")
 		}
 	case <-testutil.After(time.Minute):
 		t.Fatal("the reader hangs")
@@ -471,7 +472,8 @@ func TestManyAtOnce(t *testing.T) {
 		namesIn(t, h.specDir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	// Two commands ran at once: every file must describe the same host, that of the last writer.
+	// Two commands ran at the same time: every file must describe one host, that of the last
+	// writer.
 	one := h.run("refresh", "--dry-run") == "" || down.run("refresh", "--dry-run") == ""
 	if !one {
 		t.Error("plan and specifications are a mixture")
@@ -487,7 +489,7 @@ func TestRemoveDeletesInstalledFiles(t *testing.T) {
 		t.Errorf("created %v", names)
 	}
 	h.generate()
-	// Foreign files, one of them with a name of Peerlane.
+	// Files of other programs, one of them with a name of Peerlane.
 	text, err := os.ReadFile(h.specFile("lane"))
 	if err != nil {
 		t.Fatal(err)
@@ -515,7 +517,7 @@ func TestRemoveDeletesInstalledFiles(t *testing.T) {
 	}
 }
 
-// aliveContainer makes a host have a container whose init is this process.
+// aliveContainer adds a container whose init is this process.
 func (h *cdiHost) aliveContainer(name string) {
 	h.t.Helper()
 	stat, err := os.ReadFile("/proc/self/stat")
@@ -570,8 +572,8 @@ func TestRefreshSaysWhatItTook(t *testing.T) {
 	}
 }
 
-// The cost of a udev event without a change, except NVML: the recorded host has eight GPUs and two
-// NICs.
+// BenchmarkRefresh measures a udev event without a change, except for NVML. The recorded host has
+// eight GPUs and two NICs.
 func BenchmarkRefresh(b *testing.B) {
 	tree, root := b.TempDir(), b.TempDir()
 	unmountsAnchor(b, root)

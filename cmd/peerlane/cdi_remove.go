@@ -90,7 +90,7 @@ Exit status:
 	return cmd
 }
 
-// liveContainers names the containers that have a relay and live.
+// liveContainers returns the names of running containers with a relay.
 func (a *app) liveContainers() (names []string, err error) {
 	relays, err := generation.List(a.layout)
 	for _, r := range relays {

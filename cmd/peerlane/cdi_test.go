@@ -19,7 +19,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// hookFile is something that may stand for the hook's binary.
+// hookFile returns the path of a file that passes for the hook.
 func hookFile(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "peerlane-hook")

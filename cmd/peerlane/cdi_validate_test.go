@@ -44,7 +44,7 @@ func wholeHost(t *testing.T, tree string) *cdiHost {
 	return h
 }
 
-// drift runs validate and requires a difference.
+// drift runs `peerlane cdi validate` and requires a difference.
 func (h *cdiHost) drift() (list []cdi.Drift) {
 	h.t.Helper()
 	out, errOut := h.fails(3, "validate", "-o", "json")
@@ -59,7 +59,7 @@ func (h *cdiHost) drift() (list []cdi.Drift) {
 		h.t.Fatal(err)
 	}
 	if got.Fits {
-		h.t.Error("it says that it fits")
+		h.t.Error("validate reports drift and fits = true")
 	}
 	return got.Drift
 }
@@ -126,9 +126,9 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		change func(t *testing.T, h *cdiHost)
 		// want has a pattern "kind subject message" for every difference, in order.
 		want []string
-		// stays says that a refresh is not the remedy.
+		// stays reports that a refresh does not remove the difference.
 		stays bool
-		// shared marks a change outside the host's trees.
+		// shared reports a change outside the host's own trees.
 		shared bool
 	}{
 		{name: "a GPU in another's place", change: func(_ *testing.T, h *cdiHost) {
@@ -364,7 +364,7 @@ func TestValidateForPeople(t *testing.T) {
 	}
 }
 
-// A permission error is not a difference.
+// validate reports a permission error as an error, not as drift.
 func TestValidateCannotTell(t *testing.T) {
 	h := newWholeHost(t)
 	check(t, os.RemoveAll(filepath.Join(h.tree, "proc/driver")))
@@ -398,8 +398,8 @@ func TestListShowsWhatIsInjected(t *testing.T) {
 		t.Errorf("installed and generated are not the same:\n%s\n%s", a, b)
 	}
 	all := decode[[]cdi.Device](t, h.args("list", "-o", "json")...)
-	// eight GPUs plus "all" in two classes, two NICs plus "all", and the lanes of the container's
-	// GPUs
+	// Eight GPUs and "all" in two classes, two NICs and "all", and the lane= device for the GPUs
+	// of the container.
 	if len(all) != 22 {
 		t.Errorf("%d devices", len(all))
 	}
@@ -419,14 +419,14 @@ func TestListSaysWhatEnginesIgnore(t *testing.T) {
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(h.specDir, "old.json"), text, 0o644))
 	if out := h.run("list", "lane=3"); strings.Count(out, "also defines it, so engines ignore both") != 2 {
-		t.Errorf("it printed\n%s", out)
+		t.Errorf("cdi list printed\n%s", out)
 	}
 	check(t, os.Remove(filepath.Join(h.specDir, "old.json")))
 	later := filepath.Join(h.root, "var/run/cdi")
 	check(t, os.MkdirAll(later, 0o755))
 	check(t, os.WriteFile(filepath.Join(later, "peerlane.dev-lane.json"), text, 0o644))
 	if out := h.run("list"); strings.Count(out, later+"/peerlane.dev-lane.json hides it") != 10 {
-		t.Errorf("it printed\n%s", out)
+		t.Errorf("cdi list printed\n%s", out)
 	}
 	check(t, os.WriteFile(h.specFile("gpu"), []byte("{"), 0o644))
 	var out, errOut bytes.Buffer

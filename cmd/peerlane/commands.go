@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/manual"
 )
 
-// delegate does nothing: this program runs every command itself. The front has another version
+// delegate does nothing, because this program runs every command. The front has another version
 // (front.go).
 func delegate([]string) error { return nil }
 
@@ -37,7 +37,7 @@ func commands(a *app) []*cobra.Command {
 	}
 }
 
-// The exit status is the last of a command's help.
+// Help prints the exit status last, so separate it from the text of a command.
 func init() {
 	cobra.AddTemplateFunc("longText", func(c *cobra.Command) string {
 		text, _ := manual.Exit(c.Long)
@@ -49,8 +49,8 @@ func init() {
 	})
 }
 
-// setTemplates sets the templates of help. Templates make the linker keep all methods of every
-// type, so the front has no templates and gets help from this program.
+// setTemplates sets the templates of help. A template makes the linker keep all methods of every
+// type: the front has no templates and executes this program for help.
 func setTemplates(root *cobra.Command) {
 	root.SetHelpTemplate("{{longText .}}\n\n{{.UsageString}}")
 	root.SetUsageTemplate(root.UsageTemplate() + "\nExit status:\n{{exitText .}}")

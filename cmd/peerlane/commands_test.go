@@ -29,19 +29,19 @@ func allCommands(t *testing.T) (all []*cobra.Command) {
 	}
 	add(newRootCommand(&app{log: logrus.New()}))
 	if len(all) < 20 {
-		t.Fatalf("there are only %d commands", len(all))
+		t.Fatalf("%d commands, want at least 20", len(all))
 	}
 	return all
 }
 
-// prints lists commands without a table, and so without -o json, with the output.
+// prints maps the commands without a table, and so without -o json, to their output.
 var prints = map[string]string{
 	"peerlane cdi generate": "specifications, which are JSON",
 	"peerlane exporter":     "metrics, in Prometheus' form",
 	"peerlane topo capture": "a tar file",
 }
 
-// noValues are the flags with a value that no list can have.
+// noValues matches flags whose values cannot be listed for completion.
 var noValues = regexp.MustCompile(`^(root|sysfs|proc|dev-root|input|save|hook|timeout|interval|duration|pace|sizes|depths|bytes|seed|slots|slot-size|config|file|to|key|listen)$`)
 
 func TestEveryCommandIsWhole(t *testing.T) {
@@ -51,11 +51,11 @@ func TestEveryCommandIsWhole(t *testing.T) {
 				t.Errorf("short help is %q", cmd.Short)
 			}
 			if text, _ := manual.Exit(cmd.Long); text == "" {
-				t.Error("it has no text")
+				t.Error("the help has no text")
 			}
 			for line := range strings.Lines(cmd.Long + "\n" + cmd.Example) {
 				if len([]rune(strings.TrimSuffix(line, "\n"))) > 110 || strings.Contains(line, "\t") {
-					t.Errorf("this line does not fit a terminal: %q", line)
+					t.Errorf("line too wide, or with a tab: %q", line)
 				}
 			}
 			if cmd.Example == "" || !strings.Contains(cmd.Example, cmd.CommandPath()) {
@@ -75,7 +75,7 @@ func TestEveryCommandIsWhole(t *testing.T) {
 				return
 			}
 			if _, other := prints[cmd.CommandPath()]; cmd.Flags().Lookup("output") == nil && !other {
-				t.Error("it has no -o json")
+				t.Error("missing -o json")
 			}
 			cmd.Flags().VisitAll(func(f *pflag.Flag) {
 				if f.Usage == "" {
@@ -140,7 +140,7 @@ func TestMisspeltFlagsGetSuggestion(t *testing.T) {
 	}
 }
 
-// A panic prints one sentence and sets an exit status, as errors do.
+// A panic prints one sentence and exits with a status, like an error.
 func TestNoStackTrace(t *testing.T) {
 	t.Setenv("GOTRACEBACK", "")
 	var out, errOut bytes.Buffer

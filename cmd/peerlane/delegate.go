@@ -11,7 +11,7 @@ import (
 // program links clients of engines, Prometheus and CUDA, and so starts in twice the time.
 
 // frontRuns reports whether the front runs a command line itself. The other program prints help,
-// pictures and plans, including the virtual switch.
+// pictures and plans, including plans of the virtual switch.
 func frontRuns(args []string) bool {
 	if len(args) == 0 || args[0] != "topo" && args[0] != "version" {
 		return false
@@ -22,7 +22,7 @@ func frontRuns(args []string) bool {
 	})
 }
 
-// behindFront returns the path of the full program from the path of the front.
+// behindFront returns the path of the full program for the path of the front.
 func behindFront(front string) string {
 	return filepath.Join(filepath.Dir(front), "../libexec/peerlane/peerlane")
 }

@@ -125,10 +125,10 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 	return cmd
 }
 
-// maxDemoSlots is as many as relay.slots takes.
+// maxDemoSlots is the maximum of relay.slots.
 const maxDemoSlots = 1024
 
-// parseSize parses the size of a flag and checks that it lies between least and most.
+// parseSize parses the size of a flag, and checks that it is between least and most.
 func parseSize(flag, text, example string, least, most uint64) (uint64, error) {
 	n, err := humanize.ParseBytes(text)
 	if err != nil {
@@ -170,7 +170,7 @@ func (a *app) progress() (show func(demo.Progress), done func()) {
 			}
 			if p.Total > 0 {
 				current.UpdateTotal(int64(p.Total))
-				current.SetValue(int64(min(p.Done, p.Total-1))) // the next step completes the bar
+				current.SetValue(int64(min(p.Done, p.Total-1))) // the last step completes the bar
 			}
 		}, func() {
 			if current != nil {
@@ -325,7 +325,7 @@ func (a *app) serverTable(r *demo.Report) *table.Writer {
 	t := a.newTable("SERVER GPU", "ADDRESS", "IN, RELAYS SAY", "OUT, RELAYS SAY", "IN, DEVICE'S LOG", "OUT, DEVICE'S LOG")
 	logged := func(n int64) string {
 		if n < 0 {
-			return "-" // real GPUs keep no log
+			return "-" // the simulator keeps a log, real GPUs do not
 		}
 		return humanize.Comma(n)
 	}
@@ -360,7 +360,7 @@ func (a *app) rateTable(r *demo.Report) *table.Writer {
 	return t
 }
 
-// newDemoClientCommand is the process in the demo's containers.
+// newDemoClientCommand returns the hidden command that runs in the containers of the demo.
 func newDemoClientCommand(a *app) *cobra.Command {
 	o := demo.ClientOptions{}
 	var script string
@@ -378,7 +378,7 @@ func newDemoClientCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// newMeasureCommand returns the hidden command that measures at the request of another process.
+// newMeasureCommand returns the hidden command that measures on behalf of another process.
 func newMeasureCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "measure", Hidden: true, Short: "Measure copies, with JSON jobs on standard input", Args: noArgs,

@@ -23,7 +23,7 @@ import (
 	"github.com/peerlane/peerlane/topo/nvml"
 )
 
-// doctorVersion is that of the JSON, which docs/doctor.schema.json describes.
+// doctorVersion is the version of the JSON document, which docs/doctor.schema.json describes.
 const doctorVersion = 1
 
 // doctorReport is the JSON document of peerlane doctor.
@@ -90,7 +90,7 @@ Exit status:
 			"network.ports)")
 	flags.Lookup("serve").NoOptDefVal = serveAuto
 	complete(cmd, "serve", serveAuto)
-	complete(cmd, "connect") // names of hosts, not of files
+	complete(cmd, "connect") // values are host names, not files
 	must(cmd.MarkFlagDirname("host-root"))
 	must(cmd.RegisterFlagCompletionFunc("for", func(*cobra.Command, []string, string) ([]string,
 		cobra.ShellCompDirective) {
@@ -162,7 +162,7 @@ Exit status:
 
 var gpuN = regexp.MustCompile(`^(?i:gpu|lane=)?([0-9]+)$`)
 
-// laneOf is the index of the GPU that a name means: "gpu3", "3", a UUID or an address.
+// laneOf returns the index of a GPU by its name: "gpu3", "3", a UUID or a PCI address.
 func laneOf(ctx context.Context, h *doctor.Host, name string) (int, error) {
 	if m := gpuN.FindStringSubmatch(name); m != nil {
 		name = m[1]
@@ -170,7 +170,7 @@ func laneOf(ctx context.Context, h *doctor.Host, name string) (int, error) {
 	return h.Lane(ctx, name)
 }
 
-// testForDoctor runs the self-test of GPU pairs before the checks read the results.
+// testForDoctor runs the self-tests of GPU pairs before the checks read their results.
 func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) error {
 	if !host.live() {
 		return usageError{cmd.CommandPath(),
@@ -194,7 +194,7 @@ func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host)
 	return asRoot(err)
 }
 
-// diagnosis is the error with the exit status for the worst finding.
+// diagnosis returns the error with the exit status for the worst finding.
 func diagnosis(r doctorReport) error {
 	count := map[doctor.Status]int{}
 	for _, f := range r.Findings {
@@ -236,7 +236,7 @@ func (a *app) printDoctor(r doctorReport) {
 	}
 }
 
-// laneWords lists the lanes of a finding.
+// laneWords returns the lanes of a finding as text.
 func laneWords(lanes []int) string {
 	switch {
 	case lanes == nil:

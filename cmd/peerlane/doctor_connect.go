@@ -27,8 +27,8 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// cluster returns this host's side of a meeting and its facts. Each meeting reads the key file
-// again, as relays do at a rotation; if that fails, the last keys stay valid.
+// cluster returns this host's side of a meeting, and its facts. Each meeting reads the key file
+// again, like relays during a rotation. If that fails, the meeting uses the last valid keys.
 func (a *app) cluster(h *doctor.Host) (meeting.Side, meeting.Facts, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
@@ -85,8 +85,8 @@ func certificates(c config.Network) (*network.Certificates, error) {
 	return &list, nil
 }
 
-// doctorPort returns the default port of the doctor: the last of the relays' range, which firewalls
-// admit.
+// doctorPort returns the default port of the doctor: the last port of the relays' range, because
+// firewalls admit that range.
 func (a *app) doctorPort() (uint16, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
@@ -96,7 +96,7 @@ func (a *app) doctorPort() (uint16, error) {
 	return ports.Last, err
 }
 
-// meetings are with the hosts that are named.
+// meetings returns the meetings with the named hosts.
 func (a *app) meetings(ctx context.Context, h *doctor.Host, names []string) (*doctor.Meetings, error) {
 	port, err := a.doctorPort()
 	if err != nil {
@@ -141,7 +141,7 @@ func resolve(ctx context.Context, name string, port uint16) ([]netip.AddrPort, e
 	return all, nil
 }
 
-// maxRefused bounds the log lines about refused doctors: an unauthenticated peer can connect any
+// maxRefused limits the log lines about refused doctors: an unauthenticated peer can connect any
 // number of times.
 const maxRefused = 10
 
@@ -202,10 +202,10 @@ func servedAt(ctx context.Context, at string, port uint16, facts meeting.Facts) 
 		cmp.Or(facts.Why, "relays use no address"))
 }
 
-// serveAuto is --serve without an address.
+// serveAuto is the value of --serve without an address.
 const serveAuto = "auto"
 
-// untilInterrupted ends with SIGINT or SIGTERM.
+// untilInterrupted returns a context that ends with SIGINT or SIGTERM.
 func untilInterrupted(ctx context.Context) (context.Context, context.CancelFunc) {
 	return signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// hostOnLoopback is a root of a host that has a cluster key, and whose relays use loopback.
+// hostOnLoopback returns the root of a host with a cluster key whose relays use loopback.
 func hostOnLoopback(t *testing.T, keys network.Keys, more string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -38,7 +38,7 @@ func hostOnLoopback(t *testing.T, keys network.Keys, more string) string {
 	return root
 }
 
-// serving runs doctor --serve on a host and returns the address that the command prints.
+// serving runs `doctor --serve` on a host, and returns the address that the command prints.
 func serving(t *testing.T, root string) string {
 	t.Helper()
 	read, write := io.Pipe()
@@ -68,7 +68,7 @@ func serving(t *testing.T, root string) string {
 	return fields[len(fields)-1]
 }
 
-// connected returns the findings of doctor --connect by check.
+// connected returns the findings of `doctor --connect` by check.
 func connected(t *testing.T, root string, at string) map[string]doctor.Finding {
 	t.Helper()
 	_, host := recordedHost(t)
@@ -103,7 +103,7 @@ func TestDoctorOfTwoHosts(t *testing.T) {
 	if f := found["cluster-keys"]; !strings.Contains(f.Found, keys.Current.ID.String()) {
 		t.Errorf("%+v", f)
 	}
-	// Another port range, and another key, which no fact reveals.
+	// Another port range shows in the facts; another key does not.
 	if f := connected(t, hostOnLoopback(t, keys, "ports = \"7000-7009\"\n"),
 		there)["ports"]; f.Status != doctor.Failure || !strings.Contains(f.Found, "7000-7009 here and 20000-20999 there") {
 		t.Errorf("%+v", f)
@@ -114,7 +114,7 @@ func TestDoctorOfTwoHosts(t *testing.T) {
 	}
 }
 
-// A serving doctor reads a rotated key, as relays do.
+// A doctor with --serve uses a rotated key, like relays.
 func TestDoctorServesWhileKeysRotate(t *testing.T) {
 	keys := network.Keys{Current: network.NewKey(time.Now())}
 	root := hostOnLoopback(t, keys, "")

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 )
 
-// examined runs peerlane doctor on the recorded host below an empty root.
+// examined runs `peerlane doctor` on the recorded host with an empty root.
 func examined(t *testing.T, code int, args ...string) (out, errOut string) {
 	t.Helper()
 	_, host := recordedHost(t)
@@ -108,7 +108,7 @@ func TestDoctorForOneLane(t *testing.T) {
 	examined(t, exitUsage, "--interval", "1ns")
 }
 
-// Reasons and remedies follow the table, worst first, with untrusted text sanitised.
+// Reasons and remedies follow the table, worst finding first, with sanitised text.
 func TestDoctorTableListsWorstFirst(t *testing.T) {
 	var printed bytes.Buffer
 	a := &app{out: terminal.New(&printed)}
@@ -148,8 +148,8 @@ func TestDoctorsExitStatus(t *testing.T) {
 	}
 }
 
-// The check configuration reports a wrong key once, and other checks refer to it. Checks of absent
-// devices are n/a.
+// The check "configuration" reports a wrong key once, and other checks refer to it. Checks of
+// absent devices are n/a.
 func TestDoctorReportsAWrongKeyOnce(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "etc/peerlane/config.toml")

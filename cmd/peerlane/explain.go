@@ -55,8 +55,8 @@ docs/troubleshooting.md has the same entries.`,
 	return cmd
 }
 
-// explained returns the entry of a code in any case, with or without brackets. Its error names the
-// nearest code.
+// explained returns the entry of a code, in any case, with or without brackets. The error names
+// the nearest code.
 func explained(typed string) (fault.Entry, error) {
 	code := strings.Trim(strings.ToUpper(typed), "[]")
 	if !strings.HasPrefix(code, "PL") {
@@ -86,8 +86,8 @@ func (a *app) printEntry(e fault.Entry) {
 	}
 }
 
-// wrapped breaks text into lines of at most 80 characters, the first with the prefix first and the
-// rest with next.
+// wrapped breaks text into lines of at most 80 characters. The first line begins with the prefix
+// first, the others with next.
 func wrapped(first, next, text string) string {
 	const columns = 80
 	var b strings.Builder

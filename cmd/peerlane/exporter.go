@@ -27,8 +27,8 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 )
 
-// exporterAddress is the default address of the exporter. Loopback: metrics describe containers, so
-// remote access needs an explicit address.
+// exporterAddress is the default address of the exporter. It is a loopback address because metrics
+// describe containers: remote access requires an explicit address.
 const exporterAddress = "127.0.0.1:9836"
 
 func newExporterCommand(a *app) *cobra.Command {
@@ -82,7 +82,7 @@ peerlane-exporter-collector.socket (--collector).`,
 		source := exporter.Host(a.layout)
 		if collector != "" {
 			source = exporter.Remote(collector)
-		} else if _, err := generation.List(a.layout); err != nil { // fail at the start instead of at each scrape
+		} else if _, err := generation.List(a.layout); err != nil { // fail now instead of at every scrape
 			return asRoot(err)
 		}
 		if once {
@@ -98,7 +98,7 @@ peerlane-exporter-collector.socket (--collector).`,
 	return cmd
 }
 
-// newCollectCommand is peerlane-exporter-collector@.service.
+// newCollectCommand returns the hidden command of peerlane-exporter-collector@.service.
 func newCollectCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "collect", Hidden: true, Short: "Write the state of all relays to standard output, for peerlane exporter " +
@@ -112,7 +112,7 @@ func newCollectCommand(a *app) *cobra.Command {
 	}
 }
 
-// metrics is a registry that reads from a source.
+// metrics returns a registry with the metrics of a source.
 func (a *app) metrics(source exporter.Source, names bool) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(exporter.New(source, names, func(
@@ -136,14 +136,14 @@ func (a *app) printMetrics(g prometheus.Gatherer) error {
 	return nil
 }
 
-// unixPrefix begins an address that is a path.
+// unixPrefix begins an address that is a path of a socket.
 const unixPrefix = "unix:"
 
-// errTaken is the error of a socket in use.
+// errTaken is the error of a socket at which another process listens.
 var errTaken = errors.New("another process listens at the socket")
 
-// listen listens at an address. A socket in the file system is for the exporter's user
-// and group.
+// listen listens at an address. A socket in the file system is accessible to the exporter's user
+// and group only.
 func listen(address string) (net.Listener, error) {
 	path, unixSocket := strings.CutPrefix(address, unixPrefix)
 	if !unixSocket {
@@ -154,24 +154,24 @@ func listen(address string) (net.Listener, error) {
 			c.Close()
 			return nil, fmt.Errorf("%s: %w", path, errTaken)
 		}
-		if err := os.Remove(path); err != nil { // the socket of an exporter that was killed
+		if err := os.Remove(path); err != nil { // a killed exporter left the socket
 			return nil, err
 		}
 	}
-	// Deny other users the socket between bind and chmod.
+	// Between bind and chmod, the umask denies other users the socket.
 	before := unix.Umask(0o117)
 	l, err := net.Listen("unix", path)
 	unix.Umask(before)
 	return l, err
 }
 
-// exporterPage is the page at the exporter's address, for browsers.
+// exporterPage is the start page of the exporter, for browsers.
 const exporterPage = `<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>peerlane exporter</title></head>
 <body><h1>peerlane exporter</h1><p><a href="/metrics">Metrics</a></p></body></html>
 `
 
-// export serves metrics until ctx ends: withNames at Unix sockets, metrics at TCP addresses.
+// export serves until ctx ends: withNames at Unix sockets, and metrics at TCP addresses.
 func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer, addresses []string,
 	webConfig string) error {
 	var network, files []net.Listener
@@ -217,7 +217,7 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 		late, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		for _, s := range servers {
-			_ = s.Shutdown(late) // later scrapes lose their answer
+			_ = s.Shutdown(late) // scrapes beyond the deadline are aborted
 		}
 	})
 	errs := make(chan error)
@@ -238,7 +238,7 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 	for range count {
 		if err := <-errs; err != nil && !errors.Is(err, http.ErrServerClosed) {
 			failed = errors.Join(failed, err)
-			fail() // stop the other servers too
+			fail() // stop the other servers
 		}
 	}
 	if !stop() {

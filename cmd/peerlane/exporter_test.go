@@ -59,7 +59,7 @@ func TestExporterPrintsMetricsOnce(t *testing.T) {
 	}
 }
 
-// ear is a log that captures the exporter's address and earlier warnings.
+// ear is a log hook that captures the exporter's address and the warnings before it.
 type ear struct {
 	address chan string
 	warned  string
@@ -86,7 +86,7 @@ func exporting(t *testing.T, listen, webConfig string) (address, warned string) 
 	a.log.AddHook(heard)
 	root := t.TempDir()
 	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
-	source := func() (exporter.Snapshot, error) { // of a container that lives
+	source := func() (exporter.Snapshot, error) { // the container is alive
 		s, err := exporter.Host(paths.New(root))()
 		for i := range s.Relays {
 			s.Relays[i].Alive = true
@@ -158,7 +158,8 @@ func TestExporterServesMetrics(t *testing.T) {
 	}
 }
 
-// Every user of the host can connect to loopback; only the exporter's own group opens the socket.
+// Every user of the host can connect to the loopback address; only the exporter's group can open
+// the socket.
 func TestExporterAsUserHidesContainerIDs(t *testing.T) {
 	address, _ := exporting(t, "127.0.0.1:0", "")
 	status, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", "")
@@ -167,7 +168,7 @@ func TestExporterAsUserHidesContainerIDs(t *testing.T) {
 		t.Errorf("on loopback, status %d:\n%s", status, text)
 	}
 	path := filepath.Join(t.TempDir(), "metrics.sock")
-	for range 2 { // the second start replaces the socket of a killed exporter
+	for range 2 { // the second start replaces the socket that a killed exporter left
 		if l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}); err == nil {
 			l.SetUnlinkOnClose(false)
 			l.Close()
@@ -227,7 +228,7 @@ func TestExporterCollectWritesSnapshot(t *testing.T) {
 	}
 }
 
-// The units of processes that accept unauthenticated peers drop all other privileges.
+// Units whose processes accept unauthenticated peers drop all privileges that they do not use.
 func TestExporterUnitsAreHardened(t *testing.T) {
 	for unit, wanted := range map[string][]string{
 		"peerlane-exporter.service": {
@@ -256,7 +257,8 @@ func TestExporterUnitsAreHardened(t *testing.T) {
 			}
 		}
 	}
-	// The exporter stays disabled after installation: scripts neither enable nor start it.
+	// Installation leaves the exporter disabled: the scripts of the packages neither enable nor
+	// start it.
 	for _, name := range []string{"scripts/deb-postinst", "scripts/rpm-post"} {
 		for _, fault := range exporterStarts(packaged(t, name)) {
 			t.Errorf("%s enables or starts the exporter: %s", name, fault)
@@ -275,7 +277,7 @@ func TestExporterUnitsAreHardened(t *testing.T) {
 	}
 }
 
-// exporterStarts returns the parts of a package's script that can enable or start the exporter.
+// exporterStarts returns the lines of a package's script that could enable or start the exporter.
 func exporterStarts(script string) (faults []string) {
 	const loop = "for unit in "
 	starts := func(text string) bool {
@@ -350,6 +352,6 @@ func TestExporterSpeaksTLSAndAsksForAPassword(t *testing.T) {
 	}
 	if status, _ := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "prometheus",
 		"lanes"); status == http.StatusOK {
-		t.Error("it answers without TLS")
+		t.Error("the exporter answers without TLS")
 	}
 }

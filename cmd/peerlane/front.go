@@ -37,7 +37,7 @@ func delegate(args []string) error {
 
 func setTemplates(*cobra.Command) {}
 
-// Stubs for files that the front shares: the front has neither pictures nor plans.
+// Stubs for the shared files: the front has neither pictures nor plans.
 
 func (a *app) printPicture(string, *topo.Host, *planner.Plan) error { return os.ErrInvalid }
 

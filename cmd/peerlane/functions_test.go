@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// virtualHost is a sysfs with a GPU, and a NIC that has so many virtual functions.
+// virtualHost returns flags that read a sysfs with a GPU and a NIC with this number of virtual
+// functions.
 func virtualHost(t *testing.T, functions int) []string {
 	t.Helper()
 	root := t.TempDir()

@@ -71,7 +71,7 @@ func TestTopologyTornFileIsRefusedWithPlace(t *testing.T) {
 	}
 }
 
-// A file that cannot be planned is at fault, and not the configuration.
+// The error blames the file that cannot be planned, not the configuration.
 func TestPlanOfSeveralHostsIsRefused(t *testing.T) {
 	one := `<cpu host_hash="0x%d" numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"><pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="90"/></pci></cpu>`
 	file := filepath.Join(t.TempDir(), "two.xml")

@@ -70,8 +70,8 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 	}
 }
 
-// Without a built front the full program takes its name; with one, users start the front and the
-// front finds the full program.
+// Without a built front, `make install` installs the full program under the name of the front.
+// With a front, users start the front, and the front finds the full program.
 func TestInstallPutsTheFrontBeforeTheCommand(t *testing.T) {
 	built := t.TempDir()
 	write := func(name, text string) {

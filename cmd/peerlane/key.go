@@ -42,14 +42,15 @@ docs/network.md describes how to rotate the key of a running cluster.`,
 // keyReport is the JSON document of peerlane key. It contains no secret.
 type keyReport struct {
 	File string `json:"file"`
-	// Keys has the current key first, then the former key during a rotation.
+	// Keys has the current key first and, during a rotation, the previous key second.
 	Keys []keyRow `json:"keys"`
 }
 
 type keyRow struct {
 	// Use is "current" or "previous".
-	Use     string    `json:"use"`
-	ID      string    `json:"id"` // 16 hexadecimal digits
+	Use string `json:"use"`
+	// ID has 16 hexadecimal digits.
+	ID      string    `json:"id"`
 	Created time.Time `json:"created"`
 }
 
@@ -72,7 +73,7 @@ func (a *app) reportKeys(form, path string, keys network.Keys, next string) erro
 	return nil
 }
 
-// copyKey copies the key atomically and never readable to other users.
+// copyKey copies the key in one step, and at no time with access for other users.
 const copyKey = `  ssh root@host2 'install -d -m 755 /etc/peerlane && umask 077 &&
     cat > /etc/peerlane/.new && mv /etc/peerlane/.new /etc/peerlane/cluster.key' < /etc/peerlane/cluster.key`
 
@@ -177,7 +178,7 @@ secret is not shown.`,
 	return cmd
 }
 
-// keyFile is where the configuration has the key.
+// keyFile returns the path of the key in the configuration.
 func (a *app) keyFile() (string, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
@@ -201,8 +202,7 @@ func readKeys(path string) (*network.Keys, error) {
 	return &keys, nil
 }
 
-// changeKeys replaces the key file atomically, under a lock. The old keys are nil if no file
-// exists.
+// changeKeys replaces the key file in one step, under a lock. old is nil if no file exists.
 func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Keys, error)) (string, error) {
 	path, err := a.keyFile()
 	if err != nil {
@@ -215,8 +215,8 @@ func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Ke
 		}
 	}
 	// The lock is a separate file with mode 0600: any process that can open a file can keep it
-	// locked, and every user can open the directory. The lock file stays, or two commands could
-	// each lock their own inode.
+	// locked, and every user can open the directory. The lock file is never removed, because
+	// otherwise two commands could each lock a different inode.
 	lock, err := os.OpenFile(filepath.Join(dir, "."+filepath.Base(path)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW,
 		0o600)
 	if err != nil {
@@ -237,13 +237,13 @@ func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Ke
 	return path, asRoot(writeSecret(path, keys.Text()))
 }
 
-// writeSecret replaces a file atomically by one with mode 0600.
+// writeSecret replaces a file in one step by a file with mode 0600.
 func writeSecret(path string, text []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
 	if err != nil {
 		return fmt.Errorf("cluster key: %w", err)
 	}
-	defer os.Remove(f.Name()) // fails after the rename, by design
+	defer os.Remove(f.Name()) // fails after the rename
 	_, err = f.Write(text)
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
@@ -251,7 +251,7 @@ func writeSecret(path string, text []byte) error {
 	if err != nil {
 		return fmt.Errorf("cluster key %s: %w", path, err)
 	}
-	// The name lasts when the directory is on disk.
+	// The rename survives a power failure once the directory is on disk.
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return fmt.Errorf("cluster key %s: %w", path, err)

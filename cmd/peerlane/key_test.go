@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// secretsOf are the secrets in a key file.
+// secretsOf returns the secrets in a key file.
 func secretsOf(t *testing.T, path string) []string {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -139,11 +139,11 @@ func TestClusterKeyLockByOthersIsIgnored(t *testing.T) {
 			t.Errorf("exit status %d", code)
 		}
 	case <-testutil.After(time.Minute):
-		t.Error("it waits for somebody else's lock")
+		t.Error("the command waits for the lock of another user")
 	}
 }
 
-// A file that is no secret any more, or damaged, is neither used nor replaced.
+// A key file that other users can read, or that is damaged, is neither used nor replaced.
 func TestClusterKeyUntrustedFileIsRefused(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "etc/peerlane/cluster.key")
@@ -172,7 +172,7 @@ func TestClusterKeyUntrustedFileIsRefused(t *testing.T) {
 
 func TestClusterKeyPathFollowsConfiguration(t *testing.T) {
 	root, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "mine.key")
-	if err := os.Chmod(filepath.Dir(elsewhere), 0o755); err != nil { // independent of the umask
+	if err := os.Chmod(filepath.Dir(elsewhere), 0o755); err != nil { // with any umask
 		t.Fatal(err)
 	}
 	config := filepath.Join(root, "etc/peerlane/config.toml")
@@ -190,7 +190,7 @@ func TestClusterKeyPathFollowsConfiguration(t *testing.T) {
 	refused(t, exitUsage, "did you mean rotate?", "key", "rotat")
 }
 
-// Of concurrent commands one creates the key, and readers always see a whole file.
+// One of several concurrent commands creates the key, and readers always find a complete file.
 func TestKeysAtOnce(t *testing.T) {
 	root := t.TempDir()
 	var all sync.WaitGroup

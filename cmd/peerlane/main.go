@@ -23,14 +23,14 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// Exit codes, documented in the help.
+// Exit statuses, which the help documents.
 const (
 	exitFailure = 1
 	exitUsage   = 2
-	exitDrift   = 3 // of peerlane cdi validate
-	exitPairs   = 4 // of peerlane self-test
+	exitDrift   = 3 // drift (peerlane cdi validate)
+	exitPairs   = 4 // unfit or untested pairs (peerlane self-test)
 
-	// Of peerlane doctor.
+	// Worst finding of peerlane doctor.
 	exitDoctorUnknown = 5
 	exitDoctorWarning = 6
 	exitDoctorFailure = 7
@@ -48,7 +48,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is main with its arguments and streams as parameters.
+// run executes the command line args and returns the exit status.
 func run(args []string, out, errOut io.Writer) int {
 	return runCommand(newRootCommand, args, out, errOut)
 }
@@ -79,7 +79,7 @@ func runCommand(newRoot func(*app) *cobra.Command, args []string, out, errOut io
 	return exitFailure
 }
 
-// app is the state that commands share: the layout of the host's files, and the output.
+// app is the state that commands share: the paths of the host's files, the log and the output.
 type app struct {
 	out, errOut *terminal.Writer
 	log         *logrus.Logger
@@ -168,7 +168,7 @@ func arrange(root *cobra.Command) {
 // logLevels are the values of --log-level.
 var logLevels = []string{"debug", "info", "warning", "error"}
 
-// start applies the flags that every command has.
+// start applies the global flags.
 func (a *app) start(cmd *cobra.Command) error {
 	level, err := logrus.ParseLevel(a.logLevel)
 	if err != nil || !slices.Contains(logLevels, a.logLevel) {
@@ -193,7 +193,7 @@ func (a *app) start(cmd *cobra.Command) error {
 	return nil
 }
 
-// usageError is a mistake in the command line.
+// usageError is an error of the command line.
 type usageError struct {
 	command string
 	err     error
@@ -202,14 +202,14 @@ type usageError struct {
 func (e usageError) Error() string { return e.err.Error() }
 func (e usageError) Unwrap() error { return e.err }
 
-// findingError is the result of a command that succeeded and reports its finding to scripts by the
-// exit status.
+// findingError is the result of a command that succeeded and reports a finding to scripts through
+// its exit status.
 type findingError struct {
 	code int
 	error
 }
 
-// nearFlag adds the nearest flag to the error of an unknown flag.
+// nearFlag adds the nearest flag to the error for an unknown flag.
 func nearFlag(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {
@@ -229,8 +229,8 @@ func nearFlag(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w; did you mean --%s?", err, near)
 }
 
-// group turns a command into the parent of others: alone it prints help, and an unknown subcommand
-// is an error with the nearest names.
+// group makes a command the parent of subcommands: without arguments it prints help, and an
+// unknown subcommand is an error that names the nearest subcommands.
 func group(cmd *cobra.Command) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -247,7 +247,7 @@ func group(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// newHelpCommand is cobra's, but an unknown command is an error of usage.
+// newHelpCommand returns cobra's help command, except that an unknown command is a usage error.
 func newHelpCommand(root *cobra.Command) *cobra.Command {
 	return &cobra.Command{
 		Use: "help [COMMAND]", Short: "Show the help of a command",
@@ -266,7 +266,7 @@ func newHelpCommand(root *cobra.Command) *cobra.Command {
 	}
 }
 
-// noArgs is cobra.NoArgs, as an error of usage.
+// noArgs is cobra.NoArgs with a usage error.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -289,7 +289,7 @@ func completeDirectories(cmd *cobra.Command, flags ...string) {
 	}
 }
 
-// must panics on an error that only a missing flag can cause.
+// must panics on an error that only an undefined flag can cause.
 func must(err error) {
 	if err != nil {
 		panic(err)

@@ -39,7 +39,7 @@ func peerlane(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-// decode runs a command line and decodes the JSON output.
+// decode runs a command line and decodes its JSON output.
 func decode[T any](t *testing.T, args ...string) (v T) {
 	t.Helper()
 	text := peerlane(t, args...)
@@ -67,8 +67,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// Status 2 is for scripts that want to tell a wrong command line from a host
-// on which something is wrong.
+// Scripts distinguish an invalid command line, status 2, from a finding on the host.
 func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -158,7 +157,7 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 				t.Errorf("standard output %q", out.String())
 			}
 			lines := strings.Split(strings.TrimSuffix(errOut.String(), "\n"), "\n")
-			if want := test.code; len(lines) != want { // a sentence, and for usage where to read on
+			if want := test.code; len(lines) != want { // one sentence; a usage error also names the help
 				t.Errorf("%d lines on standard error, want %d: %q", len(lines), want, lines)
 			}
 			for _, want := range test.want {

@@ -21,8 +21,8 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// measureHost measures copies between GPUs, and between GPU and host memory, by the self-tests of
-// pairs, and the loopback of each NIC by the RDMA test, and stores the figures for later plans.
+// measureHost measures copies between GPUs and between GPU and host memory with the self-tests of
+// pairs, and the loopback of each NIC with the RDMA test. It stores the rates for later plans.
 func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 	if !host.live() {
 		return usageError{cmd.CommandPath(),
@@ -86,7 +86,8 @@ func (a *app) measure(ctx context.Context, t *selfTested, h *topo.Host) (*topo.M
 	return m, nil
 }
 
-// measureLoops measures the loopback of NICs. A NIC or memory that cannot be tested is a warning.
+// measureLoops measures the loopback of NICs. It warns about a NIC or memory that cannot be
+// tested.
 func (a *app) measureLoops(ctx context.Context, t *selfTested, loopbacks []planner.Loopback) ([]topo.MeasuredLoop,
 	error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM)
@@ -104,7 +105,7 @@ func (a *app) measureLoops(ctx context.Context, t *selfTested, loopbacks []plann
 	return loops, nil
 }
 
-// keepMeasured writes the measured rates for later plans.
+// keepMeasured stores the measured rates for later plans.
 func (a *app) keepMeasured(m *topo.Measured) error {
 	text, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
@@ -125,9 +126,9 @@ func (a *app) keepMeasured(m *topo.Measured) error {
 }
 
 // useKnownPairs adds the self-tests of this boot to the measured rates; only root can read the
-// record. The start of a container tests only the pairs of its lanes. Rates of peerlane plan
-// --measure have precedence: containers can start while other copies disturb the test. The result
-// reports whether the self-tests add rates.
+// record. The start of a container tests only the pairs of its lanes. Rates of `peerlane plan
+// --measure` have precedence, because other copies can disturb a test at the start of a container.
+// The result reports whether the self-tests added rates.
 func (a *app) useKnownPairs(h *topo.Host, p *planned) bool {
 	if os.Geteuid() != 0 {
 		return false
@@ -138,7 +139,7 @@ func (a *app) useKnownPairs(h *topo.Host, p *planned) bool {
 	}
 	tester, err := selftest.NewTester(a.layout, p.config, hookBinary)
 	if err != nil {
-		return false // without programs there are no tests either
+		return false // without the programs no test has run
 	}
 	known, err := tester.Known()
 	if err != nil || known.Simulated {
@@ -147,8 +148,8 @@ func (a *app) useKnownPairs(h *topo.Host, p *planned) bool {
 	return addPairs(h, known.Pairs)
 }
 
-// keepKnownPairs stores the rates that useKnownPairs added to the host of a plan, for plans of
-// other users and later boots.
+// keepKnownPairs stores the rates that useKnownPairs added to the host of a plan, for other users
+// and later boots.
 func (a *app) keepKnownPairs(p *planned) {
 	if !p.learned {
 		return
@@ -158,8 +159,8 @@ func (a *app) keepKnownPairs(p *planned) {
 	}
 }
 
-// addPairs adds the rates of self-tests that the measured rates of a host lack. The result reports
-// whether there were such rates.
+// addPairs adds rates of self-tests that the measured rates of a host lack. The result reports
+// whether it added any.
 func addPairs(h *topo.Host, pairs []launch.Pair) bool {
 	m := &topo.Measured{Fingerprint: h.Fingerprint()}
 	if h.Measured != nil {
@@ -174,7 +175,7 @@ func addPairs(h *topo.Host, pairs []launch.Pair) bool {
 	return h.Measure(m)
 }
 
-// keepPairs stores the rates of self-tests as peerlane plan --measure does, in place of earlier
+// keepPairs stores the rates of self-tests like `peerlane plan --measure`, in place of earlier
 // rates of the same GPUs.
 func (a *app) keepPairs(h *topo.Host, pairs []launch.Pair) error {
 	m := selftest.MeasuredPairs(pairs)

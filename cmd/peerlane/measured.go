@@ -12,14 +12,14 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// measuredFile returns the path of the rates of peerlane plan --measure.
+// measuredFile returns the path of the rates of `peerlane plan --measure`.
 func (a *app) measuredFile() string { return filepath.Join(a.layout.State(), "measured.json") }
 
-// maxMeasured bounds the size of that file in bytes.
+// maxMeasured is the maximum size of that file in bytes.
 const maxMeasured = 16 << 20
 
-// useMeasured sets the measured rates of a host from the file, if it exists. An unreadable file is
-// a warning, and the model uses its constants.
+// useMeasured sets the measured rates of a host from the file, if it exists. If the file is
+// unreadable, useMeasured warns, and the model uses its constants.
 func (a *app) useMeasured(h *topo.Host) {
 	path := a.measuredFile()
 	info, err := os.Stat(path)
@@ -43,7 +43,8 @@ func (a *app) useMeasured(h *topo.Host) {
 	h.Measure(m)
 }
 
-// printModelLinks prints the rate that the model assumes for each link, and its source.
+// printModelLinks prints the rate that the model assumes for each link, and the source of the
+// rate.
 func (a *app) printModelLinks(h *topo.Host, p *planner.Plan) {
 	if h.Measured == nil {
 		return

@@ -30,8 +30,8 @@ func TestMeasuredPairsAreRatesOfCopiesAndMemory(t *testing.T) {
 	}
 }
 
-// Self-tests feed the store of peerlane plan --measure. The start of a container adds rates that are
-// missing, and peerlane self-test replaces rates of the same GPUs.
+// Self-tests add to the rates of `peerlane plan --measure`: the start of a container adds missing
+// rates, and `peerlane self-test` replaces the rates of the same GPUs.
 func TestSelfTestsFeedTheMeasuredRates(t *testing.T) {
 	_, host := recordedHost(t)
 	read := func() *topo.Host {
@@ -64,7 +64,7 @@ func TestSelfTestsFeedTheMeasuredRates(t *testing.T) {
 		m.At == 0 {
 		t.Errorf("after peerlane self-test the rates are %+v", m)
 	}
-	a.keepKnownPairs(&planned{host: read()}) // nothing learned
+	a.keepKnownPairs(&planned{host: read()}) // without new rates
 	if h := read(); func() bool { a.useMeasured(h); return h.Measured == nil }() {
 		t.Error("a plan without new self-tests removes the rates")
 	}
@@ -83,7 +83,7 @@ func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
 	}
 	before := estimate()
 	if strings.Contains(before, "measured") && !strings.Contains(before, "plan --measure") {
-		t.Errorf("nothing was measured:\n%s", before)
+		t.Errorf("estimate without a measurement:\n%s", before)
 	}
 	m := &topo.Measured{Fingerprint: h.Fingerprint(), At: 1}
 	for _, g := range h.GPUs {
@@ -111,7 +111,7 @@ func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	if estimate() != before {
-		t.Error("what was measured on another host changes the estimate")
+		t.Error("the rates of another host change the estimate")
 	}
 	if err := os.WriteFile(filepath.Join(root, "var/lib/peerlane/measured.json"), []byte("{torn"), 0o644); err != nil {
 		t.Fatal(err)

@@ -19,24 +19,24 @@ import (
 	"github.com/peerlane/peerlane/topo/graph"
 )
 
-// Forms of output.
+// Output formats.
 const (
 	formTable = "table"
 	formJSON  = "json"
-	formXML   = "xml" // of peerlane topo alone
+	formXML   = "xml" // peerlane topo only
 	formWide  = "wide"
 )
 
-// Forms of output that are pictures.
+// Output formats that are pictures.
 const (
 	formSVG  = "svg"
 	formHTML = "html"
 )
 
-// picture reports whether the form is SVG or HTML.
+// picture reports whether the format is SVG or HTML.
 func (f *form) picture() bool { return f.value == formSVG || f.value == formHTML }
 
-// form is the flag value of -o: an element of known.
+// form is the value of the flag -o, one of known.
 type form struct {
 	value string
 	known []string
@@ -53,7 +53,7 @@ func (f *form) Set(s string) error {
 	return nil
 }
 
-// addForm gives a command the flag -o, with the table, JSON, and more forms.
+// addForm adds the flag -o to a command, with the formats table, JSON and more.
 func addForm(cmd *cobra.Command, more ...string) *form {
 	f := &form{formTable, append([]string{formTable, formJSON}, more...)}
 	cmd.Flags().VarP(f, "output", "o", "print in `FORM`: "+strings.Join(f.known, ", "))
@@ -67,7 +67,7 @@ func (a *app) printJSON(v any) error {
 	if err != nil {
 		return err
 	}
-	_, _ = a.out.Document().Write(text) // a.out keeps the error
+	_, _ = a.out.Document().Write(text) // a.out keeps a write error
 	return nil
 }
 
@@ -83,15 +83,15 @@ func indented(v any) ([]byte, error) {
 }
 
 // printTopology prints t and, as the last field, each pair of devices once: two indices into GPUs
-// and then NICs, and the indices in t.Ways of the two directions. Large hosts have millions of
-// pairs.
+// followed by NICs, and the indices in t.Ways of the two directions. It does not build the
+// document in memory, because large hosts have millions of pairs.
 func (a *app) printTopology(t topology, ways *graph.WayTable) error {
 	t.Ways, t.Paths = append([]graph.Way{}, ways.Ways...), [][4]int{}
 	text, err := indented(t)
 	if err != nil {
 		return err
 	}
-	const none = "[]\n}\n" // the end: paths are the last field
+	const none = "[]\n}\n" // the last field, paths, is empty
 	w := bufio.NewWriterSize(a.out.Document(), 64<<10)
 	_, _ = w.Write(bytes.TrimSuffix(text, []byte(none)))
 	before, after := "[\n    [", none
@@ -106,7 +106,7 @@ func (a *app) printTopology(t topology, ways *graph.WayTable) error {
 				line = strconv.AppendInt(line, int64(number), 10)
 			}
 			if _, err := w.Write(append(line, ']')); err != nil {
-				return nil // a.out keeps the error
+				return nil // a.out keeps a write error
 			}
 			before, after = ",\n    [", "\n  ]\n}\n"
 		}
@@ -126,15 +126,15 @@ const (
 	brightGreen = 92
 )
 
-// newTable makes a table, with bold headings where there are colours.
+// newTable returns a table, with bold headings if the output has colours.
 func (a *app) newTable(heading ...any) *table.Writer {
 	return table.New(a.colours(), heading...)
 }
 
-// colours says whether standard output shows colours.
+// colours reports whether standard output has colours.
 func (a *app) colours() bool { return a.out != nil && a.out.Colours() }
 
-// paint sanitises s, and colours s on a terminal with colours.
+// paint sanitises s and, if the output has colours, adds the attributes.
 func (a *app) paint(s string, attributes ...int) terminal.Styled {
 	if !a.colours() {
 		attributes = nil
@@ -142,18 +142,18 @@ func (a *app) paint(s string, attributes ...int) terminal.Styled {
 	return terminal.Paint(s, attributes...)
 }
 
-// wrapLast wraps the last column of a table at the terminal's width.
+// wrapLast wraps the last column of a table at the width of the terminal.
 func (a *app) wrapLast(t *table.Writer, heading string) {
 	if width := a.out.Columns(); width > 0 {
 		t.Wrap(heading, width)
 	}
 }
 
-// columns is the width of a table that has a wide form, where the output is no terminal.
+// columns is the width of a table that also has a wide form, if the output is not a terminal.
 const columns = 100
 
-// fit wraps the last column of a table at the terminal's width, or at columns if standard output is
-// no terminal. The wide form is not wrapped.
+// fit wraps the last column of a table at the width of the terminal, or at columns if standard
+// output is not a terminal. It does not wrap the wide form.
 func (a *app) fit(t *table.Writer, heading, form string) {
 	if form == formWide {
 		return
@@ -170,29 +170,30 @@ func (a *app) section(title string, t *table.Writer) {
 	a.out.Printf("%s\n%s\n\n", a.paint(title, bold, cyan), t.Render())
 }
 
-// cells is the content of a matrix of paths: distinct texts, and an index for every cell.
+// cells is the content of a matrix of paths: the distinct texts, and an index for every cell.
 type cells struct {
 	texts []terminal.Styled
-	// at returns the index in texts for two devices, given the index of their path in the table. If
-	// at is nil, the indices are equal.
+	// at returns the index in texts for two devices, from the index of their path in the table.
+	// Without at, the two indices are equal.
 	at func(from, to int, path int32) int32
 }
 
-// column is an extra column after those of the devices.
+// column is an extra column to the right of the devices.
 type column struct {
 	heading string
-	cells   []string // by device
+	// cells has one cell per device.
+	cells []string
 }
 
 // printMatrix prints a heading and a matrix with a row and a column for each device, in the layout
-// of `nvidia-smi topo -m`. It does not use newTable, which copies every cell several times: a
-// matrix has the square of hundreds of devices, with few distinct texts.
+// of `nvidia-smi topo -m`. It does not use newTable, which copies every cell several times: the
+// number of cells is the square of hundreds of devices, with few distinct texts.
 func (a *app) printMatrix(title string, devices []string, paths *graph.Table, show cells, after ...column) {
 	w := bufio.NewWriterSize(a.out.Document(), 64<<10)
 	fmt.Fprintln(w, a.paint(title, bold, cyan))
 	writeMatrix(w, devices, paths, show, func(s string) terminal.Styled { return a.paint(s, bold) }, after...)
 	fmt.Fprintln(w)
-	_ = w.Flush() // a.out keeps the error
+	_ = w.Flush() // a.out keeps a write error
 }
 
 // writeMatrix writes the matrix line by line; heading styles each word of the first line. It
@@ -235,7 +236,8 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *graph.Table, show cel
 	for i := range devices {
 		if !likeBefore(i) {
 			for j, path := range paths.Row(i) {
-				// Without show.at the cell of the device itself stands in the rows of its twins.
+				// Without show.at, the rows of other devices with the same paths also have the
+				// cell of the device itself.
 				if path >= 0 && (i != j || show.at == nil) {
 					columns[j] = max(columns[j], wide[at(i, j, path)])
 				}
@@ -246,7 +248,7 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *graph.Table, show cel
 		}
 	}
 	blanks := strings.Repeat(" ", max(first, slices.Max(columns))+2)
-	var cellOf [][]string // [width of the column][text]
+	var cellOf [][]string // by width of the column and index of the text
 	kinds, kindOf := make([]int, len(devices)), map[int]int{}
 	for j := range devices {
 		kind, known := kindOf[columns[j]]
@@ -306,8 +308,8 @@ func sanitised(texts []string) []string {
 	return list
 }
 
-// formatter sanitises log messages: a logrus.TextFormatter with colours prints messages raw, and
-// quotes other fields.
+// formatter sanitises log messages: with colours, a logrus.TextFormatter does not quote the
+// message, only the fields.
 type formatter struct{ logrus.Formatter }
 
 func (f formatter) Format(e *logrus.Entry) ([]byte, error) {

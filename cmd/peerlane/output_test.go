@@ -26,8 +26,8 @@ import (
 	"github.com/peerlane/peerlane/topo/reader"
 )
 
-// onTerminal runs a command line with a terminal of the given width as standard output, and returns
-// the terminal's input.
+// onTerminal runs a command line with a terminal of this width as standard output, and returns the
+// output.
 func onTerminal(t *testing.T, columns uint16, args ...string) string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -53,7 +53,7 @@ func onTerminal(t *testing.T, columns uint16, args ...string) string {
 	seen := make(chan string)
 	go func() {
 		var all bytes.Buffer
-		_, _ = all.ReadFrom(master) // EIO after the last byte: the slave is closed
+		_, _ = all.ReadFrom(master) // EIO after the last byte, because the slave is closed
 		seen <- all.String()
 	}()
 	var errOut bytes.Buffer
@@ -80,10 +80,10 @@ func TestTerminalGetsColoursAndWidth(t *testing.T) {
 		if !escape.MatchString(out) {
 			t.Errorf("%d columns: no colours", columns)
 		}
-		body := out[strings.Index(out, "Lanes"):] // skip the heading, which has a path of any length
+		body := out[strings.Index(out, "Lanes"):] // the heading contains a path of any length
 		for line := range strings.Lines(body) {
 			line = strings.TrimRight(escape.ReplaceAllString(line, ""), " \n")
-			if len(line) > int(columns) && !strings.HasPrefix(line, "Note:") { // of a sentence the terminal makes lines
+			if len(line) > int(columns) && !strings.HasPrefix(line, "Note:") { // the terminal wraps sentences
 				t.Errorf("a line of %d on %d columns: %s", len(line), columns, line)
 			}
 		}
@@ -132,8 +132,8 @@ func largeHost(t *testing.T, gpus int) *topo.Host {
 	return h
 }
 
-// A matrix looks as go-pretty's table of the same cells does, with colours and
-// without.
+// printMatrix prints the same text as go-pretty's table of the same cells, with and without
+// colours.
 func TestMatrixEqualsPrettyTable(t *testing.T) {
 	checkMatrix(t, largeHost(t, 12), 18)
 	// Each of two switches has six GPUs of three widths, and three NICs of one rate.
@@ -147,7 +147,7 @@ func TestMatrixEqualsPrettyTable(t *testing.T) {
 	checkMatrix(t, h, 8)
 }
 
-// checkMatrix checks the matrices of a host with so many distinct rows.
+// checkMatrix checks the matrices of a host with this number of distinct rows.
 func checkMatrix(t *testing.T, h *topo.Host, rows int) {
 	t.Helper()
 	paths := graph.NewTable(h, topo.RulesNCCL)
@@ -167,7 +167,7 @@ func checkMatrix(t *testing.T, h *topo.Host, rows int) {
 		types.texts = append(types.texts, terminal.Paint(p.Type.String()))
 		coloured.texts = append(coloured.texts, terminal.Paint(p.Type.String(), typeColours(p.Type)...))
 	}
-	// A text that depends on the pair and not on the path.
+	// odder has a text that depends on the pair and not on the path.
 	odder := cells{append(slices.Clone(types.texts), terminal.Paint("NV18")), func(from, to int, path int32) int32 {
 		if (from+to)%5 == 0 {
 			return int32(len(types.texts))
@@ -245,7 +245,7 @@ func TestNamesOfAFileStayOnTheirLine(t *testing.T) {
 	}
 }
 
-// encoding/json reads the pairs, which printTopology writes one at a time.
+// encoding/json accepts the pairs, which printTopology writes one at a time.
 func TestTopologyJSONIsValidForAnyNumberOfDevices(t *testing.T) {
 	for _, gpus := range []int{0, 1, 6} {
 		h := largeHost(t, 6)
@@ -279,7 +279,7 @@ func TestTopologyJSONIsValidForAnyNumberOfDevices(t *testing.T) {
 	}
 }
 
-// shut is a pipe whose reader goes away after some bytes.
+// shut is a pipe whose reader closes it after a number of bytes.
 type shut struct{ left int }
 
 func (s *shut) Write(p []byte) (int, error) {
@@ -310,7 +310,7 @@ func TestLargeHostIsPrintedInLittleMemory(t *testing.T) {
 		prints, mayTake int // bytes
 	}{
 		{formTable, 1e6, 20e6},
-		{formJSON, 1e6, 30e6}, // with garbage
+		{formJSON, 1e6, 30e6}, // including garbage
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -332,8 +332,8 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Two NICs with the same paths share a row of the table, whose cell of the first NIC is the path
-// between both.
+// Two NICs with the same paths share a row of the table. Its cell for the first NIC is the path
+// between the two NICs.
 func TestTopoOfTwoEqualNICsPrintsTheirPath(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "two.xml")
 	text := `<system version="1">

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// printPicture draws a host and, if p is not nil, the lanes of the plan.
+// printPicture draws a host and, unless p is nil, the lanes of the plan.
 func (a *app) printPicture(form string, h *topo.Host, p *planner.Plan) error {
 	var e *planner.Estimate
 	switch {

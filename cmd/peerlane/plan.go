@@ -135,17 +135,17 @@ in the colours of the estimate, and in html a table. Pointing at a part shows de
 // estimated is the JSON document of peerlane plan --estimate -o json.
 type estimated struct {
 	*planner.Estimate
-	// Links lists the links with measured or assumed rates: any but PCIe links and NVLinks, whose
-	// rate the host states.
+	// Links lists the links whose rates are measured or assumed: all except PCIe links and
+	// NVLinks, whose rates the host states.
 	Links []planner.ModelLink `json:"links,omitempty"`
 }
 
-// planned is a host, its plan and the configuration of the plan.
+// planned holds a host, its plan and the configuration of the plan.
 type planned struct {
 	host   *topo.Host
 	plan   *planner.Plan
 	config config.Config
-	// learned reports whether the self-tests of this boot added rates that the stored measurement
+	// learned reports that the self-tests of this boot added rates that the stored measurement
 	// lacks.
 	learned bool
 }
@@ -212,7 +212,7 @@ func (a *app) laneTable(p *planner.Plan, form string) *table.Writer {
 		way, bandwidth := l.Kind, ""
 		path, legs := terminal.Paint("-"), terminal.Paint("-")
 		if way == "" && l.Role != planner.RoleRefused {
-			way = "this host" // route direct, without a NIC
+			way = "this host" // route direct within this host, without a NIC
 		}
 		if len(servers) > 0 {
 			way = "GPU " + strings.Join(servers, ", ")
@@ -245,8 +245,8 @@ func (a *app) laneTable(p *planner.Plan, form string) *table.Writer {
 	return t
 }
 
-// shares formats the ways and the NICs of a lane with the share of traffic of each; empty if a lane
-// has one, or equal shares.
+// shares formats the routes and the NICs of a lane with their shares of the traffic. A text is
+// empty if the lane has a single one, or if the shares are equal.
 func shares(l planner.Lane, index map[string]string) (ways, nics string) {
 	byWay, byNIC := map[string]int{}, map[string]int{}
 	var wayOrder, nicOrder []string
@@ -329,7 +329,7 @@ func (a *app) printEstimate(p *planner.Plan, e *planner.Estimate) {
 		t := a.newTable(headings...)
 		for _, g := range e.GPUs {
 			lane, err := p.Lane(g.GPU)
-			must(err) // an estimate is of the plan's lanes
+			must(err) // the estimate covers the lanes of the plan
 			w := part.ways(g.Rates)
 			row := table.Row{g.Index, g.GPU, dash(lane.Kind), gigabytes(w.NCCL)}
 			if e.PXN {
@@ -362,7 +362,7 @@ func (a *app) printEstimate(p *planner.Plan, e *planner.Estimate) {
 	a.printNotes(p.Notes)
 }
 
-// directions formats the rates of sending and receiving, as one figure if equal.
+// directions formats the rates of sending and receiving, or one figure if they are equal.
 func directions(send, receive float64) string {
 	if s, r := gigabytes(send), gigabytes(receive); s != r {
 		return s + " / " + r
@@ -382,12 +382,12 @@ func (a *app) role(role string) terminal.Styled {
 	return a.paint(role, yellow)
 }
 
-// completeGPUs completes a GPU of the plan: its index, with the address as description.
+// completeGPUs completes the index of a GPU of the plan, and describes it with the PCI address.
 func (a *app) completeGPUs(cmd *cobra.Command, host *hostFlags) ([]string, cobra.ShellCompDirective) {
 	if err := a.start(cmd); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	a.log.SetOutput(io.Discard) // the reader is a shell
+	a.log.SetOutput(io.Discard) // a shell reads the output
 	p, err := a.plan(host)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError

@@ -12,7 +12,7 @@ import (
 )
 
 // rdmaForDoctor runs the active RDMA test and returns its finding as a check. A test that cannot
-// run is a finding too.
+// run is also a finding.
 func (a *app) rdmaForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) (doctor.Check, error) {
 	if !host.live() {
 		return doctor.Check{}, usageError{cmd.CommandPath(), errors.New(

@@ -39,9 +39,9 @@ func TestConfigurationOfReadmeIsValid(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(c.Plan.Lanes) != 1 {
-		t.Fatalf("it assigns %d lanes, want one", len(c.Plan.Lanes))
+		t.Fatalf("the README's configuration assigns %d lanes, want 1", len(c.Plan.Lanes))
 	}
-	// The other keys show their defaults, and the lane fits the recorded host.
+	// All other keys show their defaults, and the lane fits the recorded host.
 	c.Plan.Lanes = nil
 	if want := config.Default(); c.Relay.Slots != want.Relay.Slots || c.Relay.SlotSize != want.Relay.SlotSize ||
 		c.Relay.Route != want.Relay.Route || c.Relay.Transport != want.Relay.Transport ||
@@ -52,8 +52,8 @@ func TestConfigurationOfReadmeIsValid(t *testing.T) {
 	peerlane(t, append([]string{"plan", "--root", root}, host...)...)
 }
 
-// readmeServer is a row of the README's table of servers: the link to a topology, and
-// three cells that the estimate fills.
+// readmeServer matches a row of the README's table of servers: the link to a topology, and three
+// cells that the estimate fills.
 var readmeServer = regexp.MustCompile(`(?m)^(\| [^|]*\]\((docs/[^)]+\.xml)\)[^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|`)
 
 func TestREADMEServersHaveTheEstimatesOfPlan(t *testing.T) {
@@ -102,8 +102,8 @@ func TestREADMEServersHaveTheEstimatesOfPlan(t *testing.T) {
 	}
 }
 
-// readmeEstimate returns a server's cells: the slowest and the fastest GPU with every GPU busy, and
-// the slowest far GPU alone.
+// readmeEstimate returns the cells of a server: the slowest and the fastest GPU while every GPU is
+// busy, and the slowest far GPU alone.
 func readmeEstimate(t *testing.T, file string) []string {
 	t.Helper()
 	input := []string{"--root", t.TempDir(), "--input", "../../" + file, "-o", "json"}

@@ -61,7 +61,7 @@ ids, processes and generations.`,
 	form := addForm(cmd, formWide)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		relays, err := generation.List(a.layout)
-		// Print the readable relays in any case, then return the error.
+		// Print the readable relays even with an error.
 		if form.value == formJSON {
 			if relays == nil {
 				relays = []generation.Info{}
@@ -86,7 +86,7 @@ ids, processes and generations.`,
 	return cmd
 }
 
-// shortID is as many characters of an id as docker ps and podman ps show.
+// shortID returns the part of an id that docker ps and podman ps show.
 func shortID(id string) string { return id[:min(len(id), 12)] }
 
 // relayTable returns a table with a row for each relay. Unless form is wide, the table cuts names

@@ -155,7 +155,7 @@ func (a *app) printInspection(i control.Inspection) {
 	}
 }
 
-// printReport shows a relay's own report.
+// printReport prints a relay's own report.
 func printReport(row func(what, value string), r *launch.Report, config launch.Config) {
 	row("CUDA contexts", strings.Join(r.Contexts, ", "))
 	for _, w := range r.Writes {
@@ -258,7 +258,7 @@ func clientWords(c launch.Client) string {
 		humanize.IBytes(c.Bytes), host, c.Connections)
 }
 
-// printNCCLConf shows which file sets NCCL's variables in the container.
+// printNCCLConf prints the file that sets NCCL's variables in the container.
 func printNCCLConf(row func(what, value string), c control.NCCLConf) {
 	switch c.File {
 	case control.NCCLConfPeerlane:
@@ -273,8 +273,8 @@ func printNCCLConf(row func(what, value string), c control.NCCLConf) {
 	}
 }
 
-// printNetwork prints the relay's network address and the relays of other hosts that it is
-// connected to.
+// printNetwork prints the relay's network address, and the relays of other hosts that are
+// connected to it.
 func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 	switch {
 	case n == nil:
@@ -319,7 +319,7 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 	}
 }
 
-// networkRail formats an interface and its traffic.
+// networkRail describes an interface and its traffic.
 func networkRail(r launch.NetworkRail) string {
 	words := []string{"no rail"}
 	if r.Rail >= 0 {
@@ -394,12 +394,12 @@ type awaited struct {
 type awaitedRelay struct {
 	ID        string `json:"id"`
 	Container string `json:"container"`
-	// State is a state of hook, or "ended" if the container ended.
+	// State is a state of package generation, or "ended" if the container has ended.
 	State string `json:"state"`
 }
 
-// tellAwaited prints the JSON document of a command that waited for relays. The table form printed
-// progress before.
+// tellAwaited prints the JSON document of a command that waited for relays. With form table, await
+// has printed the progress.
 func (a *app) tellAwaited(relays awaited, err error, form string) error {
 	if form == formJSON && relays.Relays != nil {
 		return errors.Join(asRoot(err), a.printJSON(relays))
@@ -456,8 +456,8 @@ compute or draw, and their GPU memory.
 	return a.onNamedOrAllRelays(cmd, usage, generation.DrainAll, drain)
 }
 
-// holders returns the processes that use GPUs: from NVML, which knows those of its driver, or else
-// from /proc, which shows every process with an open GPU device, whatever the purpose.
+// holders returns the processes that use GPUs: from NVML, which knows the processes of its driver,
+// or else from /proc, which shows every process with an open GPU device, for any purpose.
 func (a *app) holders(library interface {
 	Processes() ([]topo.GPUProcess, error)
 }) ([]control.Holder, error) {
@@ -469,8 +469,8 @@ func (a *app) holders(library interface {
 	return control.Holders(a.layout, named)
 }
 
-// printHolders lists the processes that use GPUs. It prints that none does only if all relays are
-// drained.
+// printHolders lists the processes that use GPUs. It prints that no process does only if all
+// relays are drained.
 func (a *app) printHolders(holders []control.Holder, drained bool) {
 	if len(holders) > 0 {
 		a.out.Println("These processes use GPUs:")
@@ -533,7 +533,8 @@ starts only by name.
 	return a.onNamedOrAllRelays(cmd, usage, generation.ResumeAll, resume)
 }
 
-// all calls do for each relay and joins the errors. It ignores a container that ended meanwhile.
+// all calls do for each relay and joins the errors. It ignores containers that have ended in
+// between.
 func (a *app) all(infos []generation.Info, do func(paths.Layout, string) error) error {
 	var errs []error
 	for _, info := range infos {
@@ -550,8 +551,8 @@ func (a *app) all(infos []generation.Info, do func(paths.Layout, string) error) 
 	return errors.Join(errs...)
 }
 
-// await waits until each relay has the state or its container has ended, and prints pending relays
-// on the way. It returns the last states even with an error.
+// await waits until each relay has the state or its container has ended, and prints the pending
+// relays. It returns the last states even with an error.
 func (a *app) await(infos []generation.Info, state string, limit time.Duration, form string) (awaited, error) {
 	told := map[string]string{}
 	tell := func(info generation.Info, state string) {
@@ -631,13 +632,12 @@ func (a *app) relaysOrAll(names []string, all bool) ([]generation.Info, error) {
 	return watched, err
 }
 
-// completeRelays completes containers' ids, and generations where something has
-// been typed.
+// completeRelays completes ids of containers and, after the first letter, generations.
 func (a *app) completeRelays(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 	if err := a.start(cmd); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	infos, _ := generation.List(a.layout) // complete the readable relays
+	infos, _ := generation.List(a.layout) // unreadable relays have no completion
 	var names []string
 	for _, info := range infos {
 		names = append(names, terminal.Sanitise(info.Container.ID)+"\t"+(&app{}).relayState(info).String())
@@ -658,7 +658,7 @@ func someNames(cmd *cobra.Command, args []string) error {
 	return usageError{cmd.CommandPath(), fmt.Errorf("%s takes the names of containers or generations", cmd.CommandPath())}
 }
 
-// namesOr requires either names or --all.
+// namesOr requires names or --all, but not both.
 func namesOr(all *bool) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if *all != (len(args) > 0) {
@@ -669,7 +669,7 @@ func namesOr(all *bool) cobra.PositionalArgs {
 	}
 }
 
-// writesWords says by which method short copies out of host memory are made, and why.
+// writesWords describes the methods of short copies out of host memory, with the reason.
 func writesWords(w launch.Writes) string {
 	text := fmt.Sprintf("into %s: ", w.GPU)
 	if w.Stores > 0 {
@@ -700,7 +700,7 @@ func writesWords(w launch.Writes) string {
 	return text
 }
 
-// microsecondsOr is a time in microseconds, or a dash where none was measured.
+// microsecondsOr formats a time in microseconds, or a dash for no measurement.
 func microsecondsOr(t float64) string {
 	if t == 0 {
 		return "–"

@@ -84,7 +84,7 @@ func TestRelayCommandLines(t *testing.T) {
 	}
 }
 
-// A drained host appears in the list until resume.
+// The list shows a drained host until resume.
 func TestDrainedHostInTheList(t *testing.T) {
 	root := t.TempDir()
 	peerlane(t, "relay", "drain", "--all", "--root", root)
@@ -109,7 +109,7 @@ func TestDrainedHostInTheList(t *testing.T) {
 	}
 }
 
-// driver is a fake of NVML.
+// driver is a fake NVML.
 type driver struct {
 	processes []topo.GPUProcess
 	err       error
@@ -118,11 +118,12 @@ type driver struct {
 func (d driver) Processes() ([]topo.GPUProcess, error) { return d.processes, d.err }
 
 func TestHoldersOfTheGPUs(t *testing.T) {
-	const gone = 1 << 30 // more than a kernel's largest
+	const gone = 1 << 30 // above the maximum process id of the kernel
 	for name, test := range map[string]struct {
 		driver driver
-		want   string // part of the table's row; empty for no row
-		warns  string
+		// want is part of the row in the table; empty for no row.
+		want  string
+		warns string
 	}{
 		"NVML names one": {driver{processes: []topo.GPUProcess{{GPU: 3, PID: gone, Memory: 512 << 20},
 			{GPU: 5, PID: gone, Graphics: true}}},
@@ -151,7 +152,8 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 	}
 }
 
-// inspect shows the pages of slots for other hosts, and where data streams use MSG_ZEROCOPY.
+// inspect shows the page type of slots for other hosts, and the data streams that use
+// MSG_ZEROCOPY.
 func TestInspectShowsZerocopy(t *testing.T) {
 	const pages, zerocopy = "transparent huge pages (MADV_HUGEPAGE)", "off (the kernel copied 32 sends in a row)"
 	const unused = "of a relay whose data goes over verbs"
@@ -177,7 +179,7 @@ func TestInspectShowsZerocopy(t *testing.T) {
 	}
 }
 
-// The text of a relay is untrusted: the relay may be compromised.
+// A relay may be compromised, so its text is untrusted.
 func TestRelayTextIsSanitised(t *testing.T) {
 	const escape = "\x1b]0;evil\x07\u009b2Jtext\nforged"
 	root := t.TempDir()
@@ -191,7 +193,7 @@ func TestRelayTextIsSanitised(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "status.json"), status, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	lock, err := os.Create(filepath.Join(dir, "supervisor")) // a supervisor lives
+	lock, err := os.Create(filepath.Join(dir, "supervisor")) // the supervisor is alive
 	if err == nil {
 		defer lock.Close()
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
@@ -222,7 +224,7 @@ func TestRelayTextIsSanitised(t *testing.T) {
 	run([]string{"topo", "--from", escape}, &out, &errOut)
 	for _, text := range []string{out.String(), errOut.String()} {
 		if !strings.Contains(text, "evil") {
-			t.Errorf("nothing hostile in\n%s", text)
+			t.Errorf("the output lacks the hostile name:\n%s", text)
 		}
 		for line := range strings.Lines(text) {
 			line = strings.TrimSuffix(line, "\n")

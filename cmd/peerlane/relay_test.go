@@ -61,7 +61,7 @@ func TestRelayTableShowsStates(t *testing.T) {
 			t.Errorf("no row %q in\n%s", want, table)
 		}
 	}
-	// Engine ids have 64 characters and errors are sentences; the table still fits 100 columns.
+	// The table fits 100 columns although engine ids have 64 characters and errors are sentences.
 	relays[0].Container.ID = strings.Repeat("0123456789abcdef", 4)
 	for range 16 {
 		relays[1].Config.Lanes = append(relays[1].Config.Lanes, launch.Lane{GPU: launch.GPU{Index: 12}})

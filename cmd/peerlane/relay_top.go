@@ -63,8 +63,8 @@ is shown.
 				_, _ = io.WriteString(a.out.Document(), a.topText(rates, connections))
 				return nil
 			}
-			// One write avoids flicker: home, the text with the rest of each line erased, then the
-			// rest of the screen.
+			// A single write avoids flicker: home, the text with the rest of each line erased, and
+			// then the rest of the screen erased.
 			text := strings.ReplaceAll(a.topText(rates, connections), "\n", "\x1b[K\n")
 			if _, err := io.WriteString(screen, "\x1b[H"+text+"\x1b[J"); err != nil {
 				return err
@@ -76,7 +76,7 @@ is shown.
 	return cmd
 }
 
-// topText returns a sanitised table of lanes or, on request, of connections.
+// topText returns a sanitised table of lanes or of connections.
 func (a *app) topText(rates []control.Rates, connections bool) string {
 	if len(rates) == 0 {
 		return "No container has a relay.\n"
@@ -119,7 +119,7 @@ func (a *app) topText(rates []control.Rates, connections bool) string {
 	return b.String()
 }
 
-// figures are the cells of a lane or a connection.
+// figures returns the cells of a lane or a connection.
 func figures(r control.Rate, seconds float64) table.Row {
 	direction := "receives"
 	if r.Sends {

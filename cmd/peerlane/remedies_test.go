@@ -17,10 +17,10 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// messages is the key of the extracted messages in allDocuments.
+// messages is the key of the programs' messages in allDocuments.
 const messages = "messages"
 
-// allDocuments returns the README and docs/*.md by name, and the messages of all programs.
+// allDocuments returns the README, docs/*.md and the messages of all programs by name.
 func allDocuments(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("../../docs/*.md")
@@ -54,7 +54,7 @@ var (
 	flagWord  = regexp.MustCompile(`^--?[a-z][a-z-]*(=.*)?$`)
 )
 
-// commandLines are the invocations of peerlane in a document's code, or in messages.
+// commandLines returns the invocations of peerlane in a document's code, or in messages.
 func commandLines(name, text string) (lines []string) {
 	var sources []string
 	if name == messages {
@@ -83,11 +83,11 @@ func commandLines(name, text string) (lines []string) {
 	return lines
 }
 
-// verbs lists words after "peerlane" in messages that are not commands.
+// verbs are words after "peerlane" in messages that are not commands.
 var verbs = []string{"reads", "and", "command", "writes", "needs"}
 
-// faultOf returns the first word of a command line that is neither a command nor a flag. In prose a
-// word that is not a command ends the line.
+// faultOf returns the first word of a command line that is neither a command nor a flag. In prose,
+// a word that is not a command ends the command line.
 func faultOf(root *cobra.Command, line string, prose bool) string {
 	cmd, words := root, strings.Fields(line)
 	for i := 0; i < len(words); i++ {
@@ -133,8 +133,8 @@ func faultOf(root *cobra.Command, line string, prose bool) string {
 	return ""
 }
 
-// Each invocation of peerlane in messages and documents has existing commands and flags, and a
-// remedy that promises installation installs: cdi generate without --spec-dir only prints.
+// Every invocation of peerlane in messages and documents has existing commands and flags. A remedy
+// that promises installation installs: cdi generate without --spec-dir only prints.
 func TestCommandsOfMessagesAndDocumentsExist(t *testing.T) {
 	root := newRootCommand(&app{log: logrus.New()})
 	root.InitDefaultHelpCmd()
@@ -166,11 +166,11 @@ func TestCommandsOfMessagesAndDocumentsExist(t *testing.T) {
 	}
 }
 
-// extensions are the ends of file names, which look like keys: relay.log, network.md.
+// extensions are the extensions of file names that look like keys: relay.log, network.md.
 var extensions = []string{"log", "md", "sock", "json", "toml", "go", "py", "c", "h", "so", "service", "socket",
 	"slice", "conf", "xml", "svg", "html", "key", "target"}
 
-// keyFaults returns the words of a text with the form of a configuration key that are no key.
+// keyFaults returns the words of a text that have the form of a configuration key but are none.
 func keyFaults(text string) (faults []string) {
 	keys := config.Keys()
 	tables := map[string]bool{}
@@ -180,7 +180,7 @@ func keyFaults(text string) (faults []string) {
 	}
 	for _, m := range regexp.MustCompile(
 		`(^|[^a-zA-Z0-9_./-])([a-z]+(?:\.[a-z0-9_]+)+)($|[^a-zA-Z0-9_(/-])`).FindAllStringSubmatch(text, -1) {
-		word := strings.TrimRight(m[2], ".0123456789") // of relay.log.1
+		word := strings.TrimRight(m[2], ".0123456789") // relay.log.1 is a file
 		table, rest, _ := strings.Cut(word, ".")
 		known := slices.Contains(keys, word) || slices.ContainsFunc(keys,
 			func(k string) bool { return strings.HasPrefix(k, word+".") || strings.HasPrefix(word, k+".") })
@@ -192,10 +192,10 @@ func keyFaults(text string) (faults []string) {
 	return faults
 }
 
-// Each configuration key in messages and documents exists.
+// Every configuration key in messages and documents exists.
 func TestKeysOfMessagesAndDocumentsExist(t *testing.T) {
 	for name, text := range allDocuments(t) {
-		text = strings.ReplaceAll(text, `\_`, "_") // escapes of tables
+		text = strings.ReplaceAll(text, `\_`, "_") // escaped in tables
 		for _, key := range keyFaults(text) {
 			t.Errorf("%s: there is no key %s", name, key)
 		}
@@ -206,8 +206,8 @@ func TestKeysOfMessagesAndDocumentsExist(t *testing.T) {
 	}
 }
 
-// The remedy for a plan that is missing, torn, of another release or of another host is peerlane
-// cdi refresh, which writes the plan of this host.
+// `peerlane cdi refresh` writes the plan of this host: it is the remedy for a plan that is
+// missing, damaged, of another release or of another host.
 func TestRefreshReplacesAWrongPlan(t *testing.T) {
 	h := newCDIHost(t)
 	h.run("refresh", "--hook", h.hook)

@@ -57,7 +57,7 @@ func (f *engineFlags) host(a *app) engine.Host {
 	return engine.Host{Root: a.layout.Root, ConfigFile: f.file, Version: f.version}
 }
 
-// check demands the name of an engine.
+// check requires the name of an engine, or with may no name.
 func (f *engineFlags) check(cmd *cobra.Command, may bool) error {
 	if slices.Contains(engine.Names, f.name) || may && f.name == "" {
 		return nil
@@ -72,14 +72,14 @@ func (f *engineFlags) check(cmd *cobra.Command, may bool) error {
 	return usageError{cmd.CommandPath(), said}
 }
 
-// engineStore returns the directory that records changes of engines.
+// engineStore returns the directory with the records of changed engines.
 func (a *app) engineStore() string { return filepath.Join(a.layout.State(), "engines") }
 
 // packagedRuntime is the path of peerlane-runtime in packages.
 const packagedRuntime = "/usr/bin/peerlane-runtime"
 
-// runtimePath is peerlane-runtime beside this command or in the prefix of this command, or
-// the package's.
+// runtimePath returns the path of peerlane-runtime: beside this command, in the prefix of this
+// command, or that of the packages.
 func runtimePath() string {
 	self, err := os.Executable()
 	if err != nil {
@@ -143,7 +143,7 @@ CDI is on, off (disabled by the configuration), or none (not in this version).`,
 			if err != nil && !errors.Is(err, engine.ErrNotInstalled) {
 				s.Error, failed = err.Error(), errors.Join(failed, err)
 			}
-			// Only root can read the store. Show the other fields to everyone.
+			// Only root can read the records. Print the other fields for every user.
 			if s.Configured, err = engine.Configured(a.engineStore(), name); err != nil && s.Error == "" {
 				s.Notes = append(s.Notes, fmt.Sprintf("whether Peerlane has configured it is not known: %v", err))
 			}
@@ -167,11 +167,11 @@ CDI is on, off (disabled by the configuration), or none (not in this version).`,
 	return cmd
 }
 
-// engineWords say how an engine is.
+// engineWords describes the state of an engine.
 func (a *app) engineWords(s engine.State) terminal.Styled {
 	switch {
 	case s.Error != "":
-		return a.paint("could not tell", red) // the reason is the command's error
+		return a.paint("could not tell", red) // the error of the command has the reason
 	case s.Version == "":
 		return a.paint("not installed")
 	case len(s.Change) > 0:
@@ -182,7 +182,7 @@ func (a *app) engineWords(s engine.State) terminal.Styled {
 	return a.paint("ready")
 }
 
-// changeReport is the JSON document of a change.
+// changeReport is the JSON document of a change of an engine's configuration.
 type changeReport struct {
 	Engine  string   `json:"engine"`
 	File    string   `json:"file"`
@@ -195,7 +195,7 @@ type changeReport struct {
 	Notes   []string `json:"notes"`
 }
 
-// report prints a change that was made, or would be.
+// report prints a change, or with dry a planned change.
 func (a *app) report(form string, c engine.Change, dry bool, r changeReport) error {
 	r.Engine, r.DryRun, r.Changed, r.Restart, r.Notes = c.Engine, dry, !c.None(), c.Restart, append([]string{}, c.Notes...)
 	if r.File == "" {
@@ -306,7 +306,8 @@ the last line states whether a restart is needed, and its command.`,
 	return cmd
 }
 
-// held calls do under the lock of Peerlane's state. A dry run takes no lock.
+// held calls do under the lock of Peerlane's state. A dry run takes no lock, because it writes
+// nothing.
 func (a *app) held(dry bool, do func() error) (err error) {
 	if !dry {
 		lock, err := cdi.Hold(a.layout)

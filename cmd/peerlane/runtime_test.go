@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/cdi/engine"
 )
 
-// The way of an administrator: look, try, change, see, take back.
+// An administrator looks, tries, changes, checks and reverts.
 func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "etc/docker/daemon.json")
@@ -78,13 +78,13 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 	}
 }
 
-// An engine whose probe failed is not reported as absent.
+// The status of an engine that does not answer is not "not installed".
 func TestRuntimeStatusTellsFailuresFromAbsence(t *testing.T) {
 	root, bin := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", bin)
 	check(t, os.MkdirAll(filepath.Join(root, "etc/containerd"), 0o755))
 	check(t, os.MkdirAll(filepath.Join(root, "etc/docker"), 0o755))
-	// No daemon of the machine that tests is asked.
+	// Ask no daemon of the machine that runs the tests.
 	check(t, os.WriteFile(filepath.Join(root, "etc/docker/daemon.json"),
 		[]byte(`{"hosts": ["unix:///nowhere/docker.sock"]}`), 0o644))
 	check(t, os.WriteFile(filepath.Join(root, "etc/containerd/config.toml"), []byte("version = 2\n[plugins\n"), 0o644))
@@ -112,7 +112,7 @@ func TestRuntimeStatusTellsFailuresFromAbsence(t *testing.T) {
 	}
 }
 
-// In front of everything that is torn the command stops, and says where.
+// The command refuses a damaged file, names it, and does not change it.
 func TestRuntimeTornConfigurationIsKept(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "etc/containerd/config.toml")

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// schema is the part of JSON Schema that docs/topology.schema.json uses to say
-// which fields there are.
+// schema is the part of JSON Schema in which docs/topology.schema.json lists fields.
 type schema struct {
 	Type       string
 	Required   []string
@@ -29,7 +28,7 @@ func (s schema) check(t *testing.T, at string, value any) {
 		}
 		for name, inner := range v {
 			if s.Properties == nil {
-				break // the schema names no fields here
+				break // the schema lists no fields here
 			}
 			if field, known := s.Properties[name]; known {
 				field.check(t, at+"."+name, inner)

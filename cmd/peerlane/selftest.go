@@ -32,7 +32,8 @@ import (
 // selfTestReport is the JSON document of peerlane self-test.
 type selfTestReport struct {
 	launch.PairHost
-	Host string `json:"host"` // in words
+	// Host describes the host in words.
+	Host string `json:"host"`
 	// Kept reports whether relays use the results until the next boot.
 	Kept  bool          `json:"kept"`
 	Pairs []launch.Pair `json:"pairs"`
@@ -136,7 +137,8 @@ type selfTested struct {
 	tester *selftest.Tester
 	words  string
 	kept   bool
-	remove func() // removes the temporary files
+	// remove removes the temporary files.
+	remove func()
 }
 
 func (a *app) realPairs(host *hostFlags, hookBinary string) (*selfTested, error) {
@@ -157,7 +159,7 @@ func (a *app) realPairs(host *hostFlags, hookBinary string) (*selfTested, error)
 		a.log.Warn("only root can have relays go by a self-test: what it finds is shown, and not kept")
 		t.tester, t.kept = tester.Unkept(), false
 	} else if _, err := tester.Known(); err != nil {
-		a.log.Warnf("what is kept of self-tests is ignored, and replaced: %v", err)
+		a.log.Warnf("ignoring and replacing the recorded self-tests: %v", err)
 	}
 	return t, nil
 }
@@ -172,7 +174,7 @@ func simulatedPairs() (*selfTested, error) {
 		return nil, err
 	}
 	t := &selfTested{remove: func() { os.RemoveAll(root) }}
-	err = os.Chmod(root, 0o755) // the tester is not root
+	err = os.Chmod(root, 0o755) // the tester is not root, and traverses the directory
 	var h *testbed.Host
 	if err == nil {
 		h, err = testbed.New(root, filepath.Dir(self), testbed.GPUsSimulated)
@@ -192,7 +194,7 @@ func simulatedPairs() (*selfTested, error) {
 	return t, nil
 }
 
-// selfTest tests pairs and shows progress. The report is valid even with an error.
+// selfTest tests pairs and prints the progress. The report is valid even with an error.
 func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairName, again bool) (selfTestReport,
 	error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM)
@@ -210,20 +212,20 @@ func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairNa
 		step()
 	})
 	done()
-	report.Kept = report.Kept && err == nil // with an error the record is incomplete
+	report.Kept = report.Kept && err == nil // after an error the record is incomplete
 	slices.SortFunc(report.Pairs, func(a, b launch.Pair) int {
 		return 1<<20*(a.GPU.Index-b.GPU.Index) + a.Server.Index - b.Server.Index
 	})
 	return report, err
 }
 
-// judged returns the exit status for the results, as an error.
 // Causes of a failed self-test.
 var (
 	errUnfit    = errors.New("they are not fit to stage on")
 	errUntested = errors.New("they could not be tested")
 )
 
+// judged returns the exit status for the results, as an error.
 func judged(pairs []launch.Pair) error {
 	count := map[string]int{}
 	for _, p := range pairs {
@@ -289,7 +291,7 @@ func rateWord(gbs float64) string {
 	return fmt.Sprintf("%.1f", gbs)
 }
 
-// chosen formats the calibration of a pair; empty without one.
+// chosen describes the calibration of a pair; empty without a calibration.
 func chosen(p launch.Pair) string {
 	if p.Chunk == 0 {
 		return ""
@@ -297,7 +299,7 @@ func chosen(p launch.Pair) string {
 	return fmt.Sprintf("%s × %d by %d", humanize.IBytes(p.Chunk), p.Depth, p.Streams)
 }
 
-// pairWords is a pair in peerlane relay inspect.
+// pairWords describes a pair for `peerlane relay inspect`.
 func pairWords(p launch.Pair) string {
 	words := []string{fmt.Sprintf("GPU %d with server %d: %s", p.GPU.Index, p.Server.Index, p.Verdict)}
 	if p.Reason != "" {
@@ -337,15 +339,15 @@ func tuningWords(c launch.Config) string {
 	return strings.Join(words, ", ")
 }
 
-// warnOfPairs says which pairs of a plan relays do not stage on, as far as root has
-// that kept.
+// warnOfPairs logs the pairs of a plan that relays do not stage on. Only root can read the record
+// of self-tests.
 func (a *app) warnOfPairs(p *planned, hookBinary string) {
 	if os.Geteuid() != 0 || p.config.Relay.SelfTest == launch.SelfTestOff {
 		return
 	}
 	tester, err := selftest.NewTester(a.layout, p.config, hookBinary)
 	if err != nil {
-		return // without programs there are no relays either
+		return // without the programs no relay runs either
 	}
 	names, err := selftest.PlannedPairs(p.plan, p.config)
 	if err != nil {
@@ -353,7 +355,7 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 	}
 	known, err := tester.Known()
 	if err != nil {
-		a.log.Warnf("what is kept of self-tests is ignored: %v", err)
+		a.log.Warnf("ignoring the recorded self-tests: %v", err)
 	}
 	for _, n := range names {
 		if pair := launch.FindPair(known.Pairs, n); pair != nil &&
@@ -367,7 +369,7 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 	}
 	verified, err := tester.KnownTriples(triples, p.config.Verbs.Launch())
 	if err != nil {
-		return // it was told above
+		return // logged above
 	}
 	for _, t := range verified {
 		if t.Verdict != launch.VerdictGood {

@@ -52,7 +52,7 @@ func TestSelfTestTable(t *testing.T) {
 		}
 	}
 	if strings.Contains(out.String(), "\x1b") {
-		t.Error("what a tester says reaches the terminal as it is")
+		t.Error("the text of a tester is not sanitised")
 	}
 }
 
@@ -95,7 +95,7 @@ func TestSelfTestCommandLine(t *testing.T) {
 	}{
 		{[]string{"--gpus", "some"}, exitUsage, "--gpus some is neither real nor simulated"},
 		{[]string{"trainer"}, exitUsage, "takes no arguments"},
-		// Beside this program, a test, is no hook.
+		// The directory of the test binary has no hook.
 		{[]string{"--sysfs", t.TempDir(), "--hook", "/nonexistent"}, exitFailure, ""},
 	} {
 		var out, errOut bytes.Buffer
@@ -129,14 +129,14 @@ func TestPairsInWords(t *testing.T) {
 	}
 }
 
-// A result that could not be recorded is not reported as kept.
+// The report does not claim to keep a result that could not be recorded.
 func TestSelfTestUnwritableRecordIsReported(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
-	if err := os.WriteFile(filepath.Join(root, "var"), nil, 0o600); err != nil { // where the state's directory is to be
+	if err := os.WriteFile(filepath.Join(root, "var"), nil, 0o600); err != nil { // a file in place of a directory
 		t.Fatal(err)
 	}
 	c := config.Default()

@@ -29,11 +29,11 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// hostileText is ESC, OSC with BEL, CSI as C1, a line feed, a bidirectional override,
-// and a byte that is no UTF-8.
+// hostileText contains ESC, OSC with BEL, CSI as C1, a line feed, a bidirectional override, and
+// invalid UTF-8.
 const hostileText = "evil\x1b[2J\x1b]0;t\x07\u009b2J\nforged\u202e\xff"
 
-// wantClean demands lines that a terminal only shows.
+// wantClean requires lines without characters that control a terminal.
 func wantClean(t *testing.T, what, text string) {
 	t.Helper()
 	if !strings.Contains(text, "evil") {
@@ -167,7 +167,7 @@ func TestEveryTableSanitisesItsCells(t *testing.T) {
 
 func row(cells ...any) table.Row { return cells }
 
-// A process inside a container gives a file the name of a GPU's device node.
+// A process in a container can name a file like the device node of a GPU.
 func TestDrainHostileDeviceNamesAreSanitised(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out)}

@@ -21,16 +21,17 @@ import (
 	"github.com/peerlane/peerlane/topo/virtualswitch"
 )
 
-// hostFlags say which host a command looks at.
+// hostFlags are the flags that select the host of a command.
 type hostFlags struct {
 	cmd                *cobra.Command
 	input, sysfs, proc string
-	one                string // host of a file that describes several
-	software           bool
-	anyVendor          bool
+	// one is the name of a host in a file that describes several.
+	one       string
+	software  bool
+	anyVendor bool
 }
 
-// addHost gives a command the flags that choose a host.
+// addHost adds the flags that select a host or a file to a command.
 func addHost(cmd *cobra.Command) *hostFlags {
 	f := addLiveHost(cmd)
 	cmd.Flags().StringVar(&f.input, "input", "",
@@ -39,7 +40,7 @@ func addHost(cmd *cobra.Command) *hostFlags {
 	return f
 }
 
-// addLiveHost is addHost without files.
+// addLiveHost adds the flags that select a host to a command.
 func addLiveHost(cmd *cobra.Command) *hostFlags {
 	f := &hostFlags{cmd: cmd}
 	cmd.Flags().StringVar(&f.sysfs, "sysfs", "/sys", "read sysfs from `DIR`")
@@ -48,7 +49,7 @@ func addLiveHost(cmd *cobra.Command) *hostFlags {
 	return f
 }
 
-// addSoftware lets plans use software RDMA.
+// addSoftware adds the flag that lets plans use software RDMA.
 func (f *hostFlags) addSoftware() {
 	f.cmd.Flags().BoolVar(&f.software, "software", false,
 		"also use software RDMA (rxe, siw), which cannot reach GPU memory")
@@ -81,8 +82,8 @@ func (f *hostFlags) read() (*topo.Host, error) {
 	return h, nil
 }
 
-// completeHosts completes a host of the file of --input. A completion must not read standard input,
-// so "-" has no completions.
+// completeHosts completes the name of a host in the file of --input. A completion must not read
+// standard input, so "-" has no completion.
 func (f *hostFlags) completeHosts() ([]string, cobra.ShellCompDirective) {
 	if f.input == "" || f.input == "-" {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -98,14 +99,14 @@ func (f *hostFlags) completeHosts() ([]string, cobra.ShellCompDirective) {
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// live reports whether the flags name this running host.
+// live reports whether the flags select this running host.
 func (f *hostFlags) live() bool { return f.input == "" && f.sysfs == "/sys" }
 
-// options returns the options for reading a host rather than a file.
+// options returns the options for reading a host (not a file).
 func (f *hostFlags) options() topo.Options {
 	o := topo.Options{Sysfs: f.sysfs, Proc: f.proc}
 	if f.sysfs == "/sys" && f.proc == "/proc" {
-		o.NVML = nvml.New() // NVML describes the running host only
+		o.NVML = nvml.New() // NVML describes only the running host
 	}
 	return o
 }
@@ -185,7 +186,7 @@ GPUs and NICs as a tree, with the rate of each link. peerlane plan also draws la
 			return a.printXML(h, virtual)
 		}
 		if form.value == formJSON {
-			// The heap is mostly the tables of pairs, which live to the end.
+			// Most of the heap is tables of pairs, which the command uses until its end.
 			defer debug.SetGCPercent(debug.SetGCPercent(20))
 			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, graph.NewWayTable(h, by))
 		}
@@ -214,10 +215,10 @@ func (a *app) printXML(h *topo.Host, virtual bool) error {
 	return err
 }
 
-// topologyVersion is that of the JSON, which docs/topology.schema.json describes.
+// topologyVersion is the version of the JSON document, which docs/topology.schema.json describes.
 const topologyVersion = 2
 
-// topology is the JSON document of "peerlane topo -o json".
+// topology is the JSON document of `peerlane topo -o json`.
 type topology struct {
 	Version int        `json:"version"`
 	Rules   topo.Rules `json:"rules"`
@@ -226,7 +227,7 @@ type topology struct {
 	Paths [][4]int    `json:"paths"`
 }
 
-// withLists returns a copy of h with empty lists in place of nil, for JSON.
+// withLists returns a copy of h with empty lists in place of nil, which JSON would write as null.
 func withLists(h *topo.Host) *topo.Host {
 	with := *h
 	with.CPUs = append([]topo.CPU{}, h.CPUs...)
@@ -239,7 +240,7 @@ func withLists(h *topo.Host) *topo.Host {
 	return &with
 }
 
-// foldedFunctions are sentences on the functions that a table leaves out.
+// foldedFunctions returns a sentence for each NIC whose functions the table omits.
 func foldedFunctions(h *topo.Host, functions topo.Functions) (sentences []string) {
 	for _, n := range h.NICs {
 		if names := functions.Of(n); len(names) > 0 {
@@ -279,7 +280,7 @@ func (a *app) printTopo(h *topo.Host, paths *graph.Table) {
 	a.printNotes(append(reasons(h), h.Notes...))
 }
 
-// printNICs prints NICs alone.
+// printNICs prints the NICs of a host, without GPUs and paths.
 func (a *app) printNICs(h *topo.Host) {
 	a.out.Printf("Host read from %s\n\n", origin(h.Source))
 	if len(h.NICs) == 0 {
@@ -305,7 +306,7 @@ func reasons(h *topo.Host) (sentences []string) {
 	return sentences
 }
 
-// onHost qualifies the name of a device by its host.
+// onHost adds the host, if any, to the name of a device.
 func onHost(host, name string) string {
 	if host == "" {
 		return name
@@ -313,7 +314,7 @@ func onHost(host, name string) string {
 	return host + "/" + name
 }
 
-// printNotes prints the sentences that go with a host or a plan.
+// printNotes prints the notes of a host or a plan.
 func (a *app) printNotes(notes []string) {
 	for _, n := range notes {
 		a.out.Printf("%s %s\n", a.paint("Note:", yellow), n)
@@ -346,7 +347,7 @@ func (a *app) gpuTable(gpus []topo.GPU) *table.Writer {
 	return t
 }
 
-// nvlinks counts a GPU's links: "18 to switches", "4 to 3 GPUs".
+// nvlinks describes a GPU's links: "18 to switches", "4 to 3 GPUs".
 func nvlinks(g topo.GPU) string {
 	switches, links, peers := 0, 0, 0
 	for _, l := range g.NVLinks {
@@ -406,7 +407,7 @@ func (a *app) nicTable(nics []topo.NIC) *table.Writer {
 	return t
 }
 
-// factsTable returns the facts of ibstat, with a row for each port.
+// factsTable returns a table with the columns of ibstat, with a row for each port.
 func (a *app) factsTable(nics []topo.NIC) *table.Writer {
 	t := a.newTable("NIC", "FIRMWARE", "NODE GUID", "PORT", "PORT GUID", "STATE", "PHYSICAL STATE", "LID", "SM LID",
 		"RATE", "LINK LAYER")
@@ -472,8 +473,7 @@ func rate(r float64, unit string) string {
 	return gigabytes(r) + " " + unit
 }
 
-// gigabytes prints a figure with as many digits as tell something: 0.001, 0.5,
-// 12.3, 400.
+// gigabytes formats a figure with its significant digits: 0.001, 0.5, 12.3, 400.
 func gigabytes(b float64) string {
 	if b > 0 && b < 0.1 {
 		return strconv.FormatFloat(b, 'g', 1, 64)
@@ -484,13 +484,13 @@ func gigabytes(b float64) string {
 	return strconv.FormatFloat(b, 'f', 0, 64)
 }
 
-// maxLabel is the longest NIC name in a heading of a matrix: that of mlx5_10. Longer headings make
-// sixteen GPUs too wide for a screen.
+// maxLabel is the length of the longest NIC name in a heading of a matrix, mlx5_10. With longer
+// headings, sixteen GPUs would be too wide for a screen.
 const maxLabel = 7
 
-// matrixLabels returns the headings of GPUs and NICs in a matrix. It replaces long names by NIC0,
-// NIC1 and so on, as nvidia-smi does, and names of several hosts by H0, H1; legend maps these to
-// the names.
+// matrixLabels returns the headings of GPUs and NICs in a matrix. Long names become NIC0, NIC1 and
+// so on, as in nvidia-smi, and the names of several hosts become H0, H1; legend maps these to the
+// names.
 func matrixLabels(h *topo.Host) (labels, legend []string) {
 	hosts := map[string]string{"": ""}
 	label := func(host, name string) {
@@ -517,7 +517,7 @@ func matrixLabels(h *topo.Host) (labels, legend []string) {
 	return labels, legend
 }
 
-// nvlinkCounts counts the NVLinks between two GPUs by index.
+// nvlinkCounts holds the number of NVLinks between two GPUs by index.
 type nvlinkCounts struct {
 	direct   map[[2]int]int
 	switches []int
@@ -544,7 +544,7 @@ func newNVLinkCounts(h *topo.Host) nvlinkCounts {
 }
 
 // of returns the number of NVLinks of a path between two devices; 0 for a path without NVLink or
-// without a count.
+// with an unknown number.
 func (c nvlinkCounts) of(from, to int, p topo.Path) int {
 	if p.Type != topo.NVL || max(from, to) >= len(c.switches) {
 		return 0
@@ -559,15 +559,15 @@ func (c nvlinkCounts) of(from, to int, p topo.Path) int {
 // occur holds the types of these paths, and counted reports whether any path has a count.
 func (a *app) typeCells(h *topo.Host, paths *graph.Table) (c cells, occur map[topo.PathType]bool, counted bool) {
 	links := newNVLinkCounts(h)
-	places := map[int]int32{} // in the texts, by the number of NVLinks
+	places := map[int]int32{} // indices in the texts, by number of NVLinks
 	occur = map[topo.PathType]bool{}
 	for _, p := range paths.Paths {
 		c.texts = append(c.texts, a.paint(p.Type.String(), typeColours(p.Type)...))
 	}
-	seen := make([]bool, len(paths.Paths)) // without NVLinks
+	seen := make([]bool, len(paths.Paths)) // indices of paths without NVLinks
 	for from := range len(h.GPUs) + len(h.NICs) {
 		if paths.First(from) != from {
-			continue // the same paths, and none by NVLink
+			continue // a row with the same paths and without NVLinks
 		}
 		for to, at := range paths.Row(from) {
 			if at < 0 || seen[at] && paths.Paths[at].Type != topo.NVL {
@@ -598,7 +598,7 @@ func (a *app) typeCells(h *topo.Host, paths *graph.Table) (c cells, occur map[to
 	return c, occur, counted
 }
 
-// bandwidthCells are the bandwidths of paths.
+// bandwidthCells returns the bandwidths of paths.
 func bandwidthCells(paths *graph.Table) (c cells) {
 	for _, p := range paths.Paths {
 		c.texts = append(c.texts, terminal.Paint(bandwidthOf(p)))
@@ -606,7 +606,7 @@ func bandwidthCells(paths *graph.Table) (c cells) {
 	return c
 }
 
-// affinities returns the columns of local processors and NUMA node of each GPU, if known.
+// affinities returns columns with the local processors and the NUMA node of each GPU, if known.
 func affinities(h *topo.Host) []column {
 	cpus, nodes := column{heading: "CPU AFFINITY"}, column{heading: "NUMA AFFINITY"}
 	known, knownNode := false, false
@@ -620,7 +620,7 @@ func affinities(h *topo.Host) []column {
 		known, knownNode = known || list != "", knownNode || g.NUMA >= 0
 		cpus.cells, nodes.cells = append(cpus.cells, dash(list)), append(nodes.cells, numa(g.NUMA))
 	}
-	for range h.NICs { // nvidia-smi prints no affinity of NICs
+	for range h.NICs { // like nvidia-smi, which prints no affinity of NICs
 		cpus.cells, nodes.cells = append(cpus.cells, ""), append(nodes.cells, "")
 	}
 	var columns []column
@@ -633,7 +633,8 @@ func affinities(h *topo.Host) []column {
 	return columns
 }
 
-// bandwidthOf formats the bandwidth of a path: a dash if the source states none, 0 for no path.
+// bandwidthOf formats the bandwidth of a path: a dash if the source does not state it, 0 without a
+// path.
 func bandwidthOf(p topo.Path) string {
 	if p.Bandwidth == 0 && p.Type != topo.DIS {
 		return "-"
@@ -641,7 +642,8 @@ func bandwidthOf(p topo.Path) string {
 	return gigabytes(p.Bandwidth)
 }
 
-// typeColours marks paths through the CPU.
+// typeColours returns the SGR attributes of a path type, from bright green (nearest) to red
+// (farthest).
 func typeColours(t topo.PathType) []int {
 	switch {
 	case t <= topo.C2C:

@@ -28,7 +28,7 @@ func TestTablesOfTheRecordedHost(t *testing.T) {
 	}
 }
 
-// printedTopology is the JSON of peerlane topo -o json, with the pairs expanded.
+// printedTopology is the JSON document of `peerlane topo -o json`, with the pairs expanded.
 type printedTopology struct {
 	Version int
 	Rules   string
@@ -135,8 +135,8 @@ func onFile(t *testing.T, text string, args ...string) string {
 	return peerlane(t, append(args, "--input", file)...)
 }
 
-// The matrix has the content of nvidia-smi's: number of NVLinks, a legend for replaced NIC names,
-// and local processors and NUMA node of each GPU.
+// The matrix contains what nvidia-smi prints: the number of NVLinks, a legend for replaced NIC
+// names, and the local processors and NUMA node of each GPU.
 func TestMatrixHasWhatNvidiaSMIHas(t *testing.T) {
 	out := onFile(t, `<system version="1"><cpu numaid="1" affinity="0000000f,000000f0" arch="x86_64" vendor="AuthenticAMD">
 		<pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="80"><nvlink target="0000:02:00.0" count="4" tclass="0x030200"/></gpu></pci>
@@ -193,7 +193,7 @@ func TestTopoColoursTerminalsAlone(t *testing.T) {
 	if !strings.Contains(coloured, "\x1b[32mPIX\x1b[0m") || !strings.Contains(coloured, "\x1b[31mSYS\x1b[0m") {
 		t.Error("near and far are of one colour")
 	}
-	trailing := regexp.MustCompile(" +\n") // a bold heading includes padding
+	trailing := regexp.MustCompile(" +\n") // a bold heading includes its padding
 	if diff := cmp.Diff(plain, trailing.ReplaceAllString(escape.ReplaceAllString(coloured, ""), "\n")); diff != "" {
 		t.Errorf("colours move something (-plain +terminal):\n%s", diff)
 	}
@@ -203,7 +203,7 @@ func TestTopoColoursTerminalsAlone(t *testing.T) {
 	}
 }
 
-// The XML of a host yields the same paths as the host.
+// The XML of a host has the same paths as the host.
 func TestXMLStandsInForTheHost(t *testing.T) {
 	_, host := recordedHost(t)
 	file := filepath.Join(t.TempDir(), "topo.xml")

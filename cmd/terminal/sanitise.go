@@ -13,11 +13,10 @@ import (
 	"unicode/utf8"
 )
 
-// Sanitise replaces each character of s that a terminal executes or that changes the
-// order of the text around it by U+FFFD: control characters (C0, DEL, C1), invisible
-// format characters (bidirectional overrides among them), line and paragraph
-// separators, and bytes that are no UTF-8. The result is one line with as many
-// characters as s.
+// Sanitise replaces each character of s that controls a terminal or changes the order of the text
+// around it by U+FFFD: control characters (C0, DEL, C1), invisible format characters such as
+// bidirectional overrides, line and paragraph separators, and invalid UTF-8. The result is one
+// line with the number of characters of s.
 func Sanitise(s string) string {
 	return strings.Map(func(r rune) rune {
 		if hostile(r) {

@@ -127,8 +127,8 @@ func TestWriterKeepsFirstError(t *testing.T) {
 	}
 }
 
-// documents are the functions of the commands that write unchanged bytes: JSON, XML, pictures and
-// metrics for programs, the protocols of test clients, and sanitised text.
+// documents are the functions of commands that write unsanitised bytes: JSON, XML, pictures and
+// metrics for programs, the protocols of test clients, and text that is already sanitised.
 var documents = []string{
 	"cmd/peerlane/bench.go:newBenchClientCommand", "cmd/peerlane/bench.go:printBench",
 	"cmd/peerlane/capture.go:newCaptureCommand",
@@ -141,7 +141,7 @@ var documents = []string{
 	"cmd/peerlane/relay_top.go:newTopCommand", "cmd/peerlane/topo.go:printXML",
 }
 
-// Commands print through a Writer: no table of another package, no unsanitised text.
+// Commands print only through a Writer, and tables only through package table.
 func TestCommandsPrintThroughOneWriter(t *testing.T) {
 	var found []string
 	files := token.NewFileSet()

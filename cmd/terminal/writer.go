@@ -16,11 +16,11 @@ type Styled struct{ text string }
 
 func (s Styled) String() string { return s.text }
 
-// Trusted makes Styled of sanitised text with escape sequences of this program. Only packages
+// Trusted makes a Styled of sanitised text with escape sequences of this program. Only packages
 // below cmd/terminal call Trusted.
 func Trusted(text string) Styled { return Styled{text} }
 
-// Concat joins text and Styled, and sanitises the text.
+// Concat joins strings, which it sanitises, and Styled values.
 func Concat(parts ...any) Styled {
 	var b strings.Builder
 	for _, part := range parts {
@@ -33,7 +33,7 @@ func Concat(parts ...any) Styled {
 	return Styled{b.String()}
 }
 
-// Paint returns s, sanitised, with SGR attributes (ECMA-48, 8.3.117): 1 is bold, 31 red.
+// Paint sanitises s and adds SGR attributes (ECMA-48, 8.3.117): 1 is bold, 31 red.
 func Paint(s string, attributes ...int) Styled {
 	if len(attributes) == 0 {
 		return Styled{Sanitise(s)}
@@ -58,12 +58,12 @@ func New(w io.Writer) *Writer { return &Writer{w: w} }
 // Err returns the first error of a write.
 func (w *Writer) Err() error { return w.err }
 
-// Printf prints by a format. Every argument is sanitised.
+// Printf formats and prints the sanitised arguments.
 func (w *Writer) Printf(format string, arguments ...any) {
 	fmt.Fprintf(document{w}, format, sanitised(arguments)...)
 }
 
-// Println prints a line. Each argument is sanitised.
+// Println prints the sanitised arguments as a line.
 func (w *Writer) Println(arguments ...any) { fmt.Fprintln(document{w}, sanitised(arguments)...) }
 
 // PrintLines prints text of several lines, a diff for example. The output ends with a line feed
@@ -86,8 +86,8 @@ func (d document) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// sanitised wraps arguments so that fmt sanitises the text. Numbers stay, because fmt takes
-// widths and precisions from numbers.
+// sanitised wraps arguments so that fmt sanitises their text. Numbers stay numbers, because fmt
+// reads widths and precisions from them.
 func sanitised(arguments []any) []any {
 	list := make([]any, len(arguments))
 	for i, a := range arguments {
@@ -106,7 +106,7 @@ type argument struct{ value any }
 func (a argument) Format(f fmt.State, verb rune) {
 	text := fmt.Sprintf(fmt.FormatString(f, verb), a.value)
 	if err, ok := a.value.(error); ok && err != nil {
-		_, _ = io.WriteString(f, Lines(text)) // a line per joined error
+		_, _ = io.WriteString(f, Lines(text)) // keep the lines of joined errors
 		return
 	}
 	_, _ = io.WriteString(f, Sanitise(text))
@@ -139,7 +139,7 @@ func (w *Writer) Columns() int {
 	return wide
 }
 
-// PrintError prints "program: error", with a line per line of the text.
+// PrintError prints "program: error", one line for each line of the error.
 func PrintError(w io.Writer, program string, err error) {
 	_, _ = fmt.Fprintf(w, "%s: %s\n", program, Lines(err.Error()))
 }

@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// fault is a mistake in Peerlane itself.
+// fault is the error of a panic, which is a defect of Peerlane.
 type fault struct{ what any }
 
 func (f fault) Error() string {
@@ -14,7 +14,7 @@ func (f fault) Error() string {
 			"GOTRACEBACK=all in its environment", Get().Version, f.what)
 }
 
-// Sentence calls do, and converts a panic to a Fault, so that users get no stack trace. With
+// Sentence calls do and converts a panic to a fault, so that users see no stack trace. With
 // GOTRACEBACK in the environment it does not recover.
 func Sentence(do func() error) (err error) {
 	if os.Getenv("GOTRACEBACK") == "" {

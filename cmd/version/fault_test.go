@@ -12,11 +12,11 @@ func TestSentencePanicBecomesError(t *testing.T) {
 		return errors.New(strings.Repeat("x", -len(t.Name())))
 	})
 	var fault fault
-	// The text itself: a user reads it in place of a stack trace.
+	// A user reads the text in place of a stack trace.
 	if !errors.As(err, &fault) || fault.what == nil ||
 		err.Error() != "this is a bug in Peerlane "+Get().Version+": strings: negative Repeat count; please report it, with "+
 			"the output of the same command with GOTRACEBACK=all in its environment" {
-		t.Errorf("it is %v", err)
+		t.Errorf("error of a panic: %v", err)
 	}
 	if err := Sentence(func() error { return errors.ErrUnsupported }); err != errors.ErrUnsupported {
 		t.Errorf("an error became %v", err)

@@ -15,8 +15,8 @@ import (
 // record of the module and the commit stands in.
 var version, commit, date string
 
-// Build describes a build of a command. A part that neither the linker nor the toolchain recorded
-// is "unknown".
+// Build describes the build of a command. A field that neither the linker nor the toolchain
+// recorded is "unknown".
 type Build struct {
 	Version string `json:"version"` // a tag, or the description of a commit by the nearest tag
 	Commit  string `json:"commit"`  // full hash; with "-dirty" if files differed from the commit
@@ -25,13 +25,13 @@ type Build struct {
 	Arch    string `json:"arch"`    // as "linux/amd64"
 }
 
-// Get returns the running command's build.
+// Get returns the build of the running command.
 func Get() Build {
 	info, _ := debug.ReadBuildInfo()
 	return merge(version, commit, date, info)
 }
 
-// merge prefers the values of the linker over the toolchain's record.
+// merge prefers the linker's values to the toolchain's record.
 func merge(version, commit, date string, info *debug.BuildInfo) Build {
 	recorded := Build{Version: "unknown", Commit: "unknown", Date: "unknown"}
 	if info != nil {

@@ -17,7 +17,7 @@ import (
 // anchorMode is the mode of the anchor, as a directory and as a mount.
 const anchorMode = 0o555
 
-// anchorSource names the anchor's mount in /proc/self/mountinfo.
+// anchorSource is the source of the anchor's mount in /proc/self/mountinfo.
 const anchorSource = "peerlane-anchor"
 
 // Anchor is the empty, root-owned directory that CDI mounts at ContainerDir. As root of the host,
@@ -26,18 +26,17 @@ const anchorSource = "peerlane-anchor"
 // plain directory of the user.
 func (l Layout) Anchor() string { return filepath.Join(l.State(), "anchor") }
 
-// MountsAnchor reports whether this process is root of the host, for which the
-// anchor is a mount.
+// MountsAnchor reports whether this process is root of the host, so that the anchor is a mount.
 func MountsAnchor() bool { return os.Geteuid() == 0 && !InUserNamespace() }
 
-// InUserNamespace reports whether this process is in a user namespace that does not map every
-// user of the host, as a rootless engine is.
+// InUserNamespace reports whether this process is in a user namespace that does not map all users
+// of the host, like the processes of a rootless engine.
 func InUserNamespace() bool {
 	uids, err := os.ReadFile("/proc/self/uid_map")
 	return err == nil && !slices.Equal(strings.Fields(string(uids)), []string{"0", "0", "4294967295"})
 }
 
-// AnchorCommand is the command that mounts the anchor.
+// AnchorCommand returns the command that mounts the anchor.
 func (l Layout) AnchorCommand() string {
 	if l.IsDefault() {
 		return "peerlane cdi anchor"
@@ -45,16 +44,16 @@ func (l Layout) AnchorCommand() string {
 	return "peerlane --root " + l.Root + " cdi anchor"
 }
 
-// ErrAnchorHidden says that process 1 does not have the anchor's mount.
+// ErrAnchorHidden reports that process 1 does not see the mount of the anchor.
 var ErrAnchorHidden = errors.New(
 	"it is mounted in the mount namespace of this command but not in that of process 1, where engines start; run it " +
 		"outside of unshare, of a container and of a unit with PrivateMounts= or ProtectSystem=",
 )
 
-// MountAnchor mounts the anchor, if missing: a read-only tmpfs with one inode, its root, so that
-// the anchor cannot hold any file. The mount needs CAP_SYS_ADMIN. MountAnchor removes the files
-// that earlier releases left in the directory below the mount. With the error ErrAnchorHidden the
-// mount was made.
+// MountAnchor mounts the anchor if the mount is missing: a read-only tmpfs with one inode, its
+// root, so that the anchor cannot hold any file. The mount requires CAP_SYS_ADMIN. MountAnchor
+// removes the files that earlier releases left in the directory below the mount. With the error
+// ErrAnchorHidden, the mount exists.
 func (l Layout) MountAnchor() error {
 	if err := l.mountAnchor(); err != nil {
 		return &fault.Error{Code: fault.AnchorNotMounted, Operation: "mount the anchor", Object: l.Anchor(), Cause: err}
@@ -80,7 +79,7 @@ func (l Layout) mountAnchor() error {
 	if err := mountTmpfs(below); err != nil {
 		return err
 	}
-	// A mount on a shared mount, as / is with systemd, is shared as well.
+	// A mount on a shared mount is shared too, and systemd makes / shared.
 	if err := unix.Mount("", l.Anchor(), "", unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("making it private: %w", err)
 	}
@@ -92,7 +91,7 @@ func (l Layout) mountAnchor() error {
 	if err := CheckAnchor(mounted); err != nil {
 		return err
 	}
-	// Leave other mounts below the anchor alone: they are not Peerlane's.
+	// Keep other mounts below the anchor: Peerlane did not make the mounts.
 	if own, err := isMount(below); err == nil && !own {
 		if err := removeContents(int(below.Fd())); err != nil {
 			return fmt.Errorf("it is mounted; removing the files in the directory below the mount: %w", err)
@@ -101,7 +100,7 @@ func (l Layout) mountAnchor() error {
 	return seenByInit(mounted)
 }
 
-// openAnchor opens the anchor for reading, without following symbolic links.
+// openAnchor opens the anchor for reading, and follows no symbolic link.
 func (l Layout) openAnchor() (*os.File, error) {
 	fd, err := unix.Open(l.Anchor(), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -110,11 +109,11 @@ func (l Layout) openAnchor() (*os.File, error) {
 	return os.NewFile(uintptr(fd), l.Anchor()), nil
 }
 
-// mountTmpfs mounts on a directory. With SELinux the mount gets the directory's
-// label, where the policy permits that.
+// mountTmpfs mounts the tmpfs on a directory. With SELinux, the mount gets the label of the
+// directory if the policy permits it.
 func mountTmpfs(dir *os.File) error {
 	const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	target := dir.Name() // only root can replace it
+	target := dir.Name() // only root can replace the directory
 	data := fmt.Sprintf("nr_inodes=1,mode=%#o", anchorMode)
 	if label := selinuxLabel(dir); label != "" {
 		if unix.Mount(anchorSource, target, "tmpfs", flags, data+`,rootcontext="`+label+`"`) == nil {
@@ -128,7 +127,7 @@ func mountTmpfs(dir *os.File) error {
 	return os.NewSyscallError("mount", err)
 }
 
-// selinuxLabel is a directory's label; empty where the kernel has no SELinux.
+// selinuxLabel returns the label of a directory; empty if the kernel has no SELinux.
 func selinuxLabel(dir *os.File) string {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
 		return ""
@@ -147,7 +146,7 @@ var (
 	errWritableMount = errors.New("the mount is not read-only")
 )
 
-// mountTypeError is the cause of a file system other than a tmpfs; magic is that of statfs(2).
+// mountTypeError is the cause of a file system other than tmpfs. magic is f_type of statfs(2).
 type mountTypeError struct{ magic int64 }
 
 func (e *mountTypeError) Error() string {
@@ -212,16 +211,16 @@ func isMount(dir *os.File) (bool, error) {
 	return stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
-// seenByInit reports whether process 1 has a mount in its mount namespace, if this process may read
-// that. A copy of the mount there has the same device.
+// seenByInit checks that process 1 has a mount in its mount namespace. It returns nil if this
+// process may not read that. A copy of the mount in that namespace has the same device number.
 func seenByInit(dir *os.File) error {
 	own, err := os.Stat("/proc/self/ns/mnt")
 	if err != nil {
-		return nil // there is no /proc
+		return nil // no /proc
 	}
 	init, err := os.Stat("/proc/1/ns/mnt")
 	if err != nil || os.SameFile(own, init) {
-		return nil // reading it needs ptrace access to process 1
+		return nil // reading requires ptrace access to process 1
 	}
 	mounts, err := os.ReadFile("/proc/1/mountinfo")
 	if err != nil {
@@ -240,12 +239,12 @@ func seenByInit(dir *os.File) error {
 	return ErrAnchorHidden
 }
 
-// UnmountAnchor unmounts the anchor, if mounted, and reports whether the anchor was mounted.
-// Running containers keep their copies of the mount.
+// UnmountAnchor unmounts the anchor and reports whether the anchor was mounted. Running containers
+// keep their copies of the mount.
 func (l Layout) UnmountAnchor() (was bool, err error) {
 	for {
 		if l.CheckAnchor() != nil {
-			return was, nil // no mount, or not a mount of MountAnchor
+			return was, nil // no mount, or another program's mount
 		}
 		if err := unix.Unmount(l.Anchor(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return was, fmt.Errorf("unmounting the anchor %s: %w", l.Anchor(), err)
@@ -255,11 +254,11 @@ func (l Layout) UnmountAnchor() (was bool, err error) {
 }
 
 // EmptyAnchor removes the files that runtimes made in an anchor that is a plain directory: on a
-// host without root, or of an earlier release. No process uses such a file.
+// host without root, or from an earlier release. No process uses these files.
 func (l Layout) EmptyAnchor() error {
 	dir, err := l.openAnchor()
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // Attach has a better error
+		return nil // Attach reports the error
 	}
 	if err == nil {
 		defer dir.Close()

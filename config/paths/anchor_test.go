@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// anchored returns a root with the directories of a host, and unmounts its anchor at the end of
-// the test.
+// anchored returns a root with the directories of a host. The end of the test unmounts its anchor.
 func anchored(t *testing.T) Layout {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -31,7 +30,7 @@ func anchored(t *testing.T) Layout {
 	return l
 }
 
-// mounts counts the mounts on a directory.
+// mounts returns the number of mounts on a directory.
 func mounts(t *testing.T, dir string) (n int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -72,7 +71,7 @@ func TestMountAnchorTwiceMountsOnce(t *testing.T) {
 	}
 }
 
-// A runtime's copy of the mount can be made writable, and holds no file either.
+// A runtime can make its copy of the mount writable, but the copy still holds no file.
 func TestMountAnchorWritableCopyHoldsNoFile(t *testing.T) {
 	l := anchored(t)
 	if err := l.MountAnchor(); err != nil {
@@ -155,7 +154,7 @@ func TestCheckAnchorRefusesOtherDirectories(t *testing.T) {
 			if err := l.CheckAnchor(); !c.is(l, err) {
 				t.Errorf("%v", err)
 			}
-			if was, err := l.UnmountAnchor(); was || err != nil { // the mount is not Peerlane's
+			if was, err := l.UnmountAnchor(); was || err != nil { // another program's mount stays
 				t.Errorf("unmounted: %v, %v", was, err)
 			}
 			if err := errors.Join(l.MountAnchor(), l.CheckAnchor()); err != nil { // the remedy
@@ -168,7 +167,8 @@ func TestCheckAnchorRefusesOtherDirectories(t *testing.T) {
 	}
 }
 
-// hiddenRoot has TestMountAnchorHiddenFromProcess1Fails mount below a root.
+// hiddenRoot is the variable with the root for the child process of
+// TestMountAnchorHiddenFromProcess1Fails.
 const hiddenRoot = "PEERLANE_TEST_HIDDEN_ROOT"
 
 func TestMountAnchorHiddenFromProcess1Fails(t *testing.T) {

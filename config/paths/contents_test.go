@@ -47,7 +47,7 @@ func TestRemoveContentsRemovesEachTypeAtAnyDepth(t *testing.T) {
 	}
 }
 
-// The anchor of a hostile image gives no way to other mounts.
+// The anchor of a hostile image is no way into other mounts.
 func TestRemoveContentsEntersNoOtherMount(t *testing.T) {
 	l := anchored(t)
 	outside, point := filepath.Join(l.Root, "outside"), filepath.Join(l.Anchor(), "a/b")

@@ -1,8 +1,8 @@
 // Package paths returns the paths of Peerlane's files on a host.
 //
-// Three trees have a common root: state (root only: identities and plans), run (sockets, the only
-// tree of which containers get a mount) and configuration. Tests and `peerlane demo` use private
-// roots; packages use "/".
+// Three trees have a common root: state (for root only: identities and plans), run (sockets; the
+// only tree with mounts in containers) and configuration. Packages use "/"; tests and `peerlane
+// demo` use private roots.
 package paths
 
 import (
@@ -14,16 +14,16 @@ import (
 	"path/filepath"
 )
 
-// The paths of the relay in a container. Both names are a public interface: engines keep the
-// names in containers that live for months.
+// Paths of the relay in a container. The names are a public interface: engines keep them in
+// containers that run for months.
 const (
-	// ContainerDir is the directory that the CDI specification mounts an empty
-	// anchor on, and over which the hook attaches the socket directory.
+	// ContainerDir is the directory on which the CDI specification mounts an empty anchor. The
+	// hook attaches the socket directory over the anchor.
 	ContainerDir = "/run/peerlane"
-	// SocketName is the relay's socket in ContainerDir and in SocketDir.
+	// SocketName is the name of the relay's socket in ContainerDir and SocketDir.
 	SocketName = "relay.sock"
-	// TopologyName is the topology file of the virtual switch, in NCCL's format, beside the
-	// socket. Peerlane's plugin reads the file.
+	// TopologyName is the name of the topology file of the virtual switch, in NCCL's format,
+	// beside the socket. Peerlane's NCCL plugin reads the file.
 	TopologyName = "nccl-topology.xml"
 	// NCCLConfName is the container's copy of Layout.NCCLConf, beside the socket: the hook links
 	// the container's /etc/nccl.conf to the copy.
@@ -41,88 +41,89 @@ func New(root string) Layout {
 	return Layout{Root: filepath.Clean(root)}
 }
 
-// IsDefault reports whether the layout is that of an installed package.
+// IsDefault reports whether the root is that of installed packages.
 func (l Layout) IsDefault() bool { return l.Root == "/" }
 
-// State is the root-owned tree, mode 0700: plan, identities, administration sockets.
+// State returns the tree for root only, mode 0700: plan, identities and administration sockets.
 func (l Layout) State() string { return filepath.Join(l.Root, "var/lib/peerlane") }
 
-// Run is the tree of sockets.
+// Run returns the tree of sockets.
 func (l Layout) Run() string { return filepath.Join(l.Root, "run/peerlane") }
 
-// Config is the administrator's directory.
+// Config returns the directory of the administrator's files.
 func (l Layout) Config() string { return filepath.Join(l.Root, "etc/peerlane") }
 
-// ConfigFile is the administrator's configuration, TOML.
+// ConfigFile returns the path of the administrator's configuration, in TOML.
 func (l Layout) ConfigFile() string { return filepath.Join(l.Config(), "config.toml") }
 
-// GoodConfig is a copy of the last ConfigFile without a fault: the hook starts containers with
-// the copy while ConfigFile has a fault.
+// GoodConfig returns the path of a copy of the last ConfigFile without a fault. While ConfigFile
+// has a fault, the hook starts containers with the copy.
 func (l Layout) GoodConfig() string { return filepath.Join(l.State(), "config.good.toml") }
 
-// NCCLConf has NCCL's defaults for containers with a lane.
+// NCCLConf returns the path of NCCL's defaults for containers with a lane.
 func (l Layout) NCCLConf() string { return filepath.Join(l.Config(), NCCLConfName) }
 
-// PlanFile is the path of the plan, which `cdi generate` writes and the hook reads.
+// PlanFile returns the path of the plan, which `cdi generate` writes and the hook reads.
 func (l Layout) PlanFile() string { return filepath.Join(l.State(), "plan.json") }
 
-// SelfTestFile holds the results of the tests of pairs of GPUs, of the present boot.
+// SelfTestFile returns the path of the self-test results of this boot.
 func (l Layout) SelfTestFile() string { return filepath.Join(l.State(), "self-test.json") }
 
-// SelfTestLock is locked while pairs are tested.
+// SelfTestLock returns the path of the file that is locked during self-tests.
 func (l Layout) SelfTestLock() string { return filepath.Join(l.State(), "self-test.lock") }
 
-// Libraries holds the files that containers load, by the names that programs use: shared
-// libraries, and a topology file for NCCL.
+// Libraries returns the directory of the files that containers load, by the names that programs
+// use: shared libraries, and a topology file for NCCL.
 func (l Layout) Libraries() string { return filepath.Join(l.Root, "usr/lib/peerlane") }
 
-// Generations holds a directory for every running container, named by the generation's 32
-// hexadecimal digits.
+// Generations returns the directory with a subdirectory for every running container, named by the
+// 32 hexadecimal digits of the generation.
 func (l Layout) Generations() string { return filepath.Join(l.State(), "generations") }
 
-// UIDs holds a file for every uid of a relay: a second name of the lock of its generation's
-// supervisor.
+// UIDs returns the directory with a file for every uid of a relay. The file is a hard link of the
+// lock of the generation's supervisor.
 func (l Layout) UIDs() string { return filepath.Join(l.State(), "uids") }
 
-// GenerationDir is the state of a generation.
+// GenerationDir returns the directory with the state of a generation.
 func (l Layout) GenerationDir(generation string) string {
 	return filepath.Join(l.Generations(), generation)
 }
 
-// Sockets is the 0700 parent of the socket directories.
+// Sockets returns the parent of the socket directories, mode 0700.
 func (l Layout) Sockets() string { return filepath.Join(l.Run(), "sockets") }
 
-// SocketDir is the directory of a generation that is mounted into its container. The directory
-// holds the socket SocketName, the files TopologyName and NCCLConfName, and nothing else.
+// SocketDir returns the directory of a generation that the hook mounts into the container. It
+// contains only the socket SocketName and the files TopologyName and NCCLConfName.
 func (l Layout) SocketDir(generation string) string {
 	return filepath.Join(l.Sockets(), generation)
 }
 
-// Peers holds the sockets between the relays of a host.
+// Peers returns the directory of the sockets between the relays of a host.
 func (l Layout) Peers() string { return filepath.Join(l.Run(), "peers") }
 
-// PeerSocket is the socket at which relays connect to this generation's relay.
+// PeerSocket returns the path of the socket at which other relays connect to this generation's
+// relay.
 func (l Layout) PeerSocket(generation string) string {
 	return filepath.Join(l.Peers(), generation+".sock")
 }
 
-// Launcher is the socket of peerlane-relay.socket, by which systemd starts
-// supervisors; root only.
+// Launcher returns the path of the socket of peerlane-relay.socket, through which systemd starts
+// supervisors. Only root can connect.
 func (l Layout) Launcher() string { return filepath.Join(l.Run(), "launcher.sock") }
 
-// Cgroup names the control group, below cgroup2's root, with a group per generation. Different
-// layouts on one host have different groups.
+// Cgroup returns the name of the control group, below the root of cgroup2, that has a group per
+// generation. Layouts on one host have different groups.
 func (l Layout) Cgroup() string {
 	if l.IsDefault() {
 		return "peerlane"
 	}
 	h := fnv.New32a()
-	h.Write([]byte(l.Root)) // a hash's Write never fails
+	h.Write([]byte(l.Root)) // Write of a hash returns no error
 	return fmt.Sprintf("peerlane-%08x", h.Sum32())
 }
 
-// Create makes the directories that a host needs, with their modes, and corrects the modes of
-// present directories. Create is idempotent.
+// Create creates the directories of a host with their modes, and corrects the modes of existing
+// directories. Create is idempotent.
 func (l Layout) Create() error {
 	for _, d := range []struct {
 		path string
@@ -137,7 +138,7 @@ func (l Layout) Create() error {
 		{l.Peers(), 0o711},
 		{l.Config(), 0o755},
 	} {
-		// Every hook calls Create: change nothing if the directories are right.
+		// Every hook calls Create: change nothing if the directory is right.
 		if info, err := os.Stat(d.path); err == nil && info.IsDir() && info.Mode().Perm() == d.mode &&
 			info.Mode()&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky) == 0 {
 			continue
@@ -152,15 +153,15 @@ func (l Layout) Create() error {
 	return nil
 }
 
-// CreateState makes the directory of the state, if it is missing.
+// CreateState creates the directory of the state, if the directory is missing.
 func (l Layout) CreateState() error { return directory(l.State(), stateMode) }
 
-// stateMode denies the state to users other than root: a user can lock any file that the user can
-// open.
+// stateMode denies users other than root access to the state, because a user can lock any file
+// that the user can open.
 const stateMode = 0o700
 
-// directory makes a missing directory with a mode, independent of the umask. Every user may pass
-// missing parents: /var/lib does not belong to Peerlane.
+// directory creates a missing directory with a mode, with any umask. Missing parents are
+// accessible to all users: /var/lib does not belong to Peerlane.
 func directory(path string, mode os.FileMode) error {
 	info, err := os.Stat(path)
 	switch {
@@ -174,7 +175,7 @@ func directory(path string, mode os.FileMode) error {
 	}
 	err = os.Mkdir(path, mode)
 	if errors.Is(err, fs.ErrExist) {
-		return nil // another process created it first
+		return nil // another process created the directory first
 	}
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modes returns the modes of the directories below a root.
+// modes returns the modes of the directories below a root, by path.
 func modes(t *testing.T, root string) map[string]fs.FileMode {
 	t.Helper()
 	found := map[string]fs.FileMode{}
@@ -31,8 +31,8 @@ func modes(t *testing.T, root string) map[string]fs.FileMode {
 	return found
 }
 
-// Missing parents of Peerlane's directories are open to other users; Peerlane's directories have
-// stricter modes; neither depends on the order of creation or on the umask.
+// Missing parents of Peerlane's directories are accessible to other users, and Peerlane's
+// directories have stricter modes. Both hold in any order of creation, and with any umask.
 func TestModesOfWhatIsMade(t *testing.T) {
 	state := map[string]fs.FileMode{"var": 0o755, "var/lib": 0o755, "var/lib/peerlane": 0o700}
 	all := map[string]fs.FileMode{
@@ -67,7 +67,8 @@ func TestModesOfWhatIsMade(t *testing.T) {
 	}
 }
 
-// For any present modes, Create corrects the modes of its directories, and no other modes.
+// Create corrects the modes of its directories, with any present modes, and changes no further
+// modes.
 func TestModesOfWhatIsThere(t *testing.T) {
 	l := New(t.TempDir())
 	if err := os.MkdirAll(l.State(), 0o750); err != nil {

@@ -8,16 +8,17 @@ import (
 	"syscall"
 )
 
-// ClusterKey is the key that relays of different hosts share; root only.
+// ClusterKey returns the path of the key that relays of different hosts share; only root may read
+// it.
 func (l Layout) ClusterKey() string { return filepath.Join(l.Config(), "cluster.key") }
 
-// ReadSecret reads a file of at most limit bytes that only root, or the effective user, can have
-// read, written or replaced, and refuses any other file.
+// ReadSecret reads a file of at most limit bytes. It refuses a file that a user other than root
+// and the effective user could have read, written or replaced.
 func ReadSecret(path string, limit int64) ([]byte, error) {
 	if err := Trusted(path); err != nil {
 		return nil, err
 	}
-	// The file may have been replaced since.
+	// The file may have been replaced since the check.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

@@ -25,7 +25,8 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 	type secret struct {
 		name string
 		make func(path string) error
-		want func(path string) error // nil: readable
+		// want is nil for a readable file.
+		want func(path string) error
 	}
 	notRegular := func(string) error { return ErrNotRegular }
 	secrets := []secret{
@@ -52,7 +53,7 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 		}, func(path string) error { return &ModeError{filepath.Dir(path), 0o777, false} }},
 		{"not there", func(string) error { return nil }, func(string) error { return fs.ErrNotExist }},
 	}
-	if os.Geteuid() == 0 { // only root can give a file away
+	if os.Geteuid() == 0 { // only root can change the owner of a file
 		secrets = append(secrets, secret{"another's", func(path string) error {
 			return errors.Join(file(0o600)(path), os.Chown(path, 65534, 0))
 		}, func(path string) error { return &OwnerError{path, 65534} }})

@@ -14,7 +14,7 @@ import (
 // ErrNotRegular is the cause of a directory, a link or a device in place of a file.
 var ErrNotRegular = errors.New("it is not a regular file")
 
-// OwnerError is the cause of a file that belongs to a user other than root and the effective user.
+// OwnerError is the cause of a file of a user other than root and the effective user.
 type OwnerError struct {
 	Path string
 	UID  uint32
@@ -22,11 +22,11 @@ type OwnerError struct {
 
 func (e *OwnerError) Error() string { return fmt.Sprintf("%s belongs to uid %d", e.Path, e.UID) }
 
-// ModeError is the cause of a file whose mode gives access to users other than its owner.
+// ModeError is the cause of a file with a mode that permits access by users other than its owner.
 type ModeError struct {
 	Path string
 	Mode fs.FileMode // permission bits
-	// Secret reports that other users may not read the file either.
+	// Secret reports that other users may not even read the file.
 	Secret bool
 }
 
@@ -38,7 +38,7 @@ func (e *ModeError) Error() string {
 	return fmt.Sprintf("users other than its owner can %s %s (mode %04o)", access, e.Path, e.Mode)
 }
 
-// SizeError is the cause of a file above a limit.
+// SizeError is the cause of a file above a size limit.
 type SizeError struct {
 	Path         string
 	Bytes, Limit int64

@@ -21,14 +21,14 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// CauseUnsupervised is the cause of a relay's end after its supervisor was killed: the relay
-// ended with its container.
+// CauseUnsupervised is the cause of a relay's end after the supervisor was killed: the relay
+// ended with the container.
 const CauseUnsupervised = "supervisor gone"
 
 // Collect removes the generations whose container has ended and whose supervisor was killed, and
-// returns the names of removed generations; the error names the failures. Collect stops nothing
-// of a live container, waits for no lock, and may run any number of times at once. It kills a
-// relay that does not end with its container after process.EndTimeout.
+// returns the names; the error names the failures. Collect does not affect a running container,
+// waits for no lock, and any number of calls may run at once. If a relay does not end with the
+// container, Collect kills the relay after process.EndTimeout.
 func Collect(l paths.Layout) (removed []string, err error) {
 	all, err := generation.IDs(l)
 	if err != nil {
@@ -56,7 +56,8 @@ func Collect(l paths.Layout) (removed []string, err error) {
 }
 
 // orphanGenerations lists the generations that have sockets or a control group but no directory.
-// The directory is made first and removed last, so an administrator deleted it.
+// The hook makes the directory first, and a removal ends with the directory, so an administrator
+// must have deleted the directory.
 func orphanGenerations(l paths.Layout) ([]string, error) {
 	dirs := []string{l.Sockets(), l.Peers()}
 	if group, ok, err := cgroup.Find(l, ""); err == nil && ok {
@@ -81,13 +82,13 @@ func orphanGenerations(l paths.Layout) ([]string, error) {
 	return list, nil
 }
 
-// sweepOrphans removes the generations of orphanGenerations that have neither supervisor nor
-// relay: a live one listens on its sockets.
+// sweepOrphans removes the generations of orphanGenerations without supervisor and relay: a
+// running process listens on the sockets.
 func sweepOrphans(l paths.Layout) (removed []string, err error) {
 	if list, err := orphanGenerations(l); err != nil || len(list) == 0 {
 		return nil, err
 	}
-	host, err := generation.LockHost(l) // so that no hook makes a generation
+	host, err := generation.LockHost(l) // no hook makes a generation meanwhile
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -138,7 +139,8 @@ func listens(sockets ...string) (bool, error) {
 }
 
 func collect(l paths.Layout, id string) (bool, error) {
-	// Most generations have a supervisor that sees the end of init, and removes more gently.
+	// Most generations have a supervisor that detects the end of init and removes the generation
+	// more gently.
 	if alive, err := generation.Supervised(l, id); err != nil || alive {
 		return false, err
 	}
@@ -171,7 +173,7 @@ func collectEnded(l paths.Layout, id string) (bool, error) {
 	if alive, err := generation.Supervised(l, id); err != nil || alive {
 		return false, err
 	}
-	status, _ := generation.ReadStatus(l, id) // remove reports a read failure
+	status, _ := generation.ReadStatus(l, id) // Remove reports a read failure
 	container := ""
 	if g, err := generation.Read(l, id); err == nil {
 		container = g.Container.ID
@@ -182,7 +184,7 @@ func collectEnded(l paths.Layout, id string) (bool, error) {
 	if status.Relay == nil {
 		return true, nil
 	}
-	// The supervisor would have reported this; the relay has no receiver.
+	// No supervisor has logged this end, and the relay's own report had no receiver.
 	message := fmt.Sprintf(
 		"relay %d has ended: %s: the relay ended with the container, or with the host, after the end of the supervisor",
 		status.Relay.PID,
@@ -194,7 +196,7 @@ func collectEnded(l paths.Layout, id string) (bool, error) {
 	return true, nil
 }
 
-// collectEmpty removes the directory of a hook that was killed before it wrote generation.json. A
+// collectEmpty removes the directory of a hook that was killed before writing generation.json. A
 // hook that makes a generation holds the host's lock.
 func collectEmpty(l paths.Layout, id string) (bool, error) {
 	host, err := generation.LockHost(l)
@@ -216,7 +218,7 @@ func collectEmpty(l paths.Layout, id string) (bool, error) {
 	return true, nil
 }
 
-// notOurs drops the errors of a generation that another process removes, or has removed.
+// notOurs drops the errors of a generation that another process is removing or has removed.
 func notOurs(err error) error {
 	if errors.Is(err, generation.ErrLocked) || errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -224,9 +226,9 @@ func notOurs(err error) error {
 	return err
 }
 
-// Remove removes a generation, except the mark of the uid; the caller holds the lock. The
-// directory goes last, so that the next collector finds an interrupted removal. The supervisor,
-// or SweepUIDs, removes the mark.
+// Remove removes a generation except the mark of the uid, which the supervisor or SweepUIDs
+// removes. The caller holds the lock. The directory goes last, so that the next collector finds an
+// interrupted removal.
 func Remove(l paths.Layout, id string) error {
 	var errs []error
 	status, err := generation.ReadStatus(l, id)
@@ -234,8 +236,8 @@ func Remove(l paths.Layout, id string) error {
 		errs = append(errs, err)
 	}
 	if status.Relay != nil {
-		// A relay without a supervisor ends with the container, and tells peers the reason; a killed
-		// relay could not.
+		// A relay without a supervisor ends with the container, and sends peers the reason. A
+		// killed relay could not send the reason.
 		errs = append(errs, status.Relay.End(process.EndTimeout))
 	}
 	errs = append(errs, cgroup.Remove(l, id, status.ControlGroup))

@@ -18,19 +18,19 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// gpuNodes begins the names of the GPUs' device nodes. A process that uses a GPU has the node
-// open, and also nvidiactl and nvidia-uvm.
+// gpuNodes is the prefix of the GPUs' device nodes. A process that uses a GPU has its node open,
+// and also nvidiactl and nvidia-uvm.
 const gpuNodes = "/dev/nvidia"
 
-// Holder is a process that has GPUs' device nodes open, or that NVML names: the driver cannot be
-// unloaded, nor the GPU be reset, before the process releases them.
+// Holder is a process that has device nodes of GPUs open, or that NVML names. Until the process
+// releases them, the driver cannot be unloaded and the GPU cannot be reset.
 type Holder struct {
 	PID int `json:"pid"`
-	// Command is the name of the program, /proc/PID/comm; empty where NVML names a
-	// process that this /proc does not show.
+	// Command is the name of the program, /proc/PID/comm; empty for a process of NVML that this
+	// /proc does not show.
 	Command string `json:"command"`
-	// Container is the id of the process's container, by the mount namespaces of the containers
-	// that have a relay, else by the names that engines give control groups; empty if unknown.
+	// Container is the id of the process's container, found by the mount namespaces of the
+	// containers with a relay, or else by the names of control groups; empty if unknown.
 	Container string `json:"container,omitempty"`
 	// Devices are the open nodes.
 	Devices []string `json:"devices"`
@@ -38,21 +38,23 @@ type Holder struct {
 	Uses []Use `json:"uses"`
 }
 
-// Use is how a process uses a GPU.
+// Use describes how a process uses a GPU.
 type Use struct {
-	GPU  int    `json:"gpu"`  // NVML's index
-	Kind string `json:"kind"` // compute or graphics
-	// Memory is the used memory of the GPU, in bytes; 0 if NVML does not know.
+	// GPU is the index of NVML, and Kind is compute or graphics.
+	GPU  int    `json:"gpu"`
+	Kind string `json:"kind"`
+	// Memory is the used memory of the GPU in bytes; 0 if NVML does not know it.
 	Memory uint64 `json:"memory,omitempty"`
 }
 
-// Holders lists the processes of the host that have a GPU's device node open, by the links in
-// /proc/PID/fd, and the processes that NVML names. Open nodes of other users' processes show to
-// root only. The list omits the caller.
+// Holders lists the processes of the host that have a device node of a GPU open (links in
+// /proc/PID/fd), and the processes that NVML names. Only root sees open nodes of other users'
+// processes. The list omits the caller.
 func Holders(l paths.Layout, named []topo.GPUProcess) ([]Holder, error) {
 	return HoldersOf(l, gpuNodes, named)
 }
 
+// HoldersOf is Holders for device nodes whose names begin with nodes.
 func HoldersOf(l paths.Layout, nodes string, named []topo.GPUProcess) ([]Holder, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -85,7 +87,7 @@ func HoldersOf(l paths.Layout, nodes string, named []topo.GPUProcess) ([]Holder,
 	list := []Holder{}
 	for _, pid := range slices.Sorted(maps.Keys(found)) {
 		h := found[pid]
-		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // the process may be ending
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // fails if the process is ending
 		h.Command = strings.TrimSpace(string(name))
 		mounts, _ := mountNamespace(pid)
 		if h.Container = inside[mounts]; h.Container == "" {
@@ -97,7 +99,7 @@ func HoldersOf(l paths.Layout, nodes string, named []topo.GPUProcess) ([]Holder,
 	return list, nil
 }
 
-// containersByMounts returns the ids of the containers that have a relay, by mount namespace.
+// containersByMounts maps mount namespaces to the ids of containers with a relay.
 func containersByMounts(l paths.Layout) map[string]string {
 	ids := map[string]string{}
 	generations, _ := generation.List(l) // the readable generations
@@ -116,7 +118,7 @@ func containersByMounts(l paths.Layout) map[string]string {
 	return ids
 }
 
-// mountNamespace names the mount namespace of a process (namespaces(7)).
+// mountNamespace returns the name of the mount namespace of a process (namespaces(7)).
 func mountNamespace(pid int) (string, error) {
 	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,16 +127,15 @@ func mountNamespace(pid int) (string, error) {
 	return name, err
 }
 
-// containerGroup matches the name that engines give a container's control group: its id, or with
-// systemd a scope of the id: docker-ID.scope, libpod-ID.scope, cri-containerd-ID.scope. Podman's
-// monitor, libpod-conmon-ID.scope, is beside the container. It is compiled on the first use,
-// never in a hook.
+// containerGroup matches the names that engines give a container's control group: the id or, with
+// systemd, a scope of the id: docker-ID.scope, libpod-ID.scope, cri-containerd-ID.scope. Podman's
+// monitor, libpod-conmon-ID.scope, is outside the container. The first use compiles it, because
+// hooks do not use it.
 var containerGroup = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:[a-z]+-|cri-[a-z]+-)?([0-9a-f]{64})(?:\.scope)?$`)
 })
 
-// ContainerOfCgroup finds a container's id in the text of /proc/PID/cgroup; the
-// innermost counts.
+// ContainerOfCgroup returns the id of the innermost container in the text of /proc/PID/cgroup.
 func ContainerOfCgroup(text string) string {
 	for line := range strings.Lines(text) {
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)

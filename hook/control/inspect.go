@@ -19,13 +19,13 @@ import (
 // Inspection is the full state of one generation.
 type Inspection struct {
 	generation.Info
-	// Sockets of the clients, on the host, of the peer relays, and of the
-	// administration.
+	// ClientSocket, PeerSocket and AdminSocket are the paths, on the host, of the sockets for
+	// clients, for peer relays and for the administration.
 	ClientSocket string `json:"clientSocket"`
 	PeerSocket   string `json:"peerSocket"`
 	AdminSocket  string `json:"adminSocket"`
-	// Cgroup is the control group of supervisor and relay; empty if the host has no group for
-	// them.
+	// Cgroup is the control group of supervisor and relay; empty if they have no group of their
+	// own.
 	Cgroup string `json:"cgroup,omitempty"`
 	Log    string `json:"log"`
 	// LogTail is the end of Log, in lines.
@@ -34,21 +34,22 @@ type Inspection struct {
 	Sandbox Confinement `json:"confinement"`
 	// Processes are the supervisor and the relay, if running.
 	Processes []Usage `json:"processes"`
-	// Pairs has the results of self-tests of the GPUs that the lanes can stage on.
+	// Pairs are the results of self-tests of the GPUs that the lanes can stage on.
 	Pairs []launch.Pair `json:"pairs"`
 	// Triples are the results of the tests of the lanes' GPUs with NICs.
 	Triples []launch.Triple `json:"triples,omitempty"`
 	// NCCLConf is the source of NCCL's variables in the container.
 	NCCLConf NCCLConf `json:"ncclConf"`
-	// Report is the relay's own report; without one NoReport has the reason.
+	// Report is the relay's own report. If it is nil, NoReport is the reason.
 	Report   *launch.Report `json:"report,omitempty"`
 	NoReport string         `json:"noReport,omitempty"`
 }
 
-// Usage is the use of resources by one process.
+// Usage describes the resources that a process uses.
 type Usage struct {
-	PID  int    `json:"pid"`
-	Role string `json:"role"` // supervisor or relay
+	PID int `json:"pid"`
+	// Role is supervisor or relay.
+	Role string `json:"role"`
 	// Resident is VmRSS of /proc/PID/status, in bytes.
 	Resident uint64 `json:"resident"`
 	// CPU is user and system time in seconds, fields 14 and 15 of /proc/PID/stat.
@@ -57,7 +58,7 @@ type Usage struct {
 	Devices []string `json:"devices"`
 }
 
-// Inspect reads the state of one generation, and asks its relay.
+// Inspect reads the state of one generation, and asks its relay for a report.
 func Inspect(l paths.Layout, id string) (Inspection, error) {
 	info, err := generation.Look(l, id)
 	if err != nil {
@@ -102,10 +103,11 @@ func Inspect(l paths.Layout, id string) (Inspection, error) {
 
 // Confinement describes a relay's sandbox.
 type Confinement struct {
-	Mode string `json:"mode"` // of the configuration: auto or off
-	// Relay is the kernel's view of the running relay; nil without one.
+	// Mode is the mode of the configuration: auto or off.
+	Mode string `json:"mode"`
+	// Relay describes the running relay; nil without one.
 	Relay *Confined `json:"relay,omitempty"`
-	// Landlock is the version of Landlock's interface in use; 0 without Landlock.
+	// Landlock is the version of Landlock's interface in effect; 0 without Landlock.
 	Landlock int `json:"landlock"`
 	// Missing lists the parts that the host did not offer, with reasons.
 	Missing []string `json:"missing"`
@@ -113,13 +115,14 @@ type Confinement struct {
 
 // Confined is the kernel's view of a process: /proc/PID/status, and its root.
 type Confined struct {
-	UID        int   `json:"uid"` // effective
-	GID        int   `json:"gid"` // effective
+	// UID and GID are the effective ids.
+	UID        int   `json:"uid"`
+	GID        int   `json:"gid"`
 	Groups     []int `json:"groups"`
 	NoNewPrivs bool  `json:"noNewPrivs"`
-	// Seccomp says that a filter of system calls is in effect.
+	// Seccomp reports that a filter of system calls is in effect.
 	Seccomp bool `json:"seccomp"`
-	// Capabilities is the union of the five sets of capabilities; 0 for no capability.
+	// Capabilities is the union of the five sets of capabilities; 0 without capabilities.
 	Capabilities uint64 `json:"capabilities"`
 	// OwnRoot reports a root directory and mount namespace other than the host's.
 	OwnRoot bool `json:"ownRoot"`
@@ -208,7 +211,7 @@ func confined(pid int) (*Confined, error) {
 	return c, nil
 }
 
-// usage reads the use of resources; unreadable values are 0.
+// usage reads the resources that a process uses; unreadable values are 0.
 func usage(pid int, role string) Usage {
 	u := Usage{PID: pid, Role: role, Devices: openNodes(pid, gpuNodes)}
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -229,10 +232,10 @@ func usage(pid int, role string) Usage {
 }
 
 // openNodes returns the open character devices of a process whose names begin with nodes. A
-// container can give any other file such a name.
+// container can give such a name to any other file.
 func openNodes(pid int, nodes string) []string {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, _ := os.ReadDir(dir) // the process may have ended
+	entries, _ := os.ReadDir(dir) // fails if the process has ended
 	list := []string{}
 	for _, e := range entries {
 		to, err := os.Readlink(filepath.Join(dir, e.Name()))

@@ -13,19 +13,19 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/ocispec"
 )
 
-// nameAnnotations are the annotations of config.json by which engines name a container.
+// nameAnnotations are the annotations of config.json with an engine's name of a container.
 var nameAnnotations = []string{"io.kubernetes.cri.container-name", "io.kubernetes.container.name", "nerdctl/name"}
 
-// podAnnotations name the pod of a container, and its namespace.
+// podAnnotations are the annotations with the name and the namespace of a container's pod.
 var podAnnotations = [][2]string{
 	{"io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.sandbox-namespace"},
 	{"io.kubernetes.pod.name", "io.kubernetes.pod.namespace"},
 }
 
-// Names returns the names that the engine shows for a container, the container's own name first:
-// for Docker, Podman and nerdctl the name of `ps`; for a pod the container's name, the pod's, and
-// NAMESPACE/POD. The source is the engine's files, which may be gone. The names are for users
-// only: the hook never depends on them.
+// Names returns the names of a container that its engine shows, the container's own name first:
+// for Docker, Podman and nerdctl the name in `ps`; for a pod the name of the container, the name
+// of the pod, and NAMESPACE/POD. They come from the engine's files, which may be gone. The names
+// are for users only: the hook does not depend on them.
 func Names(c generation.Container) []string {
 	var names []string
 	add := func(name string) {
@@ -48,7 +48,7 @@ func Names(c generation.Container) []string {
 		return nil
 	}
 	for _, m := range spec.Mounts {
-		// Docker keeps a container's files, including these two, in one directory.
+		// Docker keeps the files of a container, including these two, in one directory.
 		if m.Destination == "/etc/hostname" || m.Destination == "/etc/resolv.conf" {
 			add(dockerName(filepath.Dir(m.Source), c.ID))
 		}
@@ -67,10 +67,10 @@ func Names(c generation.Container) []string {
 	return names
 }
 
-// maxEngineFile limits the read bytes of an engine's file.
+// maxEngineFile is the maximum number of bytes to read from an engine's file.
 const maxEngineFile = 16 << 20
 
-// dockerName is the name in the file that Docker keeps of a container.
+// dockerName returns the name in Docker's file of a container.
 func dockerName(dir, id string) string {
 	if filepath.Base(dir) != id {
 		return ""
@@ -83,8 +83,8 @@ func dockerName(dir, id string) string {
 	return c.Name
 }
 
-// podmanName is the name in Podman's list of containers, beside whose directories the
-// bundle lies: overlay-containers/ID/userdata.
+// podmanName returns the name in Podman's list of containers. The list is beside the directories
+// of the containers, which contain the bundles: overlay-containers/ID/userdata.
 func podmanName(c generation.Container) string {
 	dir := filepath.Dir(c.Bundle)
 	if filepath.Base(c.Bundle) != "userdata" || filepath.Base(dir) != c.ID {
@@ -109,12 +109,12 @@ func podmanName(c generation.Container) string {
 // ErrNoRelay is the error of a name without a relay on this host.
 var ErrNoRelay = errors.New("no relay has the name; run peerlane relay list")
 
-// Find returns the generations that a name means: a container's id or name, the name of a pod,
-// which can have several, a generation, or the prefix of one id or generation.
+// Find returns the generations with a name: the id or name of a container, the name of a pod,
+// which can have several, a generation, or the unique prefix of an id or a generation.
 func Find(l paths.Layout, name string) ([]generation.Info, error) {
 	all, err := generation.List(l)
 	if err != nil && len(all) == 0 {
-		return nil, err // a container that cannot be seen may have that name
+		return nil, err // the name may belong to an unreadable generation
 	}
 	var exact, named, begin []generation.Info
 	for _, info := range all {
@@ -141,7 +141,7 @@ func Find(l paths.Layout, name string) ([]generation.Info, error) {
 	return nil, errors.Join(fmt.Errorf("find container or generation %q: %w", name, ErrNoRelay), err)
 }
 
-// sameContainer reports whether the generations are lives of one container.
+// sameContainer reports whether all generations belong to one container.
 func sameContainer(list []generation.Info) bool {
 	return !slices.ContainsFunc(list, func(i generation.Info) bool {
 		return i.Container.ID != list[0].Container.ID || i.Container.RuntimeRoot != list[0].Container.RuntimeRoot

@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 )
 
-// Names come from the files of every engine: Docker's beside the mounted /etc/hostname, Podman's
-// list beside the bundle, and annotations of the CRI.
+// Names come from the files of the engines: Docker's file beside the mounted /etc/hostname,
+// Podman's list beside the bundle, and the annotations of the CRI.
 func TestNamesReadsFilesOfEngines(t *testing.T) {
 	const id = "0123456789ab0123456789ab0123456789ab0123456789ab0123456789abcdef"
 	write := func(path, text string) {
@@ -65,6 +65,6 @@ func TestNamesReadsFilesOfEngines(t *testing.T) {
 	// The bundle of another container, whose mounts an image cannot choose, gives no name.
 	write(filepath.Join(dockers, "config.v2.json"), `{"ID": "another", "Name": "/trainer"}`)
 	if got := Names(generation.Container{ID: id, Bundle: docker}); got != nil {
-		t.Errorf("of another container: %q", got)
+		t.Errorf("names of another container: %q", got)
 	}
 }

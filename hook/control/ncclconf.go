@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/openat2"
 )
 
-// Files that can be a container's /etc/nccl.conf.
+// Values of NCCLConf.File.
 const (
 	NCCLConfPeerlane  = "peerlane"  // the copy of the administrator's file
 	NCCLConfContainer = "container" // a file of the image or of a volume
@@ -26,20 +26,19 @@ const (
 
 // NCCLConf is the source of NCCL's variables in a container.
 type NCCLConf struct {
-	// File is which file /etc/nccl.conf is: NCCLConfPeerlane, NCCLConfContainer or
-	// NCCLConfNone.
+	// File is the origin of /etc/nccl.conf: NCCLConfPeerlane, NCCLConfContainer or NCCLConfNone.
 	File string `json:"file"`
 	// Reason is the reason for NCCLConfNone.
 	Reason string `json:"reason,omitempty"`
-	// Environment are the variables of the container's configuration by which another
-	// file or another network comes first, "NAME=value".
+	// Environment are the variables of the container's configuration ("NAME=value") that select
+	// another file or another network first.
 	Environment []string `json:"environment"`
 }
 
-// ncclBefore are variables that come before /etc/nccl.conf.
+// ncclBefore are the variables with precedence over /etc/nccl.conf.
 var ncclBefore = []string{"NCCL_CONF_FILE", "NCCL_NET", "NCCL_NET_PLUGIN"}
 
-// ncclConf looks at a container that runs.
+// ncclConf examines a running container.
 func ncclConf(l paths.Layout, info generation.Info) NCCLConf {
 	c := NCCLConf{File: NCCLConfNone, Environment: []string{}}
 	if spec, err := ocispec.Read(info.Container.Bundle); err == nil {

@@ -16,44 +16,49 @@ import (
 
 // Rates is the work of a relay in an interval.
 type Rates struct {
-	ID        string `json:"id"` // of the generation
+	// ID is the generation.
+	ID        string `json:"id"`
 	Container string `json:"container"`
-	// NoReport says why there is nothing else.
+	// NoReport is the reason if the other fields are empty.
 	NoReport string `json:"noReport,omitempty"`
-	// Seconds is the interval; 0 for a relay that is new since then: the rest is of its whole
-	// life.
+	// Seconds is the length of the interval. It is 0 for a relay that started in the interval,
+	// whose figures cover its whole life.
 	Seconds     float64 `json:"seconds"`
 	Lanes       []Rate  `json:"lanes"`
 	Connections []Rate  `json:"connections"`
-	// MoreConnections moved less, and are not shown.
+	// MoreConnections is the number of omitted connections, which moved less.
 	MoreConnections int `json:"moreConnections,omitempty"`
 }
 
 // Rate is the work of a lane or a connection in one direction.
 type Rate struct {
-	GPU   string `json:"gpu"` // PCI address
+	// GPU is a PCI address.
+	GPU   string `json:"gpu"`
 	Sends bool   `json:"sends"`
-	// Of a connection.
+	// Fields of a connection; empty for a lane. Program is one of launch.Program*.
 	PID     int    `json:"pid,omitempty"`
-	Program string `json:"program,omitempty"` // one of launch.Program*
+	Program string `json:"program,omitempty"`
 	Number  uint32 `json:"number,omitempty"`
 	Peer    string `json:"peer,omitempty"`
 	Route   string `json:"route,omitempty"`
 
-	Bytes      uint64         `json:"bytes"`
-	Operations uint64         `json:"operations"` // that ended
-	Failed     uint64         `json:"failed"`
-	InPlace    uint64         `json:"inPlace"` // of Bytes; see launch.Figures
-	InFlight   int            `json:"inFlight"`
-	Slots      int            `json:"slots,omitempty"` // of the lane, that a connection holds now
-	Stalls     []launch.Stall `json:"stalls"`
-	// Percentiles of how long operations took, microseconds.
+	Bytes uint64 `json:"bytes"`
+	// Operations is the number of ended operations.
+	Operations uint64 `json:"operations"`
+	Failed     uint64 `json:"failed"`
+	// InPlace is a part of Bytes; see launch.Figures.
+	InPlace  uint64 `json:"inPlace"`
+	InFlight int    `json:"inFlight"`
+	// Slots is the number of the lane's slots that a connection holds now.
+	Slots  int            `json:"slots,omitempty"`
+	Stalls []launch.Stall `json:"stalls"`
+	// P50 and P99 are percentiles of the duration of operations in microseconds.
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
 }
 
-// Watch asks relays twice, an interval apart, and returns the work in between. With an earlier
-// answer Watch asks once: before is the previous result now.
+// Watch asks relays twice, an interval apart, and returns the work in the interval. With an
+// earlier answer, Watch asks once: before is the result now of the previous call.
 func Watch(
 	l paths.Layout,
 	infos []generation.Info,
@@ -80,22 +85,22 @@ func Watch(
 	return list, now
 }
 
-// Reports are reports of relays, by generation.
+// Reports maps generations to the reports of their relays.
 type Reports map[string]Answer
 
 // Answer is a relay's report.
 type Answer struct {
-	*launch.Report // nil where NoReport says why
+	*launch.Report // nil if NoReport has the reason
 	NoReport       string
-	relay          int // process
+	// relay is the process id.
+	relay int
 }
 
-// askedAtOnce is the number of relays that are asked at a time; a relay that hangs takes the
-// whole time limit.
+// askedAtOnce is the number of relays to ask at a time. A relay that hangs uses up the time limit.
 const askedAtOnce = 64
 
-// Ask asks relays for their work since the start, within the limit. NoReport names a relay that
-// has not answered.
+// Ask asks relays for their work since their start, within the time limit. For a relay that does
+// not answer in time, NoReport says so.
 func Ask(l paths.Layout, infos []generation.Info, limit time.Duration) Reports {
 	until := time.Now().Add(limit)
 	all := Reports{}
@@ -119,7 +124,7 @@ func Ask(l paths.Layout, infos []generation.Info, limit time.Duration) Reports {
 func askRelay(l paths.Layout, id string, until time.Time) Answer {
 	answer, err := admin.AskUntil(l, id, admin.Inspect, until)
 	r := Answer{answer.Report, answer.NoReport, 0}
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.EAGAIN) { // connect's
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.EAGAIN) { // EAGAIN is from connect
 		err = errors.New("no answer in time")
 	}
 	if err != nil {
@@ -134,7 +139,7 @@ func askRelay(l paths.Layout, id string, until time.Time) Answer {
 	return r
 }
 
-// between computes the work since the earlier report of the same process.
+// between computes the work since an earlier report of the same process.
 func (r *Rates) between(now, before Answer) {
 	if before.Report == nil || before.relay != now.relay || before.At >= now.At {
 		before = Answer{Report: &launch.Report{At: now.At}}
@@ -154,9 +159,9 @@ func (r *Rates) between(now, before Answer) {
 	r.MoreConnections = now.MoreConnections
 	for _, c := range now.Connections {
 		var old launch.ConnectionFigures
-		known := before.MoreConnections == 0 // a connection outside the earlier report is new
+		known := before.MoreConnections == 0 // a connection outside a complete earlier report is new
 		for _, b := range before.Connections {
-			// Numbers are a session's own.
+			// Numbers of connections are unique in a session only.
 			if b.PID == c.PID && b.Number == c.Number && b.GPU == c.GPU && b.Operations <= c.Operations {
 				old, known = b, true
 			}

@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// A relay that hangs takes no more than the caller's time limit.
+// A relay that hangs takes at most the caller's time limit.
 func TestAskHangingRelayEndsAtLimit(t *testing.T) {
 	l := paths.New(t.TempDir())
 	listen := func(id string) net.Listener {
@@ -53,7 +53,7 @@ func TestAskHangingRelayEndsAtLimit(t *testing.T) {
 	}
 	well := Ask(l, []generation.Info{{Generation: generation.Generation{ID: "well"}}}, admin.Timeout)["well"]
 	if err := <-served; err != nil || well.Report == nil || well.At != 7 {
-		t.Errorf("of the other: %+v, %v", well, err)
+		t.Errorf("the relay that answers: %+v, %v", well, err)
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package generation reads and writes the state of relays on a host. A generation is one life
-// of one container, named by 128 random bits. The hook, supervisors, the collector and
+// Package generation reads and writes the state of relays on a host. A generation is a life
+// of a container, named by 128 random bits. The hook, supervisors, the collector and
 // commands share this state:
 //
 //	STATE/generations/             locked while a generation is found or made
@@ -15,9 +15,9 @@
 //	RUN/sockets/GEN/relay.sock     in the directory that the container sees
 //	RUN/peers/GEN.sock             for the other relays of the host
 //
-// A container is known by its init process: number, start time and the kernel's boot. The
-// container's id is for messages only: runtimes reuse ids.
+// A container is identified by its init process: process id, start time and the kernel's boot. The
+// container's id is for messages only, because runtimes reuse ids.
 //
-// All locks are flocks on descriptors that no other program inherits, so they end with the
-// process that holds them.
+// Every lock is an flock on a descriptor that no other program inherits, so a lock ends with the
+// process that holds the lock.
 package generation

@@ -11,9 +11,9 @@ import (
 	"github.com/peerlane/peerlane/hook/process"
 )
 
-// Drained is the mark that the relays of a host release the GPUs. A supervisor that finds the
-// mark starts no relay: containers start, and their clients are refused until ResumeAll. The mark
-// ends with the boot.
+// Drained is the mark that the relays of a host release the GPUs. A supervisor that finds the mark
+// starts no relay: containers start, and their clients are refused until ResumeAll. The mark is
+// valid for one boot.
 type Drained struct {
 	Since time.Time `json:"since"`
 	Boot  string    `json:"boot"`
@@ -21,7 +21,7 @@ type Drained struct {
 
 func drainedFile(l paths.Layout) string { return filepath.Join(l.State(), "drained.json") }
 
-// AllDrained returns the mark, or nil without one.
+// AllDrained returns the mark, or nil without a mark.
 func AllDrained(l paths.Layout) (*Drained, error) {
 	var d Drained
 	err := ReadJSON(drainedFile(l), &d)

@@ -9,10 +9,12 @@ import (
 	"path/filepath"
 )
 
-// ErrTorn reports a damaged file of the state. WriteJSON replaces files atomically, so only a
-// host that stopped before a write to the disk leaves a damaged file, of an earlier boot.
+// ErrTorn reports a damaged file of the state. WriteJSON replaces files in one step, so a file is
+// damaged only if the host stopped before the write reached the disk: the file is of an earlier
+// boot.
 var ErrTorn = errors.New("the file is damaged")
 
+// ReadJSON reads a file that WriteJSON wrote. The error of a damaged file is ErrTorn.
 func ReadJSON(path string, value any) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -24,8 +26,8 @@ func ReadJSON(path string, value any) error {
 	return nil
 }
 
-// WriteJSON replaces a file atomically. A file has one writer at a time, so the temporary name is
-// free. Nothing is synced: no generation outlives a boot.
+// WriteJSON replaces a file in one step. A file has one writer at a time, so the temporary name is
+// free. WriteJSON does not sync, because no generation outlives a boot.
 func WriteJSON(path string, value any) error {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -38,7 +40,7 @@ func WriteJSON(path string, value any) error {
 	return os.Rename(temporary, path)
 }
 
-// WriteFile writes a world-readable file atomically: a reader has the old file or the new.
+// WriteFile writes a world-readable file in one step: a reader finds the old or the new content.
 func WriteFile(dir, name string, text []byte) error {
 	f, err := os.CreateTemp(dir, "."+name+".*")
 	if err != nil {
@@ -55,7 +57,7 @@ func WriteFile(dir, name string, text []byte) error {
 	return err
 }
 
-// UnlessGone drops the error that says that a file is not there.
+// UnlessGone returns nil for fs.ErrNotExist, and any other error unchanged.
 func UnlessGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// The files of a generation are valid, or damaged: no content makes a reader fail or ends a
-// process of another owner.
+// FuzzGeneration checks valid and damaged files of a generation: no content makes a reader crash,
+// or ends a foreign process.
 func FuzzGeneration(f *testing.F) {
 	const id = "00112233445566778899aabbccddeeff"
 	l := paths.New(f.TempDir())
@@ -50,7 +50,7 @@ func FuzzGeneration(f *testing.F) {
 		if f, ok := errors.AsType[*fault.Error](err); err != nil && (!ok || f.Object != id) {
 			t.Errorf("the error does not name generation %s: %v", id, err)
 		}
-		// The file may name any process: a process of another start or boot is not the relay.
+		// The file can name any process, but only a process of this start and boot is the relay.
 		if s, err := ReadStatus(l, id); err == nil && s.Relay != nil {
 			if process, err := s.Relay.Open(); err == nil {
 				process.Close()
@@ -58,7 +58,7 @@ func FuzzGeneration(f *testing.F) {
 			}
 		}
 		if entries, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(entries) != 1 {
-			t.Errorf("there are %v, %v", entries, err)
+			t.Errorf("generations: %v, %v", entries, err)
 		}
 	})
 }

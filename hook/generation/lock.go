@@ -13,22 +13,23 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// LockTimeout limits the wait for a lock. Locks are held for milliseconds, and for at most
-// StartTimeout of package handover while the hook waits for systemd, and again while it starts a
-// supervisor. A longer holder is stopped or cannot make progress.
+// LockTimeout limits the wait for a lock. Locks are held for milliseconds, and for at most twice
+// StartTimeout of package handover: while the hook waits for systemd, and during the start of a
+// supervisor. A process that holds a lock longer is stopped or makes no progress.
 const LockTimeout = 75 * time.Second
 
+// ErrLocked is the error of a lock that another process held for the whole wait.
 var ErrLocked = errors.New("held by another process")
 
-// Lock takes an flock on an open file or directory: unix.LOCK_EX or LOCK_SH.
+// Lock takes an flock (unix.LOCK_EX or LOCK_SH) on an open file or directory.
 //
-// The kernel serves waiting processes in order. Polling has no order, and on a starved host with
-// many containers a process could poll in vain for ever.
+// The kernel serves waiting processes in order. Polling has no order: on an overloaded host with
+// many containers, a process could poll in vain for ever.
 func Lock(f *os.File, how int, wait time.Duration) error {
 	return LockUnless(context.Background(), f, how, wait)
 }
 
-// LockUnless is Lock until the context is done: then its cause is the error.
+// LockUnless is Lock with a context. When the context is done, the error is its cause.
 func LockUnless(ctx context.Context, f *os.File, how int, wait time.Duration) error {
 	fd := int(f.Fd())
 	err := flock(fd, how|unix.LOCK_NB)
@@ -36,8 +37,9 @@ func LockUnless(ctx context.Context, f *os.File, how int, wait time.Duration) er
 		if wait == 0 {
 			return fmt.Errorf("locking %s: %w", f.Name(), ErrLocked)
 		}
-		// After the timeout the thread stays behind. It has its own descriptor, because the
-		// number of f may become another file's, and it releases a lock that it gets in the end.
+		// After the timeout the thread still waits for the lock, and releases the lock when the
+		// wait succeeds. The thread uses a separate descriptor, because the number of f may be
+		// reused for another file.
 		again, failed := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		if failed != nil {
 			return fmt.Errorf("locking %s: %w", f.Name(), os.NewSyscallError("dup", failed))
@@ -69,12 +71,11 @@ func flock(fd, how int) error {
 	}
 }
 
-// LockHost takes the lock under which generations are found and made. Closing the file releases
-// the lock.
+// LockHost takes the lock for finding and making generations. Closing the file releases the lock.
 func LockHost(l paths.Layout) (*os.File, error) { return LockDirectory(l.Generations(), LockTimeout) }
 
-// LockDirectory takes an exclusive lock on a directory. Closing the file releases the lock. The lock
-// leaves no file behind.
+// LockDirectory takes an exclusive lock on a directory itself, so that no lock file remains. Closing
+// the file releases the lock.
 func LockDirectory(dir string, wait time.Duration) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -88,14 +89,14 @@ func LockDirectory(dir string, wait time.Duration) (*os.File, error) {
 }
 
 // LockGeneration takes the lock of a generation. The error is fs.ErrNotExist if the generation is
-// gone, or went during the wait. Closing the file releases the lock.
+// removed before LockGeneration gets the lock. Closing the file releases the lock.
 func LockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, error) {
 	dir := l.GenerationDir(id)
 	f, err := LockDirectory(dir, wait)
 	if err != nil {
 		return nil, err
 	}
-	// A process that opened a removed directory before can still lock it.
+	// A process can lock a removed directory that it opened before the removal.
 	was, err := f.Stat()
 	if err == nil {
 		var is os.FileInfo
@@ -110,11 +111,12 @@ func LockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, er
 	return f, nil
 }
 
-// SupervisorLock returns the file that a supervisor keeps locked while it lives.
+// SupervisorLock returns the path of the file that a supervisor keeps locked while running.
 func SupervisorLock(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "supervisor")
 }
 
+// MakeSupervisorLock makes the file of SupervisorLock, mode 0600.
 func MakeSupervisorLock(l paths.Layout, id string) error {
 	path := SupervisorLock(l, id)
 	if err := unix.Mknod(path, unix.S_IFREG|0o600, 0); err != nil {
@@ -123,7 +125,7 @@ func MakeSupervisorLock(l paths.Layout, id string) error {
 	return nil
 }
 
-// Supervised reports whether a generation's supervisor lives.
+// Supervised reports whether the supervisor of a generation runs.
 func Supervised(l paths.Layout, id string) (bool, error) {
 	f, err := os.Open(SupervisorLock(l, id))
 	if errors.Is(err, os.ErrNotExist) {
@@ -133,7 +135,7 @@ func Supervised(l paths.Layout, id string) (bool, error) {
 		return false, err
 	}
 	defer f.Close()
-	// A shared lock: two callers at once do not take each other for the supervisor.
+	// A shared lock, so that two callers do not mistake each other for the supervisor.
 	err = Lock(f, unix.LOCK_SH, 0)
 	if errors.Is(err, ErrLocked) {
 		return true, nil

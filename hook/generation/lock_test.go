@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A caller that stopped waiting for a lock does not get the lock later.
+// After a timeout, a caller does not get the lock later.
 func TestLockAfterTimeoutIsReleased(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lock")

@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// Tail is the end of a log.
+// Tail returns the end of a log.
 func Tail(log *os.File) string {
 	text := make([]byte, 1<<10)
 	size, err := log.Seek(0, io.SeekEnd)
@@ -29,7 +29,7 @@ func Tail(log *os.File) string {
 	return strings.TrimSpace(string(text[:n]))
 }
 
-// NoteInLog adds a line to the generation's log.
+// NoteInLog appends a line to the generation's log.
 func (g *Generation) NoteInLog(l paths.Layout, line string) error {
 	log, err := OpenLog(l, g.ID)
 	if err != nil {

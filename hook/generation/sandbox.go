@@ -9,14 +9,16 @@ import (
 	"github.com/peerlane/peerlane/hook/sandbox"
 )
 
-// Sandbox configures the sandbox of a relay. The status reports the sandbox that the host
+// Sandbox configures the sandbox of a relay. Status.Sandbox describes the sandbox that the host
 // permitted.
 type Sandbox struct {
-	Mode string `json:"mode"` // auto or off
-	// UID is the relay's own uid on this host while the generation exists; 0 if the relay runs as
-	// the user that started it.
+	// Mode is auto or off.
+	Mode string `json:"mode"`
+	// UID is the relay's own uid on this host, for the life of the generation; 0 if the relay runs
+	// as the user that started it.
 	UID int `json:"uid,omitempty"`
-	// Group is the common group of relays, which may connect to each other; 0 for no group.
+	// Group is the common group of relays, whose members can connect to each other; 0 without a
+	// group.
 	Group  int      `json:"group,omitempty"`
 	Read   []string `json:"read,omitempty"`
 	Write  []string `json:"write,omitempty"`
@@ -25,18 +27,20 @@ type Sandbox struct {
 
 // Limits are the limits of the control group.
 type Limits struct {
-	Memory uint64 `json:"memory"` // bytes
+	// Memory is in bytes.
+	Memory uint64 `json:"memory"`
 	CPUs   int    `json:"cpus"`
 	Tasks  int    `json:"tasks"`
 }
 
-// LibraryVariable is package cuda's, which the hook does not import, and VerbsVariable
-// package relay/verbs'.
+// Names of variables of package cuda, which the hook does not import, and of package relay/verbs.
 const (
 	LibraryVariable = "PEERLANE_CUDA_LIBRARY"
 	VerbsVariable   = "PEERLANE_VERBS_LIBRARY"
 )
 
+// NewSandbox returns the sandbox of the [relay] section. Only root of a user namespace that maps the
+// uids has a Group.
 func NewSandbox(c config.Relay) (Sandbox, error) {
 	s := Sandbox{
 		Mode: c.Sandbox, Read: c.SandboxRead, Write: c.SandboxWrite,
@@ -46,13 +50,13 @@ func NewSandbox(c config.Relay) (Sandbox, error) {
 	if err != nil || os.Geteuid() != 0 {
 		return s, err
 	}
-	if err := sandbox.Mapped(first); err == nil { // else in a user namespace, which has not so many
+	if err := sandbox.Mapped(first); err == nil { // a user namespace may lack the range of uids
 		s.Group = first
 	}
 	return s, nil
 }
 
-// AddFiles adds the paths of the configuration, and of the relay's environment, to a sandbox.
+// AddFiles adds the paths in the configuration and in the relay's environment to a sandbox.
 func (c Sandbox) AddFiles(s *sandbox.Spec, environment []string) {
 	s.Read = append(s.Read, c.Read...)
 	for _, e := range environment {

@@ -20,11 +20,11 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// ClaimUID takes a uid that no other generation of this root has. The caller holds the host's
+// ClaimUID claims a uid that no other generation below this root has. The caller holds the host's
 // lock, and the generation's directory exists.
 //
-// The mark of a uid is a second name of the generation's SupervisorLock, so two facts about it
-// survive the deletion of the rest: a live supervisor holds its lock, and the file names the
+// The mark of a uid is a hard link of the generation's SupervisorLock. Two facts therefore survive
+// the deletion of the other files: a running supervisor holds the lock, and the file names the
 // supervisor's last relay.
 func (g *Generation) ClaimUID(l paths.Layout, c config.Relay) error {
 	if g.Sandbox.Mode != config.SandboxAuto || g.Sandbox.Group == 0 {
@@ -35,7 +35,7 @@ func (g *Generation) ClaimUID(l paths.Layout, c config.Relay) error {
 		return err
 	}
 	uid, err := LinkUID(l, g.ID, first+1, last)
-	if err == nil && uid == 0 { // some marks may have lost their generation
+	if err == nil && uid == 0 { // the generations of some marks may be gone
 		if err = SweepUIDsLocked(l); err == nil {
 			uid, err = LinkUID(l, g.ID, first+1, last)
 		}
@@ -51,10 +51,11 @@ func (g *Generation) ClaimUID(l paths.Layout, c config.Relay) error {
 	return err
 }
 
-// LinkUID marks a free uid of first to last as a generation's; 0 if no uid is free.
+// LinkUID marks a free uid from first to last as the uid of a generation, and returns 0 if no uid is
+// free.
 //
-// The search begins at a random uid: a process that can take any uid must not be able to compute
-// a relay's from a published name.
+// The search starts at a random uid: a process that can take any uid must not be able to compute
+// the uid of a relay from a published name.
 func LinkUID(l paths.Layout, id string, first, last int) (int, error) {
 	count := uint64(last - first + 1)
 	start := random() % count
@@ -68,23 +69,23 @@ func LinkUID(l paths.Layout, id string, first, last int) (int, error) {
 	return 0, nil
 }
 
-// random returns 64 random bits of the kernel. Package crypto/rand would run self-tests of
-// algorithms in every hook.
+// random returns 64 random bits of the kernel. Package crypto/rand would run its self-tests in
+// every hook.
 func random() uint64 {
 	var bits [8]byte
-	if _, err := unix.Getrandom(bits[:], 0); err != nil { // so few bytes are never interrupted
+	if _, err := unix.Getrandom(bits[:], 0); err != nil { // a read of few bytes is never interrupted
 		panic(os.NewSyscallError("getrandom", err))
 	}
 	return binary.NativeEndian.Uint64(bits[:])
 }
 
-// uidMark says that a generation has a uid.
+// uidMark returns the path of the mark of a uid.
 func uidMark(l paths.Layout, uid int) string {
 	return filepath.Join(l.UIDs(), strconv.Itoa(uid))
 }
 
-// hasUID reports whether the generation of this lock has the mark of its uid; else the mark was
-// deleted by hand, or the uid is released.
+// hasUID reports whether the mark of the generation's uid is a link of this lock. Otherwise an
+// administrator has deleted the mark, or the uid has been released.
 func (g *Generation) hasUID(l paths.Layout, lock os.FileInfo) (bool, error) {
 	if g.Sandbox.UID == 0 {
 		return false, nil
@@ -93,9 +94,9 @@ func (g *Generation) hasUID(l paths.Layout, lock os.FileInfo) (bool, error) {
 	return err == nil && os.SameFile(mark, lock), UnlessGone(err)
 }
 
-// ReleaseUID removes the mark of the uid. Only the supervisor calls it, after the end of its last
-// relay: a relay cannot make processes, so no process of the uid is left. If the sandbox lacks
-// the filter of system calls, the control group is emptied first.
+// ReleaseUID removes the mark of the uid. Only the supervisor calls ReleaseUID, after the end of
+// the last relay: a relay cannot create processes, so no process of the uid is left. If the
+// sandbox lacks the filter of system calls, the supervisor empties the control group first.
 func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 	own, err := lock.Stat()
 	if err != nil {
@@ -107,15 +108,15 @@ func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 	return UnlessGone(os.Remove(uidMark(l, g.Sandbox.UID)))
 }
 
-// SweepUIDs removes the marks of removed generations: of a killed hook, or after a deletion of
-// the state by hand.
+// SweepUIDs removes the marks of removed generations. A killed hook leaves such a mark, and so
+// does an administrator who deletes the state.
 func SweepUIDs(l paths.Layout) error {
 	if left, err := orphans(l); err != nil || len(left) == 0 {
 		return err
 	}
-	host, err := LockHost(l) // held by hooks that claim a uid
+	host, err := LockHost(l) // hooks hold the lock while they claim a uid
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // no hook claims a uid here, so the marks may stay
+		return nil // no hook can claim a uid, so the marks may stay
 	}
 	if err != nil {
 		return err
@@ -124,10 +125,10 @@ func SweepUIDs(l paths.Layout) error {
 	return SweepUIDsLocked(l)
 }
 
-// ReturnUID removes the mark of a generation that the caller has removed. A relay whose
-// supervisor was killed dies by its parent-death signal a moment later, and a process that the
-// supervisor was forking holds the lock until it dies: so ReturnUID sweeps until the mark has
-// gone, for at most process.EndTimeout. A later collector removes a mark that stays.
+// ReturnUID removes the mark of a generation that the caller has removed. A relay whose supervisor
+// was killed dies from its parent-death signal a moment later, and a process that the supervisor
+// was forking holds the lock until its end. ReturnUID therefore sweeps until the mark is gone, for
+// at most process.EndTimeout. A later collector removes a mark that remains.
 func (g *Generation) ReturnUID(l paths.Layout) error {
 	for end := time.Now().Add(process.EndTimeout); ; time.Sleep(2 * time.Millisecond) {
 		if err := SweepUIDs(l); err != nil || g.Sandbox.UID == 0 {
@@ -135,17 +136,17 @@ func (g *Generation) ReturnUID(l paths.Layout) error {
 		}
 		var mark unix.Stat_t
 		err := unix.Lstat(uidMark(l, g.Sandbox.UID), &mark)
-		// A mark with a second name belongs to another generation, which has taken the uid.
+		// A mark with two links belongs to another generation, which has claimed the uid.
 		if err != nil || mark.Nlink > 1 || time.Now().After(end) {
 			return nil
 		}
 	}
 }
 
-// SweepUIDsLocked is SweepUIDs for a caller that holds the host's lock. It never removes the mark
-// of a relay that lives or that a supervisor may start: such a supervisor holds the lock of the
-// mark's file, and the file names the last relay. Other processes of that uid do not belong to
-// Peerlane, and block nothing.
+// SweepUIDsLocked is SweepUIDs for a caller that holds the host's lock. SweepUIDsLocked keeps the
+// mark of a running relay, and of a relay that a supervisor may start: such a supervisor holds the
+// lock of the mark's file, and the file names the last relay. Other processes with the uid do not
+// belong to Peerlane, and do not keep a mark.
 func SweepUIDsLocked(l paths.Layout) error {
 	left, err := orphans(l)
 	if err != nil {
@@ -157,12 +158,12 @@ func SweepUIDsLocked(l paths.Layout) error {
 		if err == nil && !used {
 			err = os.Remove(uidMark(l, uid))
 		}
-		errs = append(errs, UnlessGone(err)) // a supervisor may have removed the mark just now
+		errs = append(errs, UnlessGone(err)) // a supervisor may have removed the mark meanwhile
 	}
 	return errors.Join(errs...)
 }
 
-// markInUse reports whether the supervisor, or the relay, of a uid's mark lives.
+// markInUse reports whether the supervisor or the relay of a uid's mark runs.
 func markInUse(mark string) (bool, error) {
 	f, err := os.Open(mark)
 	if err != nil {
@@ -197,8 +198,8 @@ func RecordRelay(lock *os.File, relay process.Process) error {
 }
 
 // recordedRelay reads the process that RecordRelay wrote. The result is nil before the first
-// relay, for a supervisor of a release before this record, and after a stop of the host before a
-// write to the disk.
+// relay, for a supervisor of a release without this record, and if the host stopped before the
+// write reached the disk.
 func recordedRelay(lock *os.File) (*process.Process, error) {
 	const maxRecord = 1 << 10
 	text, err := io.ReadAll(io.LimitReader(lock, maxRecord))
@@ -212,7 +213,7 @@ func recordedRelay(lock *os.File) (*process.Process, error) {
 	return relay, nil
 }
 
-// orphans returns the uids whose marks have no other name: the generation is gone.
+// orphans returns the uids whose marks have a single link: the generations are removed.
 func orphans(l paths.Layout) (uids []int, err error) {
 	entries, err := os.ReadDir(l.UIDs())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -229,7 +230,7 @@ func orphans(l paths.Layout) (uids []int, err error) {
 		var mark unix.Stat_t
 		err = unix.Lstat(uidMark(l, uid), &mark)
 		if err == unix.ENOENT {
-			continue // given back just now
+			continue // released meanwhile
 		}
 		if err != nil {
 			return nil, &os.PathError{Op: "lstat", Path: uidMark(l, uid), Err: err}

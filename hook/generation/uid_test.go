@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/hook/process"
 )
 
-// After the kill of a supervisor the relay lives when the generation is removed. A sweep then
-// keeps the mark of the uid; ReturnUID waits until the relay has ended, and removes the mark.
+// After the kill of a supervisor, its relay can outlive the generation for a moment. A sweep then
+// keeps the mark of the uid. ReturnUID waits until the relay has ended, and removes the mark.
 func TestReturnUIDOfADyingRelayRemovesItsMark(t *testing.T) {
 	l := paths.New(t.TempDir())
 	const uid = 2000000001

@@ -12,23 +12,24 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// Config is the configuration that a container starts with.
+// Config is the configuration with which a container starts.
 type Config struct {
 	config.Config
-	// text is that of the file; empty where there is no file.
+	// text is the content of the file; empty without a file.
 	text []byte
-	// replaced is the fault of the file, where the last good copy is in effect instead.
+	// Replaced is the fault of the file if the last good copy is in effect; otherwise nil.
 	Replaced error
 }
 
-// Read reads the configuration, which names programs that run as root: a file that another user
-// could have written is refused. The last good copy replaces a file with a fault, because a
-// misspelt key would else stop every container with a lane.
+// Read reads the configuration. It names programs that run as root, so Read refuses a file that
+// another user could have written. The last good copy replaces a file with a fault, because a
+// misspelt key would otherwise stop every container with a lane.
 func Read(l paths.Layout) (config.Config, error) {
 	c, err := Load(l)
 	return c.Config, err
 }
 
+// Load is Read with the text of the file and the fault that the last good copy replaces.
 func Load(l paths.Layout) (Config, error) {
 	file := l.ConfigFile()
 	if err := paths.Trusted(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -44,22 +45,22 @@ func Load(l paths.Layout) (Config, error) {
 	}
 	good := l.GoodConfig()
 	if err := paths.Trusted(good); err != nil {
-		return Config{}, fault // no copy, or an untrusted copy
+		return Config{}, fault // no copy, or another user could have written it
 	}
 	if text, err = os.ReadFile(good); err != nil {
 		return Config{}, fault
 	}
 	if c, err = config.Parse(good, text); err != nil {
-		return Config{}, fault // of another release
+		return Config{}, fault // the copy is of another release
 	}
 	return Config{
 		c,
 		text,
-		fmt.Errorf("%w; containers start with the last good configuration, %s, until that is mended", fault, good),
+		fmt.Errorf("%w; containers start with the last good configuration, %s, until the file is corrected", fault, good),
 	}, nil
 }
 
-// Keep writes the copy, where the file has changed.
+// Keep copies the file if it has changed.
 func (c Config) Keep(l paths.Layout) error {
 	if c.Replaced != nil {
 		return nil
@@ -80,8 +81,8 @@ func (c Config) Keep(l paths.Layout) error {
 	return nil
 }
 
-// replace writes the file at path. Of several hooks at once one writes. A temporary file of a
-// killed hook is removed after a minute.
+// replace writes the file at path. One of several concurrent hooks writes it. The temporary file
+// of a killed hook is removed after a minute.
 func (c Config) replace(path string) error {
 	temporary := path + ".new"
 	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -92,7 +93,7 @@ func (c Config) replace(path string) error {
 		return nil
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // no state yet: the next hook
+		return nil // the state directory is missing; the next hook writes the copy
 	}
 	if err != nil {
 		return err

@@ -1,3 +1,3 @@
-// Package hostnetwork finds the addresses, rails and secrets by which a relay of this host
-// reaches other hosts.
+// Package hostnetwork finds the addresses, rails and secrets with which a relay of this host
+// connects to other hosts.
 package hostnetwork

@@ -16,24 +16,26 @@ import (
 	"github.com/peerlane/peerlane/relay/network/clusterkey"
 )
 
-// Networking is a relay's network: addresses and secrets.
+// Networking is the network configuration of a relay: addresses and secrets.
 type Networking struct {
-	Where   *launch.Network // nil without a network
-	Why     string          // and why
-	File    []byte          // the cluster key's text
+	// Where is nil without a network, and then Why is the reason.
+	Where *launch.Network
+	Why   string
+	// File is the text of the cluster key's file.
+	File    []byte
 	Secrets launch.Secrets
 }
 
-// Slots of a lane for other hosts, in each direction. Every message takes a slot, even a short
-// one, so slots are many: NCCL's channels have some thirty messages of at most 512 KiB under way.
-// Larger slots bring nothing over TCP, which moves less than a slot in the time of a copy.
+// Slots of a lane for other hosts, in each direction. There are many slots because even a short
+// message takes one: NCCL's channels have some thirty messages of at most 512 KiB in flight.
+// Larger slots gain nothing over TCP, which sends less than a slot in the time of a copy.
 const (
 	networkSlots     = 32
 	networkSlotBytes = 1 << 20
 )
 
-// New reads the configuration and secrets of a relay's network. Without a key the result is no
-// network, and no error.
+// New reads the configuration and secrets of a relay's network. Without a key, the result has no
+// network, and the error is nil.
 func New(
 	l paths.Layout,
 	c config.Network,
@@ -63,7 +65,7 @@ func New(
 	}
 	if err == nil {
 		n.Where.Tenant = tenant
-		// A relay refuses a bad network, and the container would have no relay at all.
+		// A relay would refuse an invalid network, and the container would have no relay.
 		err = n.Where.Check()
 	}
 	if err != nil {
@@ -72,9 +74,9 @@ func New(
 	return n, err
 }
 
-// maxReason is the maximum length, in bytes, of the reason that the supervisor gives a relay for
-// having no network. Reasons list interfaces; a thousand interfaces would leave no room for the
-// rest of the relay's configuration.
+// maxReason is the maximum length in bytes of the reason for a missing network, which the
+// supervisor sends to the relay. Reasons list interfaces; with a thousand interfaces, the rest of
+// the relay's configuration would not fit.
 const maxReason = 2 << 10
 
 func short(why string) string {
@@ -84,6 +86,7 @@ func short(why string) string {
 	return strings.ToValidUTF8(why[:maxReason], "") + "… (the log has the whole)"
 }
 
+// KeyFile returns the path of the cluster key: network.key, or the default path.
 func KeyFile(l paths.Layout, c config.Network) string {
 	if c.Key != "" {
 		return c.Key
@@ -92,7 +95,7 @@ func KeyFile(l paths.Layout, c config.Network) string {
 }
 
 // Key sets the key from the text of the cluster key's file: the tenant's key if the configuration
-// names an annotation for tenants, else the cluster's.
+// names an annotation for tenants, and the cluster's key otherwise.
 func (n *Networking) Key(text []byte, c config.Network, tenant string) error {
 	n.File = text
 	if c.TenantAnnotation == "" {
@@ -140,21 +143,21 @@ func (n *Networking) certificates(c config.Network) error {
 	return n.Secrets.Check()
 }
 
-// where says where a relay of this host goes on the network. rails are plan.rails.
+// where returns the network of a relay of this host. rails are plan.rails.
 func where(c config.Network, rails map[string]int, memory uint64) (*launch.Network, error) {
 	all, err := addresses.Host()
 	if err != nil {
 		return nil, err
 	}
 	n, err := whereOf(all, c, memory)
-	if err != nil || c.Address != "" { // a single rail
+	if err != nil || c.Address != "" { // an explicit address is a single rail
 		return n, err
 	}
 	return n, SetRails("/sys", n.Addresses, c, rails)
 }
 
-// whereOf returns the network of a host with these interfaces, with the best addresses up to a
-// relay's limit.
+// whereOf returns the network of a host with these interfaces: the best addresses, up to the limit
+// of a relay.
 func whereOf(all []addresses.Interface, c config.Network, memory uint64) (*launch.Network, error) {
 	ports, err := addresses.ParsePorts(c.Ports)
 	if err != nil {
@@ -180,8 +183,8 @@ func whereOf(all []addresses.Interface, c config.Network, memory uint64) (*launc
 	return n, err
 }
 
-// Fitting removes the last half of the addresses until the configuration fits into a datagram; at
-// least one address stays.
+// Fitting removes the last half of the addresses until the configuration fits into a datagram. It
+// keeps at least one address.
 func Fitting(c launch.Config) launch.Config {
 	for c.Network != nil && len(c.Network.Addresses) > 1 {
 		if text, err := json.Marshal(c); err != nil || len(text) <= launch.MaxDatagram {
@@ -194,7 +197,7 @@ func Fitting(c launch.Config) launch.Config {
 	return c
 }
 
-// interfaceOf returns the name of the interface that has an address; empty if no interface has.
+// interfaceOf returns the name of the interface with an address; empty without one.
 func interfaceOf(all []addresses.Interface, at netip.Addr) string {
 	for _, i := range all {
 		for _, a := range i.Addresses {
@@ -206,10 +209,10 @@ func interfaceOf(all []addresses.Interface, at netip.Addr) string {
 	return ""
 }
 
-// maxIgnored limits the sentences about a job's environment, which the image controls.
+// maxIgnored limits the number of sentences about a job's environment, which the image controls.
 const maxIgnored = 16
 
-// IgnoredVariables says which variables of a job relays do not go by.
+// IgnoredVariables returns sentences about the NCCL variables of a job that relays ignore.
 func IgnoredVariables(environment []string) (sentences []string) {
 	for _, i := range addresses.IgnoredVariables(environment) {
 		if strings.Trim(i.Name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || len(i.Name) > 64 {

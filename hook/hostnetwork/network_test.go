@@ -33,11 +33,12 @@ func TestIgnoredVariablesListsVariablesOfNCCL(t *testing.T) {
 	}
 }
 
-// A relay's network by the host's configuration and secrets.
+// New follows the configuration and the secrets of the host.
 func TestNetworkingFollowsConfigurationAndSecrets(t *testing.T) {
 	loopback := func(c *config.Network) { c.Interfaces = "=lo" }
 	for name, c := range map[string]struct {
-		mode  os.FileMode // size of the key's file; 0 for no file
+		// mode is the mode of the key's file; 0 for no file.
+		mode  os.FileMode
 		set   func(*config.Network)
 		on    bool
 		error bool
@@ -88,8 +89,8 @@ func TestNetworkingFollowsConfigurationAndSecrets(t *testing.T) {
 	}
 }
 
-// A relay gets the best addresses of a host, as many as the limit and the configuration's
-// datagram permit.
+// A relay gets the best addresses of a host, limited in number and by the datagram of the
+// configuration.
 func TestFittingKeepsBestAddresses(t *testing.T) {
 	var all []addresses.Interface
 	for i := range 10 {
@@ -125,17 +126,17 @@ func TestFittingKeepsBestAddresses(t *testing.T) {
 		t.Errorf("%d addresses and %d bytes, %v", len(fits.Network.Addresses), len(text), err)
 	}
 	if len(n.Addresses) != launch.MaxAddresses {
-		t.Error("what the next configuration begins with has become less")
+		t.Error("Fitting changed the addresses of its argument")
 	}
 
-	// The reason of a failure has a limit, too.
+	// The reason for a failure is limited too.
 	settings.Interfaces = "=" + strings.Repeat("x", 15)
 	for i := range 2000 {
 		all = append(all, addresses.Interface{Name: fmt.Sprintf("veth%08x", i), Up: true})
 	}
 	_, err = whereOf(all, settings, 1<<20)
 	if err == nil || len(err.Error()) <= launch.MaxDatagram {
-		t.Fatalf("this shows nothing: %v", err)
+		t.Fatalf("the reason is too short for this test: %v", err)
 	}
 	if why := short(err.Error()); len(why) > maxReason+64 || !strings.Contains(why, "no network interface") {
 		t.Errorf("%d bytes: %s", len(why), why)

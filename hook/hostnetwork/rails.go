@@ -16,25 +16,29 @@ import (
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
 
-// adapter is the hardware of a network interface in sysfs, which a relay cannot read.
+// adapter is the hardware of a network interface, read from sysfs, to which a relay has no access.
 type adapter struct {
-	device string // the RDMA device; empty without RDMA
-	place  int    // of that among the host's
-	pci    string // address of the PCI function, or empty
-	speed  int    // Mbit/s; 0 where the kernel does not tell
+	// device is the RDMA device; empty without RDMA.
+	device string
+	// place is the position of device among the host's RDMA devices.
+	place int
+	// pci is the address of the PCI function; empty without one.
+	pci string
+	// speed is in Mbit/s; 0 if the kernel reports none.
+	speed int
 }
 
-// maxStacked limits the interfaces on top of each other: a VLAN on a bond, and so on.
+// maxStacked limits the depth of stacked interfaces, such as a VLAN on a bond.
 const maxStacked = 8
 
-// maxGIDs limits the read entries of a port's GID table: the first GIDs of every interface of the
-// port are among these.
+// maxGIDs limits the entries to read from a port's GID table. The first GIDs of every interface of
+// the port are among them.
 const maxGIDs = 32
 
 var pciFunction = regexp.MustCompile(`[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`)
 
-// readAdapters reads the hardware of interfaces below /sys. Missing and unreadable values are
-// empty: an interface may be of another network namespace, or gone.
+// readAdapters reads the hardware of interfaces below sys. Missing and unreadable values are
+// empty, because an interface may be in another network namespace, or gone.
 func readAdapters(sys string, names []string) map[string]adapter {
 	rdma := rdmaDevices(sys)
 	all := map[string]adapter{}
@@ -48,7 +52,7 @@ func readAdapters(sys string, names []string) map[string]adapter {
 		}
 		if text, err := os.ReadFile(filepath.Join(sys, "class/net", name, "speed")); err == nil {
 			if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-				a.speed = max(n, 0) // -1 where there is no link
+				a.speed = max(n, 0) // -1 without a link
 			}
 		}
 		all[name] = a
@@ -56,7 +60,7 @@ func readAdapters(sys string, names []string) map[string]adapter {
 	return all
 }
 
-// pciOf returns the PCI function of an interface, or of the first interface below.
+// pciOf returns the PCI function of an interface, or of the first interface below it.
 func pciOf(sys, name string, depth int) string {
 	dir := filepath.Join(sys, "class/net", name)
 	if path, err := filepath.EvalSymlinks(filepath.Join(dir, "device")); err == nil {
@@ -82,12 +86,11 @@ type rdmaDevice struct {
 }
 
 // rdmaDevices lists /sys/class/infiniband in the order of a plan, with the interfaces of the
-// functions (device/net) and of the GIDs (ports/N/gid_attrs/ndevs), which include bonds and
-// VLANs.
+// functions (device/net) and of the GIDs (ports/N/gid_attrs/ndevs), which include bonds and VLANs.
 func rdmaDevices(sys string) (all []rdmaDevice) {
 	entries, err := os.ReadDir(filepath.Join(sys, "class/infiniband"))
 	if err != nil {
-		return nil // no RDMA
+		return nil // the host has no RDMA devices
 	}
 	for _, e := range entries {
 		d := rdmaDevice{name: e.Name()}
@@ -111,11 +114,11 @@ func rdmaDevices(sys string) (all []rdmaDevice) {
 	return all
 }
 
-// compareNatural has mlx5_10 after mlx5_9, as a plan has.
+// compareNatural orders mlx5_10 after mlx5_9, like a plan.
 func compareNatural(a, b string) int {
 	head := func(s string) (string, int) {
 		text := strings.TrimRight(s, "0123456789")
-		n, _ := strconv.Atoi(s[len(text):]) // 0 where there is no number
+		n, _ := strconv.Atoi(s[len(text):]) // 0 without a number
 		return text, n
 	}
 	textA, a1 := head(a)
@@ -123,7 +126,7 @@ func compareNatural(a, b string) int {
 	return cmp.Or(strings.Compare(textA, textB), cmp.Compare(a1, b1), strings.Compare(a, b))
 }
 
-// SetRails numbers the rails of addresses as relays of this host do, and names the RDMA devices.
+// SetRails numbers the rails of addresses like relays of this host, and sets their RDMA devices.
 // planned is plan.rails.
 func SetRails(sys string, chosen []addresses.Chosen, c config.Network, planned map[string]int) error {
 	var names []string
@@ -134,10 +137,10 @@ func SetRails(sys string, chosen []addresses.Chosen, c config.Network, planned m
 }
 
 // setRails numbers the rails of a relay's addresses by network.rails (named) or plan.rails
-// (planned), else by hardware. With RDMA devices, a device is a rail, numbered by position in the
-// host's list; without, a PCI function is, in the order of addresses. Without either, the
-// interfaces of network.interfaces count, in their order; an empty list makes one rail. An
-// interface below half the speed of the fastest is on no rail.
+// (planned), and otherwise by hardware. With RDMA devices, every device is a rail, numbered by its
+// position in the host's list. Without, every PCI function is a rail, in the order of addresses.
+// Without either, every interface of network.interfaces is a rail, in that order; if the list is
+// empty, there is one rail. An interface with less than half the speed of the fastest has no rail.
 func setRails(
 	chosen []addresses.Chosen,
 	of map[string]adapter,
@@ -188,8 +191,8 @@ func setRails(
 	return nil
 }
 
-// railNumbers returns the rails of interfaces with RDMA devices, or else PCI functions; nil if no
-// interface has either.
+// railNumbers returns the rails of interfaces with RDMA devices, or else with PCI functions; nil
+// if no interface has either.
 func railNumbers(chosen []addresses.Chosen, of map[string]adapter, planned map[string]int) map[string]int {
 	var functions []string
 	number := map[string]int{}

@@ -12,8 +12,8 @@ import (
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
 
-// madeSysfs makes a /sys of lines: "link NAME TO" a symbolic link from one path to
-// another, "file NAME TEXT", "dir NAME".
+// madeSysfs makes a fake /sys from lines: "link NAME TO" (a symbolic link), "file NAME TEXT" and
+// "dir NAME".
 func madeSysfs(t *testing.T, lines string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -41,10 +41,10 @@ func madeSysfs(t *testing.T, lines string) string {
 	return root
 }
 
-// Hosts as kernels show them.
+// Fake /sys of hosts.
 const (
-	// Two NICs with RDMA, with the first device's function last, a bond with RDMA, a VLAN on the
-	// first NIC, and a slow card with RDMA.
+	// Two NICs with RDMA, of which the first device has the last function, a bond with RDMA, a
+	// VLAN on the first NIC, and a slow card with RDMA.
 	sysRDMA = `
 link class/net/ens2/device devices/pci0000:00/0000:00:02.0/0000:9c:00.0
 link class/net/ens1/device devices/pci0000:00/0000:00:01.0/0000:1a:00.0
@@ -77,15 +77,15 @@ file class/net/br-1/speed 10000`
 	sysNone = "dir class/net"
 )
 
-// Rails are numbered by the configuration, the plan, or the hardware, independent of the order of
-// the kernel's list.
+// Rails follow the configuration, the plan or the hardware, not the order of the kernel's list.
 func TestSetRailsNumbersByHardware(t *testing.T) {
 	for name, c := range map[string]struct {
 		sys, interfaces string
 		named           []string
 		planned         map[string]int
 		listed          bool
-		want            string // interface=rail, with the device
+		// want lists interface=rail, with the device.
+		want string
 	}{
 		"RDMA devices, as a plan has them": {sysRDMA, "eth0 ens1 ens2", nil, nil, false,
 			"eth0=-1 ens1=1 mlx5_1 ens2=0 mlx5_0"},

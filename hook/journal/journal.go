@@ -23,18 +23,18 @@ const (
 	SeverityInfo    = 6 // LOG_INFO
 )
 
-// identifier is the name of Peerlane's messages in the host's log.
+// identifier is the program's name in the host's log.
 const identifier = "peerlane-hook"
 
 // Tell writes a message about a container, whose id may be empty, to the host's journal, or to
-// syslog on a host without a journal: some runtimes drop a hook's output, and a relay's log goes
-// with the container. The sockets are below the layout's root, so that tests have a log of their
-// own. A host without both logs is no error.
+// syslog on a host without a journal: some runtimes drop a hook's output, and a relay's log is
+// removed with the container. The sockets are below the layout's root, so that tests have their
+// own log. A host without both logs is no error.
 func Tell(l paths.Layout, severity int, container, generation, message string) error {
 	return TellCause(l, severity, container, generation, message, "")
 }
 
-// TellCause is Tell with the cause of a relay's end.
+// TellCause is Tell with the cause of a relay's end as a field.
 func TellCause(l paths.Layout, severity int, container, generation, message, cause string) error {
 	native := filepath.Join(l.Root, "run/systemd/journal/socket")
 	err := datagram(native, journalEntry(severity, container, generation, message, cause))
@@ -48,7 +48,7 @@ func TellCause(l paths.Layout, severity int, container, generation, message, cau
 	return err
 }
 
-// journalEntry is an entry in systemd's native protocol
+// journalEntry returns an entry in systemd's native protocol
 // (https://systemd.io/JOURNAL_NATIVE_PROTOCOL).
 func journalEntry(severity int, container, generation, message, cause string) []byte {
 	var b bytes.Buffer
@@ -58,7 +58,7 @@ func journalEntry(severity int, container, generation, message, cause string) []
 		{"SYSLOG_IDENTIFIER", identifier},
 		{"PEERLANE_CONTAINER", container},
 		{"PEERLANE_GENERATION", generation},
-		{"PEERLANE_CAUSE", cause}, // of a relay's end
+		{"PEERLANE_CAUSE", cause}, // the cause of a relay's end
 	} {
 		switch {
 		case field.value == "":
@@ -73,7 +73,7 @@ func journalEntry(severity int, container, generation, message, cause string) []
 	return b.Bytes()
 }
 
-// syslogLine formats a line of syslog(3) for /dev/log without the time, which the receiver adds.
+// syslogLine returns a line of syslog(3) for /dev/log, without the time, which the receiver adds.
 func syslogLine(severity int, container, message string) []byte {
 	const daemon = 3 << 3 // LOG_DAEMON
 	return fmt.Appendf(nil, "<%d>%s[%d]: %s", daemon|severity, identifier, os.Getpid(),
@@ -87,9 +87,9 @@ func prefixed(container, message string) string {
 	return fmt.Sprintf("container %q: %s", container, message)
 }
 
-// datagram sends a datagram to a socket, and does not wait for a blocked reader.
+// datagram sends a datagram to a socket. It does not wait for a slow reader.
 func datagram(path string, text []byte) error {
-	// Truncate: the last words of a relay may exceed a datagram.
+	// The last output of a relay may exceed a datagram.
 	text = text[:min(len(text), 64<<10)]
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 // Refresh is the remedy for a plan that does not fit the host.
 const Refresh = "run peerlane cdi refresh"
 
-// ReadPlan reads the host's plan, which decides about processes of root: a plan that another user
-// could have written, or of another host, is refused.
+// ReadPlan reads the host's plan. The plan determines the devices of processes of root, so
+// ReadPlan refuses a plan that another user could have written, or that is of another host.
 func ReadPlan(l paths.Layout) (*planner.Plan, error) {
 	path := l.PlanFile()
 	if err := paths.Trusted(path); errors.Is(err, fs.ErrNotExist) {
@@ -45,22 +45,22 @@ func ReadPlan(l paths.Layout) (*planner.Plan, error) {
 	return plan, nil
 }
 
-// fileError is the cause of a plan that was made from a file.
+// fileError is the cause of a plan that was made from a file instead of this host.
 type fileError struct{ source string }
 
 func (e *fileError) Error() string {
 	return fmt.Sprintf("the plan was made from the file %s and not from this host", e.source)
 }
 
-// Seeing marks lanes of GPUs whose server GPUs the container sees too.
+// Seeing marks lanes whose server GPUs the container sees too.
 func Seeing(lanes []launch.Lane) {
 	for i := range lanes {
 		lanes[i].Copy = true
 	}
 }
 
-// Find returns lanes of a plan by the identity of their GPUs, "UUID@PCI address", as in a CDI
-// specification. The UUID may be empty, on either side.
+// Find returns the lanes of a plan by the identity of their GPUs, "UUID@PCI address", as in a CDI
+// specification. The UUID may be empty on either side.
 func Find(plan *planner.Plan, names []string) ([]launch.Lane, error) {
 	var lanes []launch.Lane
 	for _, name := range names {
@@ -73,7 +73,7 @@ func Find(plan *planner.Plan, names []string) ([]launch.Lane, error) {
 	return lanes, nil
 }
 
-// staleGPU returns the error of a GPU other than that of the CDI specification.
+// staleGPU returns the error of a GPU that differs from the CDI specification.
 func staleGPU(gpu string, cause error) error {
 	return &fault.Error{
 		Code:      fault.StaleSpecification,
@@ -86,7 +86,7 @@ func staleGPU(gpu string, cause error) error {
 
 var errLaneName = errors.New(`a lane name has the form "GPU-uuid@0000:17:00.0" or "@0000:17:00.0"`)
 
-// movedError is the cause of a GPU at another address than that of the CDI specification.
+// movedError is the cause of a GPU at another address than in the CDI specification.
 type movedError struct{ busID string } // the present address
 
 func (e *movedError) Error() string { return fmt.Sprintf("that GPU is at %s by now", e.busID) }
@@ -156,13 +156,13 @@ func findLane(plan *planner.Plan, name string) (launch.Lane, error) {
 	return out, nil
 }
 
-// maxSpares limits the spares of a lane: a relay's configuration is one datagram.
+// maxSpares limits the spares of a lane, because a relay's configuration is one datagram.
 const maxSpares = 4
 
-// AddSpares names the GPUs that can replace a lane's servers: servers of other lanes of the plan,
-// first the GPUs beside the lane's NICs. A lane by configuration has no spares: the administrator
-// chose its servers. A GPU that the configuration excludes in a pair with the lane's GPU or with
-// a NIC is no spare.
+// AddSpares adds the GPUs that can replace a lane's servers: servers of other lanes of the plan,
+// the GPUs beside the lane's NICs first. A configured lane has no spares, because the
+// administrator chose its servers. A GPU is no spare if the configuration excludes its pair with
+// the lane's GPU or with a NIC.
 func AddSpares(plan *planner.Plan, lanes []launch.Lane, excluded [][]string) {
 	for i := range lanes {
 		planned, err := plan.Lane(lanes[i].GPU.BusID)
@@ -201,14 +201,14 @@ func AddSpares(plan *planner.Plan, lanes []launch.Lane, excluded [][]string) {
 	}
 }
 
-// excludes reports whether configuration excludes a pair of a GPU, by PCI address,
-// and a GPU or a NIC.
+// excludes reports whether the configuration excludes the pair of a GPU, by PCI address, and a GPU
+// or a NIC.
 func excludes(plan *planner.Plan, pairs [][]string, gpu, other string) bool {
 	address := func(name string) string {
 		if g, err := plan.GPU(name); err == nil {
 			return g.BusID
 		}
-		return name // a NIC's
+		return name // the name of a NIC
 	}
 	return slices.ContainsFunc(pairs, func(pair []string) bool {
 		if len(pair) != 2 {
@@ -219,6 +219,7 @@ func excludes(plan *planner.Plan, pairs [][]string, gpu, other string) bool {
 	})
 }
 
+// Identity returns the UUID, PCI address and index of a GPU.
 func Identity(g topo.GPU) launch.GPU {
 	return launch.GPU{UUID: g.UUID, BusID: g.BusID, Index: g.Index}
 }
@@ -249,14 +250,14 @@ func (e *valueError) Error() string { return fmt.Sprintf("%s is %s, not %s", e.p
 
 var errNoNIC = errors.New("the plan has no NIC of this name with a device node")
 
-// staleNIC returns the error of a NIC other than that of the plan.
+// staleNIC returns the error of a NIC that differs from the plan.
 func staleNIC(name string, cause error) error {
 	return &fault.Error{Code: fault.StaleSpecification, Operation: "find NIC of the plan", Object: name, Cause: cause,
 		Remedy: Refresh + ", so that the CDI specification fits the host"}
 }
 
-// PresentNICs checks that the device nodes of the lanes' NICs, and of the named NICs, belong to
-// the NICs of the plan: every boot numbers the nodes again.
+// PresentNICs checks that the device nodes of the lanes' NICs and of the named NICs belong to the
+// NICs of the plan, because every boot numbers the nodes again.
 func PresentNICs(plan *planner.Plan, lanes []launch.Lane, names []string) error {
 	check := func(name string) error {
 		i := slices.IndexFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name })

@@ -43,8 +43,8 @@ func TestFindReturnsLanesByIdentity(t *testing.T) {
 	}
 }
 
-// NICs reach a GPU's own memory if the plan permits, and not for a near GPU that the
-// administrator has bounce.
+// NICs reach a GPU's own memory if the plan permits it, except for a near GPU that the
+// administrator has configured to bounce.
 func TestFindLaneOfNearGPUIsDirect(t *testing.T) {
 	for kind, want := range map[string]bool{planner.KindDirect: true, planner.KindBounce: false, planner.KindStaged: false,
 		"": false} {
@@ -159,7 +159,7 @@ func TestSeeingMarksEachLane(t *testing.T) {
 	}
 }
 
-// A specification that no longer fits the plan is refused with the difference.
+// Find refuses a specification that no longer fits the plan, and names the difference.
 func TestFindStaleLaneFails(t *testing.T) {
 	for _, c := range []struct{ name, object, unknown, moved, replaced string }{
 		{name: "@0000:99:00.0", object: "0000:99:00.0", unknown: "0000:99:00.0"},
@@ -277,7 +277,7 @@ func TestPresentNICsFindsRenumberedNode(t *testing.T) {
 	check(nil, []string{"mlx5_9"}, "mlx5_9", errNoNIC)
 	check(nil, []string{"eth0"}, "eth0", errNoNIC)
 	check(nil, []string{"../../etc"}, "../../etc", errNoNIC)
-	// Another order at another boot.
+	// The kernel numbers the devices in another order at the next boot.
 	ibdev("uverbs0", "mlx5_1")
 	ibdev("uverbs1", "mlx5_0")
 	names := func(node string) string { return filepath.Join(sysfs, "class/infiniband_verbs", node, "ibdev") }
@@ -347,7 +347,7 @@ func TestReadPlanOfAnotherOwnerFails(t *testing.T) {
 	}
 }
 
-// A relay learns the weights of its lane's members, and that a part of the lane is direct.
+// Find returns the weights of the lane's members, and marks the direct part of the lane.
 func TestFindLaneReturnsWeightsOfMembers(t *testing.T) {
 	plan := testplan.New("/sys")
 	far := &plan.Lanes[1]

@@ -14,22 +14,22 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Process identifies a process uniquely, also if its number is reused.
+// Process identifies a process uniquely, even if the process id is reused.
 type Process struct {
 	PID int `json:"pid"`
 	// Start is the start time in clock ticks since the boot: field 22 of /proc/PID/stat.
 	Start uint64 `json:"start"`
-	// Boot names the kernel's boot: /proc/sys/kernel/random/boot_id.
+	// Boot identifies the boot of the kernel: /proc/sys/kernel/random/boot_id.
 	Boot string `json:"boot"`
 }
 
-// EndTimeout is the time for a process to end by itself before SIGKILL.
+// EndTimeout is the time that a process has to end before SIGKILL.
 const EndTimeout = 5 * time.Second
 
 // ErrEnded reports that a process has ended.
 var ErrEnded = errors.New("the process has ended")
 
-// Identify returns the process with a number, and a pidfd of it.
+// Identify returns the process with a process id, and a pidfd of the process.
 func Identify(pid int) (Process, *os.File, error) {
 	fail := func(err error) (Process, *os.File, error) {
 		return Process{}, nil, &fault.Error{Operation: "identify process", Object: strconv.Itoa(pid), Cause: err}
@@ -40,7 +40,8 @@ func Identify(pid int) (Process, *os.File, error) {
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		// EINVAL and ENOENT: the number now belongs to a thread.
+		// EINVAL and ENOENT: the number now belongs to a thread that is not the first of the
+		// process.
 		if err == unix.ESRCH || err == unix.EINVAL || err == unix.ENOENT {
 			err = ErrEnded
 		}
@@ -48,8 +49,8 @@ func Identify(pid int) (Process, *os.File, error) {
 	}
 	file := os.NewFile(uintptr(fd), "pidfd")
 	start, err := startTime(pid)
-	// While the process of the pidfd lives, no other process has the number, and the read values
-	// are of this process.
+	// While the process of the pidfd runs, no second process has the id, so the values are of
+	// this process.
 	if Ended(fd) {
 		err = ErrEnded
 	}
@@ -60,7 +61,7 @@ func Identify(pid int) (Process, *os.File, error) {
 	return Process{PID: pid, Start: start, Boot: boot}, file, nil
 }
 
-// BootID returns the name of the kernel's boot.
+// BootID returns the id of the kernel's boot.
 func BootID() (string, error) {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(text)), err
@@ -72,8 +73,7 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// Field 2 is the program's name in parentheses, which may itself hold
-	// spaces and parentheses.
+	// Field 2 is the name of the program in parentheses, which may contain spaces and parentheses.
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	const starttime = 22 - 3 // the first field here is the third
 	if len(fields) <= starttime {
@@ -87,7 +87,7 @@ func Ended(pidfd int) bool {
 	return EndsWithin(pidfd, 0)
 }
 
-// WaitEnd waits for the end of a pidfd's process.
+// WaitEnd waits until the process of a pidfd has ended.
 func WaitEnd(pidfd int) error {
 	for {
 		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
@@ -98,8 +98,8 @@ func WaitEnd(pidfd int) error {
 	}
 }
 
-// EndsWithin waits for the end of a pidfd's process, and reports whether the process ended in
-// time.
+// EndsWithin waits for at most limit until the process of a pidfd has ended, and reports whether
+// the process has ended.
 func EndsWithin(pidfd int, limit time.Duration) bool {
 	for deadline := time.Now().Add(limit); ; {
 		left := max(0, time.Until(deadline))
@@ -112,7 +112,7 @@ func EndsWithin(pidfd int, limit time.Duration) bool {
 }
 
 // Open returns a pidfd of the process. The error is ErrEnded if the process has ended, even if
-// another process has the number.
+// another process has the id.
 func (p Process) Open() (*os.File, error) {
 	now, pidfd, err := Identify(p.PID)
 	if err != nil {
@@ -125,7 +125,7 @@ func (p Process) Open() (*os.File, error) {
 	return pidfd, nil
 }
 
-// Lives reports whether the process runs. With an error, assume that the process lives.
+// Lives reports whether the process runs. After an error, assume that the process runs.
 func (p Process) Lives() (bool, error) {
 	pidfd, err := p.Open()
 	if errors.Is(err, ErrEnded) {
@@ -138,8 +138,8 @@ func (p Process) Lives() (bool, error) {
 	return true, nil
 }
 
-// End waits for an end that is under way, kills the process after the limit, and waits again.
-// After an error the process may live.
+// End waits for a process that is already ending, kills it after the limit, and waits again. After
+// an error the process may still run.
 func (p Process) End(limit time.Duration) error {
 	pidfd, err := p.Open()
 	if errors.Is(err, ErrEnded) {
@@ -161,10 +161,10 @@ func (p Process) End(limit time.Duration) error {
 	return nil
 }
 
-// KillByPidfd kills a process. A test replaces the function to simulate a process that survives.
+// KillByPidfd kills a process. A test replaces KillByPidfd to simulate a process that survives.
 var KillByPidfd = func(pidfd int) error { return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) }
 
-// Unkillable returns the error for a process that survives SIGKILL.
+// Unkillable returns the error of a process that survives SIGKILL.
 func Unkillable(what string, pid int) error {
 	return &fault.Error{Code: fault.Unkillable, Operation: "end by SIGKILL " + what, Object: strconv.Itoa(pid),
 		Cause: errors.New(

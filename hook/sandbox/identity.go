@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Raw calls, because packages syscall and unix change every thread of the process.
+// Use raw calls: the functions of packages syscall and unix change every thread of the process.
 
 func rawExecveat(dir int, path *byte, argv, envv []*byte, how int) error {
 	_, _, errno := unix.RawSyscall6(unix.SYS_EXECVEAT, uintptr(dir), uintptr(unsafe.Pointer(path)),
@@ -15,7 +15,7 @@ func rawExecveat(dir int, path *byte, argv, envv []*byte, how int) error {
 	return errno
 }
 
-// become switches to a uid, and a gid of the same number.
+// become switches the thread to a uid, and to the gid with the same number.
 func become(id uint32, groups []int) error {
 	list := make([]uint32, len(groups)+1) // one more element, so that the slice is not empty
 	for i, g := range groups {
@@ -34,7 +34,7 @@ func become(id uint32, groups []int) error {
 	return nil
 }
 
-// lastCapability exceeds the capabilities of any kernel: the bounding set has 64 bits.
+// lastCapability is above the capabilities of any kernel: the bounding set has 64 bits.
 const lastCapability = 63
 
 // dropBounding removes every capability from the bounding set of executed programs.
@@ -54,13 +54,13 @@ func dropBounding() error {
 	return nil
 }
 
-// dropCapabilities drops every capability. With no_new_privs exec restores no capability, even
-// for uid 0.
+// dropCapabilities drops every capability. With no_new_privs, exec does not restore capabilities,
+// even for uid 0.
 func dropCapabilities() error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return os.NewSyscallError("PR_CAP_AMBIENT", err)
 	}
-	// A uid of 0 would get the bounding set at exec without these bits.
+	// Without these bits, uid 0 would get the bounding set at exec.
 	const noRoot, noRootLocked = 1 << 0, 1 << 1 // SECBIT_NOROOT, linux/securebits.h
 	_ = unix.Prctl(
 		unix.PR_SET_SECUREBITS,

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// Access rights of Landlock, linux/landlock.h.
+// Access rights of Landlock (linux/landlock.h).
 const (
 	mayRead  = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	mayWrite = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR |
@@ -20,7 +20,7 @@ const (
 		unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_SOCK |
 		unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
 	mayUse = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
-	// CUDA's cuInit names threads by /proc/self/task/N/comm, and fails without this right.
+	// cuInit of CUDA names threads through /proc/self/task/N/comm, and fails without this right.
 	mayName = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR |
 		unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE
 
@@ -29,9 +29,9 @@ const (
 		unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 )
 
-// handled returns the access rights of a version of the interface; Landlock denies those that no
-// rule allows, including TCP. Without a network the filter denies TCP on every kernel, with the
-// protocols outside Landlock.
+// handled returns the access rights of a version of the interface. Landlock denies every right,
+// including TCP, unless a rule allows the right. Without a network, the filter denies TCP on every
+// kernel, like the protocols that Landlock does not know.
 func handled(abi int) (files, network, scopes uint64) {
 	files = unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1 // version 1: every right up to this bit
 	if abi >= 2 {
@@ -60,7 +60,7 @@ const withScopes = 6
 // a program with TCP can use any port.
 const withTCP = 4
 
-// olderLacks lists the rights that a version of the interface lacks and no other mechanism
+// olderLacks reports the rights that a version of the interface lacks and that no other mechanism
 // denies: the filter allows any port to a program with TCP.
 func olderLacks(abi int, tcp address.Ports, lacks func(what string, err error)) {
 	for _, one := range []struct {
@@ -83,8 +83,8 @@ func olderLacks(abi int, tcp address.Ports, lacks func(what string, err error)) 
 // landlock is a set of rules before enforcement.
 type landlock struct{ fd, abi int }
 
-// landlockRules opens the paths of the rules in the root that the program will have. The report
-// names a path that cannot be opened as missing.
+// landlockRules opens the paths of the rules in the root that the program will have. landlockRules
+// reports a path that cannot be opened as missing.
 func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path string, err error)) (*landlock, error) {
 	version, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 {
@@ -104,7 +104,7 @@ func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path strin
 		return nil, os.NewSyscallError("landlock_create_ruleset", errno)
 	}
 	l.fd = int(fd)
-	// /proc has no file of another user that a separate uid may write.
+	// /proc has no file of another user that a separate uid could write.
 	proc, task := uint64(mayName), uint64(mayName)
 	if !ownUID {
 		proc = mayRead
@@ -129,14 +129,14 @@ func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path strin
 	return l, nil
 }
 
-// Of linux/landlock.h, which package unix has not: struct landlock_net_port_attr and
+// Package unix lacks these definitions of linux/landlock.h: struct landlock_net_port_attr and
 // LANDLOCK_RULE_NET_PORT.
 type netPort struct{ access, port uint64 }
 
 const ruleNetPort = 2
 
-// allowTCP allows listening on the ports, and connections to the ports: relays of every host use
-// the same. A kernel without Landlock's TCP rules allows every port.
+// allowTCP allows listening on the ports and connections to the ports: relays of every host use
+// the same range. A kernel without TCP rules in Landlock allows every port.
 func (l *landlock) allowTCP(ports address.Ports, may uint64) error {
 	if ports == (address.Ports{}) || may == 0 {
 		return nil

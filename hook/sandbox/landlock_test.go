@@ -36,8 +36,7 @@ func TestOlderLandlockReportsMissingParts(t *testing.T) {
 	}
 }
 
-// A relay on the network listens on the ports of relays, connects to these ports, and to no
-// others.
+// A relay on the network can listen on and connect to the ports of relays, and no others.
 func TestLandlockAllowsListedPortsOnly(t *testing.T) {
 	if os.Getenv("PEERLANE_TEST_PORTS") != "" {
 		tryPorts()
@@ -77,7 +76,7 @@ func tryPorts() {
 		}{{"listen", unix.Bind}, {"connect", unix.Connect}} {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			check(err)
-			// Another process may have the port: the error is not Landlock's.
+			// Another process may use the port: that error is not Landlock's.
 			err = does.how(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
 			fmt.Printf("%s %d: %t\n", does.what, port, err != unix.EACCES)
 			unix.Close(fd)

@@ -11,18 +11,19 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// confineTimeout limits the time to set up a relay's sandbox and to execute the relay:
-// milliseconds, unless the host is overloaded.
+// confineTimeout limits the time to set up a relay's sandbox and execute the relay, which usually
+// takes milliseconds, unless the host is overloaded.
 const confineTimeout = 20 * time.Second
 
-// ErrSilent reports a killed sandbox: the next try may succeed.
+// ErrSilent reports that the process was killed during the setup of the sandbox: the next try may
+// succeed.
 var ErrSilent error = &fault.Error{
 	Code:      fault.NoSandbox,
 	Operation: "the relay's sandbox ended without a report",
 	Remedy:    "read the generation's log",
 }
 
-// ReadReport waits until the relay is executed.
+// ReadReport reads the report, and returns when the relay has been executed.
 func ReadReport(from *os.File) (*Report, error) {
 	if err := from.SetReadDeadline(time.Now().Add(confineTimeout)); err != nil {
 		return nil, err
@@ -39,7 +40,7 @@ func ReadReport(from *os.File) (*Report, error) {
 	line, failure, _ := strings.Cut(string(text), "\n")
 	r := &Report{}
 	if err := json.Unmarshal([]byte(line), r); err != nil {
-		failure = string(text) // instead of a report
+		failure = string(text) // an error in place of a report
 	}
 	if failure != "" {
 		return nil, &fault.Error{Code: fault.NoSandbox, Operation: "make the relay's sandbox", Cause: errors.New(failure)}

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// view is the part of the file system that is visible to a program.
+// view is the part of the file system that a program sees.
 type view struct{ read, write, devices []string }
 
-// ownRoot gives the thread a mount namespace with a new root that has the view and a /proc. It
-// drops other mounts: otherwise an engine could not unmount the file system of another container.
-// The report names a missing path.
+// ownRoot moves the thread to a mount namespace with a new root that contains the view and a
+// /proc. ownRoot drops every other mount, because otherwise an engine could not unmount the file
+// system of another container. ownRoot reports a missing path.
 func ownRoot(v view, lacks func(path string, err error)) error {
 	before, err := unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -27,13 +27,13 @@ func ownRoot(v view, lacks func(path string, err error)) error {
 		return os.NewSyscallError("unshare", err)
 	}
 	if err = build(v, lacks); err != nil {
-		// A partial root is worse than none: return to the previous namespace.
+		// An incomplete root is worse than none: return to the previous namespace.
 		err = errors.Join(err, os.NewSyscallError("setns", unix.Setns(before, unix.CLONE_NEWNS)))
 	}
 	return err
 }
 
-// tree is a detached mount and its destination.
+// tree is a detached mount with its destination.
 type tree struct {
 	path string
 	fd   int
@@ -44,7 +44,7 @@ func build(v view, lacks func(path string, err error)) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return os.NewSyscallError("making the mounts private", err)
 	}
-	// Clone every tree before a mount covers its path.
+	// Clone every tree before a mount hides a path.
 	var trees []tree
 	defer func() {
 		for _, t := range trees {
@@ -80,7 +80,7 @@ func build(v view, lacks func(path string, err error)) error {
 		return err
 	}
 	defer unix.Close(root)
-	// /proc exists on every host; processFS covers the path below.
+	// /proc exists on every host: the new root is mounted there, and processFS at proc below it.
 	const place = "/proc"
 	processes, err := processFS()
 	if err != nil {
@@ -109,8 +109,8 @@ func build(v view, lacks func(path string, err error)) error {
 	if err != nil {
 		return os.NewSyscallError("mount_setattr of the root", err)
 	}
-	// pivot_root(2): with one directory for both, the old root lies over the new root, and is
-	// detached.
+	// pivot_root(2): with the same directory for both, the old root is mounted over the new one,
+	// and is then detached.
 	if err := unix.Fchdir(root); err != nil {
 		return os.NewSyscallError("fchdir", err)
 	}
@@ -123,10 +123,9 @@ func build(v view, lacks func(path string, err error)) error {
 	return os.NewSyscallError("chdir", unix.Chdir("/"))
 }
 
-// roots returns the paths to clone so that every path of a list is reachable; a path below
-// another is part of that. For a path that is a link, or goes through a link, the target is
-// cloned at its own place: a mount cannot be on a link, and during the construction of the root
-// an absolute link leads into the host.
+// roots returns the paths to clone so that every path of a list is reachable. A path below another
+// path is part of that path. If a path is a link, or contains a link, roots returns the target: a
+// mount cannot be on a link, and an absolute link leads to the host while the root is set up.
 func roots(paths []string) []string {
 	var list []string
 	for _, path := range paths {
@@ -141,7 +140,7 @@ func roots(paths []string) []string {
 	return list
 }
 
-// real is a path without links.
+// real returns a path with its symbolic links resolved.
 func real(path string) string {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		return to
@@ -149,12 +148,12 @@ func real(path string) string {
 	return path // removed since the lookup
 }
 
-// sortByDepth sorts parents before children.
+// sortByDepth sorts parents before their children.
 func sortByDepth(paths []string) {
 	slices.SortStableFunc(paths, func(a, b string) int { return strings.Count(a, "/") - strings.Count(b, "/") })
 }
 
-// within reports whether a path is in the list, or below an element.
+// within reports whether a path is in the list, or below a path of the list.
 func within(path string, list []string) bool {
 	for _, l := range list {
 		if path == l || strings.HasPrefix(path, l+"/") {
@@ -164,8 +163,8 @@ func within(path string, list []string) bool {
 	return false
 }
 
-// take clones a path with the mounts below it: in a container the driver's libraries are single
-// files, mounted into /usr.
+// take clones a path with the mounts below it: in a container, the driver's libraries are single
+// files mounted into /usr.
 func take(path string, set uint64) (tree, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
@@ -194,7 +193,7 @@ func take(path string, set uint64) (tree, error) {
 // attach mounts the tree below a directory.
 func (t tree) attach(below string) error {
 	place := filepath.Join(below, t.path)
-	// A path inside another tree exists there already.
+	// The path already exists if another tree contains the path.
 	if _, err := os.Lstat(place); err != nil {
 		if err := os.MkdirAll(filepath.Dir(place), 0o755); err != nil {
 			return err
@@ -214,7 +213,7 @@ func (t tree) attach(below string) error {
 	return nil
 }
 
-// emptyFS is a small file system for the root's directories.
+// emptyFS returns a small file system for the directories of the root.
 func emptyFS() (int, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -240,7 +239,8 @@ func finish(fs int, name string, set int) (int, error) {
 	return fd, nil
 }
 
-// processFS returns a /proc without other users' processes; the host's, if the kernel refuses.
+// processFS returns a /proc without the processes of other users, or the host's if the kernel
+// refuses.
 func processFS() (tree, error) {
 	const set = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 	fs, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)

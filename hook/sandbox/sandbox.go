@@ -1,11 +1,11 @@
-// Package sandbox removes from a process the rights that a relay does not need, and executes a
-// program with the rest: a separate uid, no capabilities, a root with only the listed programs,
-// libraries and devices, Landlock, a seccomp filter, limits.
+// Package sandbox drops the rights that a relay does not use, and executes a program with the
+// rest: its own uid, no capabilities, a root with only the listed programs, libraries and devices,
+// Landlock, a seccomp filter, and limits.
 //
-// One thread drops the rights, and then executes the program, which ends the other threads.
+// One thread drops the rights and executes the program, which ends the other threads.
 //
-// A host may lack parts: a rootless engine has one uid, some kernels have no Landlock. The Report
-// names the missing parts; the rest is in effect.
+// A host may lack parts: a rootless engine has one uid, and some kernels have no Landlock. The
+// Report names the missing parts; the remaining parts are in effect.
 package sandbox
 
 import (
@@ -31,25 +31,26 @@ import (
 
 // Spec configures the sandbox of a program.
 type Spec struct {
-	// UID is the uid and the gid; 0 keeps those of the caller.
+	// UID is the uid and the gid; 0 keeps the caller's.
 	UID int
-	// Groups are supplementary groups; the groups of device nodes are added.
+	// Groups are supplementary groups, in addition to the groups of device nodes.
 	Groups []int
-	// Read are files and directories that the program may read and execute; Write the paths that
-	// the program may change. Missing paths are left out. Paths stay the same in the program's
+	// Read are the files and directories that the program may read and execute, and Write the paths
+	// that it may also change. Missing paths are omitted. Paths are the same in the program's
 	// root.
 	Read, Write []string
-	// Devices are nodes, or directories of nodes.
+	// Devices are device nodes, or directories of device nodes.
 	Devices []string
-	// Open limits descriptors; 0 keeps the limit. Tasks limits, for a UID, threads and processes by
-	// RLIMIT_NPROC; 0 removes that limit, if a control group limits tasks or no limit is needed.
+	// Open limits descriptors; 0 keeps the limit. With a UID, Tasks limits threads and processes
+	// (RLIMIT_NPROC); 0 removes that limit, because a control group limits tasks, or because no
+	// limit is needed.
 	Open, Tasks uint64
-	// processes permits new processes; a relay has only threads.
+	// processes permits new processes; a relay creates only threads.
 	processes bool
-	// TCP is the range of ports for listeners and connections; zeros forbid TCP.
+	// TCP is the range of ports for listeners and connections; the zero value forbids TCP.
 	TCP address.Ports
-	// HostNetwork keeps the caller's network namespace and allows the sockets that RDMA needs.
-	// TCP implies HostNetwork. A program with neither gets an empty network namespace.
+	// HostNetwork keeps the caller's network namespace, and allows the sockets of RDMA. TCP
+	// implies HostNetwork. A program with neither has an empty network namespace.
 	HostNetwork bool
 }
 
@@ -83,15 +84,15 @@ func (r *Report) lacks(what string, err error) {
 	r.Missing = append(r.Missing, fmt.Sprintf("%s: %v", what, err))
 }
 
-// Standard returns the paths that every relay with a GPU's driver or RDMA needs.
+// Standard returns the paths that every relay with a GPU driver or RDMA uses.
 func Standard() Spec {
 	s := Spec{
 		Read: []string{
 			"/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin",
 			"/etc/ld.so.cache", "/etc/libibverbs.d",
-			// Links in /usr lead through these, for example /usr/local/cuda.
+			// Links in /usr can lead through this directory, for example /usr/local/cuda.
 			"/etc/alternatives",
-			// The driver's libraries on systems without these directories: NixOS.
+			// Directories of the driver's libraries on NixOS.
 			"/run/opengl-driver", "/nix/store",
 		},
 		Devices: []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"},
@@ -102,24 +103,23 @@ func Standard() Spec {
 	return s
 }
 
-// sysPatterns are the parts of sysfs that CUDA, rdma-core, the C library and the Go
-// runtime read: PCI and InfiniBand devices, the topology of CPUs and memory, the
-// NVIDIA modules, the size of huge pages. They exclude control groups, which name
-// all containers of the host.
+// sysPatterns are the parts of sysfs that CUDA, rdma-core, the C library and the Go runtime read:
+// PCI and InfiniBand devices, the topology of CPUs and memory, the NVIDIA modules, and the sizes
+// of huge pages. The patterns exclude control groups, which name the containers of the host.
 var sysPatterns = []string{
 	"bus/pci", "devices/system/cpu", "devices/system/memory", "devices/system/node", "kernel/mm/transparent_hugepage",
 	"module/nvidia*", "module/nv_peer_mem",
 	"class/infiniband*", "class/misc/rdma_cm",
 }
 
-// sysLinks have the links to the directories of devices.
+// sysLinks are links to the directories of devices.
 var sysLinks = []string{"bus/pci/devices/*", "class/infiniband*/*"}
 
-// pciRoot is the name of the directory of a PCI host bridge.
+// pciRoot matches the name of the directory of a PCI host bridge.
 var pciRoot = regexp.MustCompile(`^pci[0-9a-f]{4,}:[0-9a-f]{2}$`)
 
-// sysPaths lists the directories of a sysfs that a relay reads. A device behind a PCI
-// host bridge is listed by the bridge: libraries walk up from a device to its root port.
+// sysPaths returns the directories of a sysfs that a relay reads. sysPaths lists a device by the PCI
+// host bridge above it, because libraries walk up from a device to its root port.
 func sysPaths(root string) []string {
 	var paths []string
 	add := func(path string) {
@@ -162,14 +162,14 @@ func deviceRoot(path string) string {
 	return path
 }
 
-// list is the value of an option that may be repeated.
+// list is the value of an option that can be repeated.
 type list []string
 
 func (l *list) String() string     { return strings.Join(*l, " ") }
 func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
-// Arguments returns the command line of Main for a program. Main writes the report, or an error, to
-// a descriptor, which it closes when the program is executed.
+// Arguments returns the command line of Main for a program. Main writes a report, or an error,
+// to the descriptor report, and closes the descriptor at the execution of the program.
 func (s Spec) Arguments(report int, program string, arguments ...string) []string {
 	a := []string{
 		fmt.Sprintf("--report=%d", report),
@@ -210,14 +210,14 @@ const Usage = `  peerlane-hook confine [--uid N] [--group N ...] [--read PATH ..
 
 var errArguments = errors.New("wrong command line")
 
-// IsUsage reports whether an error of Main is a wrong command line.
+// IsUsage reports whether an error of Main is an error of the command line.
 func IsUsage(err error) bool { return errors.Is(err, errArguments) }
 
-// Main confines the calling process and executes the program of the arguments. It returns only
-// with an error.
+// Main confines the calling process and executes the program in arguments. It returns only an
+// error.
 func Main(arguments []string) error {
 	flags := flag.NewFlagSet("confine", flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // the error has the message
+	flags.SetOutput(io.Discard) // err contains the message
 	var s Spec
 	var read, write, devices list
 	flags.IntVar(&s.UID, "uid", 0, "")
@@ -272,7 +272,7 @@ func Main(arguments []string) error {
 				if err = keepProcessors(); err == nil {
 					err = execute(program, flags.Args())
 				}
-				// Without its own root the program may not have access to the directory.
+				// Without its own root, the program may lack access to the directory.
 				if err == unix.EACCES && !r.Root && opened == nil {
 					err = executeFile(file, flags.Args())
 				}
@@ -298,12 +298,12 @@ func keepProcessors() error {
 	return os.Setenv(name, strconv.Itoa(runtime.GOMAXPROCS(0)))
 }
 
-// execute is execve(2) from this thread. syscall.Exec would restore the limit of open files.
+// execute is execve(2) on this thread. syscall.Exec would restore the limit of open files.
 func execute(program string, arguments []string) error {
 	return executeAt(unix.AT_FDCWD, program, arguments, 0)
 }
 
-// executeFile executes an open file, independent of paths.
+// executeFile executes an open file, independently of paths.
 func executeFile(file int, arguments []string) error {
 	return executeAt(file, "", arguments, unix.AT_EMPTY_PATH)
 }
@@ -324,7 +324,7 @@ func executeAt(dir int, program string, arguments []string, how int) error {
 	return rawExecveat(dir, path, argv, envv, how)
 }
 
-// view returns the files that the thread keeps.
+// view returns the files that the thread can still reach.
 func (s Spec) view(nodes []string) view {
 	v := view{read: roots(present(s.Read)), devices: nodes}
 	for _, path := range present(s.Write) {
@@ -380,7 +380,7 @@ func (s Spec) apply(program string) (Report, error) {
 	} else {
 		r.Root = true
 	}
-	// Open the files while the thread still can; the rules take effect below.
+	// Open the files while the thread still can. The rules take effect below.
 	rules, err := landlockRules(view, own != math.MaxUint32, s.TCP, lacks)
 	if err != nil {
 		r.lacks("Landlock", err)
@@ -401,9 +401,9 @@ func (s Spec) apply(program string) (Report, error) {
 		}
 	}
 	r.UID = unix.Getuid()
-	// Without root a relay keeps the uid of its containers. Their processes can trace this process
-	// once it has no more capabilities than they have, unless it is undumpable, as after a change
-	// of uid.
+	// Without root, a relay has the uid of its containers. A process of a container could
+	// trace the relay once the relay has dropped its capabilities, so make the relay undumpable, as
+	// a change of uid does.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return r, os.NewSyscallError("PR_SET_DUMPABLE", err)
 	}
@@ -421,8 +421,8 @@ func (s Spec) apply(program string) (Report, error) {
 			olderLacks(r.Landlock, s.TCP, r.lacks)
 		}
 	}
-	// Until the program disables tracing, the kernel prevents tracing of a program that the user
-	// may not read.
+	// Until the program makes itself undumpable, the kernel prevents tracing only if the user may
+	// not read the program.
 	if own != math.MaxUint32 && unix.Access(program, unix.R_OK) == nil {
 		r.lacks(
 			"protection from tracing at its start",
@@ -462,14 +462,14 @@ func Mapped(id int) error {
 	return nil
 }
 
-// limit sets the limits. Registered memory counts as locked.
+// limit sets the limits. Registered memory counts as locked memory.
 func (s Spec) limit(own bool, r *Report) error {
 	infinite := uint64(unix.RLIM_INFINITY)
 	tasks := infinite
 	if s.Tasks > 0 && own {
 		tasks = s.Tasks
-		// The kernel counts the tasks of all processes of the uid, so a container can exhaust the
-		// limit.
+		// The kernel counts the tasks of all processes of the uid, so a container could exhaust
+		// the limit.
 		r.lacks(
 			"its own limit of tasks",
 			errors.New("its control group has no pids.max; RLIMIT_NPROC counts all processes of its uid"),
@@ -495,7 +495,7 @@ func (s Spec) limit(own bool, r *Report) error {
 		}
 		want := unix.Rlimit{Cur: l.value, Max: l.value}
 		err := unix.Prlimit(0, l.resource, &want, nil)
-		if err != nil && is.Max < l.value { // above the hard limit: use the hard limit
+		if err != nil && is.Max < l.value { // not above the hard limit
 			want = unix.Rlimit{Cur: is.Max, Max: is.Max}
 			if l.resource == unix.RLIMIT_MEMLOCK {
 				r.lacks(l.name, fmt.Errorf("%w; it has %d KiB", err, is.Max>>10))

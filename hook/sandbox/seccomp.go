@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// denied lists system calls that neither a GPU driver, nor RDMA, nor the runtimes of Go and C make.
-// They fail with EPERM. A list of allowed calls would break with the next driver.
+// denied lists system calls that GPU drivers, RDMA and the runtimes of Go and C do not make. The
+// calls fail with EPERM. A list of allowed calls would break with the next driver.
 var denied = append([]uintptr{
 	// mounts and roots
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE,
@@ -42,28 +42,28 @@ var denied = append([]uintptr{
 	unix.SYS_SETDOMAINNAME,
 }, deniedHere...)
 
-// seccompData are offsets in struct seccomp_data, linux/seccomp.h.
+// Offsets in struct seccomp_data (linux/seccomp.h).
 const (
 	dataCall = 0
 	dataArch = 4
 	dataArgs = 16
 )
 
-// Results of a filter, linux/seccomp.h.
+// Results of a filter (linux/seccomp.h).
 const (
 	answerKill  = 0x80000000
 	answerErrno = 0x00050000
 	answerAllow = 0x7fff0000
 )
 
-// argument is the offset of the lower half of an argument; both architectures are little-endian,
-// and the kernel uses only the lower half here.
+// argument returns the offset of the lower half of an argument. Both architectures are
+// little-endian, and the kernel uses only the lower half of these arguments.
 func argument(n int) uint32 { return uint32(dataArgs + 8*n) }
 
 // load returns the instruction that loads a word of struct seccomp_data.
 func load(offset uint32) bpf.Instruction { return bpf.LoadAbsolute{Off: offset, Size: 4} }
 
-// socketType is SOCK_TYPE_MASK of linux/net.h: the rest are flags.
+// socketType is SOCK_TYPE_MASK of linux/net.h; the other bits are flags.
 const socketType = 0xf
 
 // networkAccess selects the sockets that a program may create.
@@ -71,25 +71,25 @@ type networkAccess int
 
 const (
 	noNetwork   networkAccess = iota // AF_UNIX only
-	rdmaNetwork                      // and the families of librdmacm and libibverbs
-	tcpNetwork                       // and TCP
+	rdmaNetwork                      // also the families of librdmacm and libibverbs
+	tcpNetwork                       // also TCP
 )
 
-// socketKind is a family, type and protocol of sockets. The protocol -1 stands for
-// every protocol of the family and type.
+// socketKind is a family, type and protocol of sockets. Protocol -1 means any protocol of the
+// family and type.
 type socketKind struct{ family, kind, protocol int }
 
-// unixSockets have no protocols. The relay and CUDA use no datagrams.
+// Unix sockets have no protocol. The relay and CUDA use no datagram sockets.
 var unixSockets = []socketKind{{unix.AF_UNIX, unix.SOCK_STREAM, -1}, {unix.AF_UNIX, unix.SOCK_SEQPACKET, -1}}
 
-// sockets lists the kinds that socket(2) may create. Protocols that share a type with TCP or UDP
-// (MPTCP, SCTP, UDP-Lite, L2TP, ping) are not in the list: Landlock has no rules for these.
+// sockets returns the kinds that socket(2) may create. sockets omits protocols that share a type
+// with TCP or UDP (MPTCP, SCTP, UDP-Lite, L2TP, ping), for which Landlock has no rules.
 func sockets(access networkAccess) []socketKind {
 	kinds := slices.Clone(unixSockets)
 	if access == noNetwork {
 		return kinds
 	}
-	for _, kind := range []int{unix.SOCK_RAW, unix.SOCK_DGRAM} { // netlink(7) treats both types the same
+	for _, kind := range []int{unix.SOCK_RAW, unix.SOCK_DGRAM} { // netlink(7) does not distinguish the types
 		kinds = append(
 			kinds,
 			socketKind{unix.AF_NETLINK, kind, unix.NETLINK_ROUTE},
@@ -97,7 +97,7 @@ func sockets(access networkAccess) []socketKind {
 		)
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		// libibverbs and glibc look up routes and link-layer addresses by a datagram socket.
+		// libibverbs and glibc look up routes and link-layer addresses with a datagram socket.
 		kinds = append(
 			kinds,
 			socketKind{family, unix.SOCK_DGRAM, 0},
@@ -114,7 +114,7 @@ func sockets(access networkAccess) []socketKind {
 	return kinds
 }
 
-// allowSockets allows a call whose first three arguments are a listed kind, and denies other
+// allowSockets allows a call whose first three arguments are a kind in the list, and denies other
 // calls.
 func allowSockets(kinds []socketKind, deny, allow bpf.Instruction) []bpf.Instruction {
 	var body []bpf.Instruction
@@ -146,10 +146,10 @@ func allowSockets(kinds []socketKind, deny, allow bpf.Instruction) []bpf.Instruc
 const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
-// filter returns the program that the kernel runs for each system call. The kernel caches an
-// answer that depends on the call alone.
+// filter returns the program that the kernel runs for every system call. The kernel caches an
+// answer that depends only on the call.
 //
-// Without processes a program has only threads, so nothing survives its end.
+// Without processes, the program has only threads, so nothing survives its end.
 func filter(access networkAccess, processes bool) []bpf.Instruction {
 	deny := bpf.RetConstant{Val: answerErrno | uint32(unix.EPERM)}
 	unknown := bpf.RetConstant{Val: answerErrno | uint32(unix.ENOSYS)}
@@ -163,13 +163,13 @@ func filter(access networkAccess, processes bool) []bpf.Instruction {
 		bpf.RetConstant{Val: answerKill},
 		load(dataCall),
 	}
-	if runtime.GOARCH == "amd64" { // x32: the same calls under other numbers
+	if runtime.GOARCH == "amd64" { // x32 has other numbers for the same calls
 		f = append(f, bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: 0x40000000, SkipFalse: 1}, unknown)
 	}
 	for _, call := range denied {
 		f = append(f, unless(uint32(call), 1), deny)
 	}
-	// The flags of clone3 are in memory, out of the filter's reach. After ENOSYS the C library
+	// The flags of clone3 are in memory, which a filter cannot read. After ENOSYS the C library
 	// uses clone.
 	f = append(f, unless(unix.SYS_CLONE3, 1), unknown)
 	needed := uint32(unix.CLONE_THREAD)
@@ -192,21 +192,20 @@ func filter(access networkAccess, processes bool) []bpf.Instruction {
 		deny, allow)
 	block(unix.SYS_SOCKET, allowSockets(sockets(access), deny, allow)...)
 	block(unix.SYS_SOCKETPAIR, allowSockets(unixSockets, deny, allow)...)
-	// TCP Fast Open connects with the first bytes that are sent, and Landlock does not check the
-	// port.
+	// A send with TCP Fast Open connects, and Landlock does not check the port.
 	for _, send := range []struct{ call, flags int }{{unix.SYS_SENDTO, 3}, {unix.SYS_SENDMSG, 2}, {unix.SYS_SENDMMSG, 3}} {
 		block(uint32(send.call),
 			load(argument(send.flags)),
 			bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: unix.MSG_FASTOPEN, SkipFalse: 1},
 			deny, allow)
 	}
-	block(unix.SYS_PRCTL, // a relay stays untraceable: only 0 is allowed
+	block(unix.SYS_PRCTL, // only 0 is allowed, so that a relay stays untraceable
 		load(argument(0)),
 		unless(unix.PR_SET_DUMPABLE, 3),
 		load(argument(1)),
 		unless(0, 2),
 		allow, allow, deny)
-	block(unix.SYS_IOCTL, // input into another process's terminal
+	block(unix.SYS_IOCTL, // input into the terminal of another process
 		load(argument(1)),
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.TIOCSTI, SkipTrue: 2},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0x541c, SkipTrue: 1}, // TIOCLINUX
@@ -214,7 +213,7 @@ func filter(access networkAccess, processes bool) []bpf.Instruction {
 	block(unix.SYS_PERSONALITY,
 		load(argument(0)),
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0xffffffff, SkipFalse: 1}, // asks
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0xffffffff, SkipFalse: 1}, // a query
 		allow, deny)
 	return append(f, allow)
 }

@@ -4,11 +4,11 @@ import "golang.org/x/sys/unix"
 
 const auditArch = unix.AUDIT_ARCH_X86_64
 
-// deniedHere lists denied calls of this architecture only.
+// deniedHere lists the denied calls that exist only on this architecture.
 var deniedHere = []uintptr{
 	unix.SYS_IOPL, unix.SYS_IOPERM, unix.SYS_MODIFY_LDT, unix.SYS_USELIB, unix.SYS_USTAT, unix.SYS_SYSFS,
 	unix.SYS__SYSCTL, unix.SYS_CREATE_MODULE, unix.SYS_GET_KERNEL_SYMS, unix.SYS_QUERY_MODULE,
 }
 
-// forks lists calls besides clone and clone3 that create a process.
+// forks lists the calls other than clone and clone3 that create a process.
 var forks = []uintptr{unix.SYS_FORK, unix.SYS_VFORK}

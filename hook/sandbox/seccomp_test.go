@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The filter allows the sockets that a relay's network access needs and denies each
-// other combination of family, type and protocol.
+// The filter allows the sockets of a relay's network access, and denies every other combination of
+// family, type and protocol.
 func TestFilterSocketAllowsListedKindsOnly(t *testing.T) {
 	unixOnly := map[[3]int]bool{}
 	for _, protocol := range socketProtocols {
@@ -79,8 +79,8 @@ func TestFilterSocketAllowsListedKindsOnly(t *testing.T) {
 // (262) and ICMP (1) share types with UDP and TCP.
 var socketProtocols = []int{0, 1, 2, 3, 4, 6, 9, 15, 16, 17, 20, 21, 33, 58, 115, 132, 136, 255, 262, 0xffff}
 
-// The kernel applies the filter to a process: a socketpair of AF_TIPC and an UDP-Lite
-// socket are denied, pairs of Unix sockets are made.
+// In a process with the filter, a socketpair of AF_TIPC and a UDP-Lite socket are denied, and
+// pairs of Unix sockets are allowed.
 func TestSocketsOutsideTheListAreDenied(t *testing.T) {
 	if os.Getenv("PEERLANE_TEST_SOCKETS") != "" {
 		trySockets()
@@ -121,7 +121,7 @@ func trySockets() {
 	os.Exit(0)
 }
 
-// ask runs the filter for a call with these lower halves of arguments.
+// ask runs the filter for a call with the given lower halves of arguments.
 func ask(vm *bpf.VM, call uint32, arguments ...uint32) (int, error) {
 	data := make([]byte, 64) // struct seccomp_data, in the word order of this VM
 	binary.BigEndian.PutUint32(data[dataCall:], call)
@@ -132,7 +132,7 @@ func ask(vm *bpf.VM, call uint32, arguments ...uint32) (int, error) {
 	return vm.Run(data)
 }
 
-// A program without processes has threads.
+// A program without processes can create threads.
 func TestFilterWithoutProcessesDeniesFork(t *testing.T) {
 	const thread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND |
 		unix.CLONE_THREAD | unix.CLONE_SYSVSEM
@@ -168,7 +168,7 @@ func TestFilterWithoutProcessesDeniesFork(t *testing.T) {
 	}
 }
 
-// The filter denies a send that connects by itself, past Landlock's ports, and allows other
+// The filter denies a send that connects, which would bypass Landlock's ports, and allows other
 // sends.
 func TestFilterDeniesFastOpen(t *testing.T) {
 	vm, err := bpf.NewVM(filter(tcpNetwork, false))
@@ -199,7 +199,7 @@ func TestFilterDeniesFastOpen(t *testing.T) {
 	}
 }
 
-// The kernel agrees: a socket with TCP sends, but a send makes no connection.
+// In a process with the filter, a TCP socket can send, but a send cannot connect.
 func TestFastOpenIsDenied(t *testing.T) {
 	if os.Getenv("PEERLANE_TEST_FAST_OPEN") != "" {
 		tryFastOpen()
@@ -234,7 +234,7 @@ func tryFastOpen() {
 		{"sendmsg", func(fd int) error { return unix.Sendmsg(fd, []byte{1}, nil, to, unix.MSG_FASTOPEN) }},
 		{"sendmmsg", func(fd int) error {
 			_, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(fd), 0, 0, unix.MSG_FASTOPEN, 0, 0)
-			return errno // success for an empty list of messages
+			return errno // an empty list of messages succeeds
 		}},
 	} {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A relay reads the devices of PCI and InfiniBand, CPUs and memory, and the driver's
-// modules; not the control groups, interfaces and disks of the host.
+// A relay reads the PCI and InfiniBand devices, CPUs and memory, and the driver's modules, but not
+// the control groups, interfaces and disks of the host.
 func TestSysPathsListDevicesOnly(t *testing.T) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {

@@ -1,3 +1,3 @@
-// Package selftest runs the tests of pairs of GPUs and of RDMA in processes of peerlane-relay, and
+// Package selftest tests pairs of GPUs, and GPUs with NICs, in processes of peerlane-relay, and
 // stores the results of this boot.
 package selftest

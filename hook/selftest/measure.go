@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// MeasureLoops measures the loopbacks of a plan's NICs by the RDMA test. failed names each NIC and
-// memory without a rate, with the reason. With an error, the returned rates are valid, but
+// MeasureLoops measures the loopbacks of a plan's NICs with the RDMA test. failed names every NIC
+// and memory without a rate, with the reason. After an error the returned rates are valid but
 // incomplete.
 func (t *Tester) MeasureLoops(ctx context.Context, plan *planner.Plan, loopbacks []planner.Loopback,
 	verbs *launch.Verbs) (loops []topo.MeasuredLoop, failed []string, err error) {
@@ -38,8 +38,8 @@ func (t *Tester) MeasureLoops(ctx context.Context, plan *planner.Plan, loopbacks
 	return loops, failed, err
 }
 
-// measuredLoops converts results of the RDMA test to rates of the model: the fastest if a GPU's
-// memory has several registrations. failed has the results without a rate, unless another
+// measuredLoops converts results of the RDMA test to rates of the model: the fastest rate if a
+// GPU's memory has several registrations. failed lists the results without a rate, unless another
 // registration of the same memory has one.
 func measuredLoops(results []launch.RDMAResult) (loops []topo.MeasuredLoop, failed []string) {
 	reasons := map[topo.MeasuredLoop]string{} // by NIC and GPU
@@ -76,13 +76,13 @@ func measuredLoops(results []launch.RDMAResult) (loops []topo.MeasuredLoop, fail
 	return loops, failed
 }
 
-// indexLoop returns the index of the rates of a NIC and a memory, -1 for none.
+// indexLoop returns the index of the rates of a NIC and a memory; -1 if there are none.
 func indexLoop(loops []topo.MeasuredLoop, key topo.MeasuredLoop) int {
 	return slices.IndexFunc(loops, func(l topo.MeasuredLoop) bool { return l.NIC == key.NIC && l.GPU == key.GPU })
 }
 
 // MeasuredPairs converts self-tests to rates of the model. It skips pairs that corrupted data,
-// because no lane stages on those GPUs.
+// because no lane stages on them.
 func MeasuredPairs(pairs []launch.Pair) *topo.Measured {
 	m := new(topo.Measured)
 	memory := map[string]int{}
@@ -101,7 +101,7 @@ func MeasuredPairs(pairs []launch.Pair) *topo.Measured {
 				memory[p.GPU.BusID] = at
 				m.Memory = append(m.Memory, topo.MeasuredHost{GPU: p.GPU.BusID})
 			}
-			// Keep the best of several: disturbances only lower a rate.
+			// Keep the best of several rates: disturbances only lower a rate.
 			m.Memory[at].Out, m.Memory[at].In = max(m.Memory[at].Out, p.Push.Bounce), max(m.Memory[at].In, p.Pull.Bounce)
 		}
 	}

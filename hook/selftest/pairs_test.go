@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// The list gets every two GPUs, except known pairs and a GPU without a lane.
+// AllPairs lists every two GPUs, except known pairs and a GPU without a lane.
 func TestAllPairsOmitsRefusedGPU(t *testing.T) {
 	plan := testplan.New("/sys")
 	plan.GPUs = append(plan.GPUs, topo.GPU{Index: 3, BusID: "0000:4c:00.0"})

@@ -10,13 +10,13 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// rdmaTestTimeout limits the test of one NIC and memory, including a context on a GPU and the
-// first completion on a failing network.
+// rdmaTestTimeout limits the test of one NIC and memory, including the creation of a context on a
+// GPU and the first completion on a failing network.
 const rdmaTestTimeout = time.Minute
 
 // RDMA runs `peerlane-relay rdma-test` for NICs of this host, as the calling user, and reports the
-// result for every NIC and memory. The process has no sandbox, because an unused uid may not open a
-// NIC.
+// result for every NIC and memory. The process has no sandbox, because an unused uid may not be
+// able to open a NIC.
 func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.RDMAResult)) error {
 	limit := testerTimeout
 	for _, n := range job.NICs {

@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// A test that does not end, and whose output stays open after the kill, ends the wait at the
-// limit.
+// A test that does not end, and whose output stays open after the kill, delays the caller only to
+// the limit.
 func TestRDMAHungTestEndsAtLimit(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "relay")
 	if err := programs.Write(program, []byte("#!/bin/sh\nsleep 20 &\nwait\n")); err != nil {

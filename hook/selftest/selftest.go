@@ -34,20 +34,20 @@ import (
 )
 
 // A process without clients, `peerlane-relay self-test`, tests pairs of GPUs in a sandbox like a
-// relay's, with a uid that no relay has. A relay, which may be compromised, takes no part:
-// supervisors and the administrator start the process, check the results, and keep the results
-// for the containers of this boot.
+// relay's, with a uid that no relay has. A relay, which may be compromised, is not involved:
+// supervisors and the administrator start the process, check the results, and store them for the
+// containers of this boot.
 
-// simulator is the prefix of the simulator's environment variables.
+// simulator is the prefix of the simulator's variables.
 const simulator = "PEERLANE_SIM"
 
 // ModuleVersion is the file with the version of the loaded driver; tests replace it.
 var ModuleVersion = "/sys/module/nvidia/version"
 
-// Times of self-tests.
+// Time limits and intervals of self-tests.
 const (
 	// pairTimeout limits the test of a pair, and simulatedTimeout that of simulated GPUs: the
-	// tester stops earlier. testerTimeout is the additional time.
+	// tester stops before that. testerTimeout is added for the start of the tester.
 	pairTimeout      = 45 * time.Second
 	simulatedTimeout = 5 * time.Minute
 	testerTimeout    = 15 * time.Second
@@ -55,24 +55,25 @@ const (
 	heldTimeout = 2 * time.Second
 	// testLockTimeout limits the wait for another self-test of the host.
 	testLockTimeout = time.Minute
-	// untestedInterval is the time until a pair that could not be tested is tested again.
+	// untestedInterval is the time after which an untested pair is tested again.
 	untestedInterval = 10 * time.Minute
 	// slowInterval is the time for which a pair counts as slow: copies of other processes may have
-	// disturbed the test.
+	// disturbed its test.
 	slowInterval = time.Hour
 )
 
 // Tester runs the self-tests of a host.
 type Tester struct {
-	layout    paths.Layout
-	relay     generation.Command
-	sandbox   generation.Sandbox
-	hook      string // the program whose `confine` makes the sandbox
+	layout  paths.Layout
+	relay   generation.Command
+	sandbox generation.Sandbox
+	// hook is the program whose command confine sets up the sandbox.
+	hook      string
 	slotBytes uint64
 	unkept    bool
 }
 
-// NewTester returns the tester for a host's configuration, for any process.
+// NewTester returns the tester of a host's configuration, for a caller that is not a supervisor.
 func NewTester(l paths.Layout, c config.Config, hookBinary string) (*Tester, error) {
 	hookBinary, relay, err := programs.Find(hookBinary, c.Relay.Binary)
 	if err != nil {
@@ -91,13 +92,13 @@ func NewTester(l paths.Layout, c config.Config, hookBinary string) (*Tester, err
 	}, nil
 }
 
-// Unkept neither stores results nor uses stored results.
+// Unkept makes the tester neither store results nor use stored results.
 func (t *Tester) Unkept() *Tester {
 	t.unkept = true
 	return t
 }
 
-// OfGeneration returns the tester of a generation's supervisor.
+// OfGeneration returns the tester for the supervisor of a generation.
 func OfGeneration(g *generation.Generation, l paths.Layout) *Tester {
 	return &Tester{
 		layout:    l,
@@ -108,7 +109,7 @@ func OfGeneration(g *generation.Generation, l paths.Layout) *Tester {
 	}
 }
 
-// library returns the variables that replace the driver.
+// library returns the variables in environment that replace the driver.
 func library(environment []string) string {
 	var list []string
 	for _, e := range environment {
@@ -136,7 +137,7 @@ func (t *Tester) record() (launch.PairRecord, error) {
 	}, nil
 }
 
-// Known returns the valid results of this boot and driver. With an error the stored results are
+// Known returns the valid results of this boot and driver. After an error the stored results are
 // damaged or untrusted, and the record is empty.
 func (t *Tester) Known() (launch.PairRecord, error) {
 	r, err := t.record()
@@ -179,7 +180,7 @@ func Stale(p launch.Pair) bool {
 	return bounded && (p.Age() > holds || p.Age() < 0)
 }
 
-// Unknown returns the pairs without a result in a list.
+// Unknown returns the pairs without a result in list.
 func Unknown(list []launch.Pair, names []launch.PairName) []launch.PairName {
 	return slices.DeleteFunc(
 		slices.Clone(names),
@@ -187,9 +188,9 @@ func Unknown(list []launch.Pair, names []launch.PairName) []launch.PairName {
 	)
 }
 
-// Test tests pairs, stores the results, and reports every result, known results first. It repeats
-// known results only if again is set. A pair that cannot be tested has VerdictUntested. Test fails
-// only if the lock or the record fails.
+// Test tests pairs, stores the results, and passes every result to tell, known results first. It
+// repeats known results only with again. An untestable pair has VerdictUntested. Test fails only
+// if the lock or the record fails.
 func (t *Tester) Test(
 	ctx context.Context,
 	names []launch.PairName,
@@ -214,7 +215,7 @@ func (t *Tester) Test(
 	}
 	var failed error
 	took := func(h launch.PairHost, p launch.Pair) {
-		p.At = time.Now().Unix() // by the local clock
+		p.At = time.Now().Unix() // the record uses the clock of this host
 		kept.PairHost, kept.Pairs = h, append(kept.Pairs, p)
 		if failed == nil && !t.unkept {
 			failed = generation.WriteJSON(t.layout.SelfTestFile(), kept)
@@ -229,8 +230,8 @@ func (t *Tester) Test(
 	return cmp.Or(err, failed)
 }
 
-// testAll runs testers until rest is empty: a tester ends after a bad result. If a tester ends
-// without a result, the first name of the list could not be tested.
+// testAll runs testers until rest is empty, because a tester ends after a bad result. If a tester
+// ends without a result, the first name of the list is untested.
 func testAll[N any](ctx context.Context, rest func() []N, run func([]N) error,
 	untested func(n N, reason string)) error {
 	for list := rest(); len(list) > 0; list = rest() {
@@ -250,6 +251,7 @@ func testAll[N any](ctx context.Context, rest func() []N, run func([]N) error,
 	return nil
 }
 
+// Contains reports whether a pair is in the list.
 func Contains(names []launch.PairName, p launch.Pair) bool {
 	return slices.ContainsFunc(
 		names,
@@ -257,7 +259,7 @@ func Contains(names []launch.PairName, p launch.Pair) bool {
 	)
 }
 
-// OneLine returns a sentence in the form of launch.Pair.
+// OneLine returns text in one line, as launch.Pair requires.
 func OneLine(text string) string {
 	text = strings.Join(
 		strings.FieldsFunc(
@@ -272,8 +274,8 @@ func OneLine(text string) string {
 	return text
 }
 
-// open locks the record until held is closed, and returns its content: another process may just have
-// tested. A damaged record counts as empty, and is replaced.
+// open locks the record until held is closed, and returns its content, because another process may
+// just have tested. A damaged record is empty, and will be replaced.
 func (t *Tester) open(ctx context.Context) (held io.Closer, kept launch.PairRecord, err error) {
 	held = io.NopCloser(nil)
 	if !t.unkept {
@@ -283,12 +285,12 @@ func (t *Tester) open(ctx context.Context) (held io.Closer, kept launch.PairReco
 	}
 	if kept, err = t.Known(); kept.Version == 0 {
 		held.Close()
-		return nil, kept, err // the boot or the driver cannot be read
+		return nil, kept, err // the boot or the driver is unreadable
 	}
 	return held, kept, nil
 }
 
-// lock prevents two tests at the same time, which would disturb the measurements.
+// lock prevents concurrent tests, which would disturb the measurements.
 func (t *Tester) lock(ctx context.Context) (*os.File, error) {
 	if err := t.layout.CreateState(); err != nil {
 		return nil, err
@@ -304,18 +306,18 @@ func (t *Tester) lock(ctx context.Context) (*os.File, error) {
 	return f, nil
 }
 
-// spec returns the sandbox of a tester: the files of relays, and no sockets. The uid is the uid
-// of the relays' range that no relay has.
+// spec returns the sandbox of a tester: the files of relays, without sockets. The uid is the one
+// in the range of relays that no relay uses.
 func (t *Tester) spec() sandbox.Spec {
 	s := sandbox.Standard()
-	// No limit of tasks: RLIMIT_NPROC counts the processes of the uid, and a container can use
-	// that up.
+	// Set no limit of tasks: RLIMIT_NPROC counts all processes of the uid, and a container can
+	// exhaust it.
 	s.UID, s.Open = t.sandbox.Group, 4096
 	t.sandbox.AddFiles(&s, t.relay.Environment)
 	return s
 }
 
-// run tests pairs in one process, and reports the results.
+// run tests pairs in one process, and passes the results to tell.
 func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(launch.PairHost, launch.Pair)) error {
 	each := pairTimeout
 	if strings.Contains(library(t.relay.Environment), simulator) {
@@ -336,9 +338,9 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 		func(out io.Reader) error { return launch.ReadPairs(out, names, tell) })
 }
 
-// relayProgram runs a command of the relay's program with a job as standard input, and reads the output.
-// The process is in the sandbox of spec, if spec is not nil and the configuration has a sandbox. Errors
-// name the process by what.
+// relayProgram runs a command of the relay's program with a job as standard input, and reads its
+// output. The process is in the sandbox of spec, unless spec is nil or the configuration disables
+// the sandbox. what names the process in errors.
 func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *sandbox.Spec, job []byte,
 	read func(io.Reader) error) error {
 	cmd := exec.CommandContext(ctx, t.relay.Path, command)
@@ -360,7 +362,7 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(job), said
 	cmd.WaitDelay = time.Second // other processes may hold the pipes, and a driver may block the process
 	out, err := cmd.StdoutPipe()
-	// A caller's shell may have passed descriptors, which the sandbox would keep.
+	// The caller's shell may have passed descriptors, which the sandbox would keep.
 	err = errors.Join(err, unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC))
 	if err == nil {
 		err = cmd.Start()
@@ -369,14 +371,14 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 		return fmt.Errorf("starting %s: %w", what, err)
 	}
 	if report != nil {
-		cmd.ExtraFiles[0].Close() // otherwise the pipe would stay open
+		cmd.ExtraFiles[0].Close() // the child has its own copy; the pipe ends with it
 		if _, err = sandbox.ReadReport(report); err != nil {
 			err = errors.Join(err, cmd.Process.Kill())
 		}
 	}
 	if err == nil {
 		if err = read(out); err != nil {
-			err = errors.Join(err, cmd.Process.Kill()) // another program, or a broken tester
+			err = errors.Join(err, cmd.Process.Kill()) // not the tester, or a defect of the tester
 		}
 	}
 	ended := waitOr(ctx, cmd.Wait)
@@ -391,8 +393,8 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 	return nil
 }
 
-// waitOr waits for a process until the context is done. A process that a driver blocks survives the
-// kill, and waitOr gives up after heldTimeout.
+// waitOr waits for a process until the context is done. A process that a driver blocks survives
+// the kill, so waitOr gives up after heldTimeout.
 func waitOr(ctx context.Context, wait func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- wait() }()
@@ -413,7 +415,7 @@ func waitOr(ctx context.Context, wait func() error) error {
 	}
 }
 
-// firstWords keeps the beginning of a process's output.
+// firstWords keeps the first part of a process's output.
 type firstWords struct{ bytes.Buffer }
 
 func (w *firstWords) Write(p []byte) (int, error) {
@@ -438,7 +440,7 @@ func PlannedPairs(plan *planner.Plan, c config.Config) ([]launch.PairName, error
 	return launch.StagingPairs(planned), nil
 }
 
-// AllPairs adds to a list every other pair of two GPUs of a plan, without GPUs that cannot have
+// AllPairs adds every other pair of two GPUs of a plan to list, without GPUs that cannot have
 // lanes.
 func AllPairs(plan *planner.Plan, list []launch.PairName) []launch.PairName {
 	gpus := slices.DeleteFunc(slices.Clone(plan.GPUs), func(g topo.GPU) bool {
@@ -456,8 +458,8 @@ func AllPairs(plan *planner.Plan, list []launch.PairName) []launch.PairName {
 	return list
 }
 
-// PairsOf returns the results for the pairs that the generation's lanes can stage on, with the
-// reason for a missing result, and then for other pairs that matter to the lanes.
+// PairsOf returns the results of the pairs that the generation's lanes can stage on, with the
+// reason for a missing result, followed by other pairs that concern the lanes.
 func PairsOf(g *generation.Generation, l paths.Layout) ([]launch.Pair, error) {
 	names := launch.StagingPairs(g.Config.Lanes)
 	reason := "not tested yet"
@@ -479,8 +481,8 @@ func PairsOf(g *generation.Generation, l paths.Layout) ([]launch.Pair, error) {
 	return append(list, slices.DeleteFunc(known, func(p launch.Pair) bool { return Contains(names, p) })...), err
 }
 
-// About reports whether a pair concerns lanes: a lane can stage on it, or it failed and has a GPU
-// of a lane, to which another container could copy directly.
+// About reports whether a pair concerns lanes: a lane can stage on it, or the pair has failed and
+// includes a GPU of a lane, to which another container could copy directly.
 func About(lanes []launch.Lane, p launch.Pair) bool {
 	bad := p.Verdict == launch.VerdictWrong || p.Verdict == launch.VerdictSlow
 	return Contains(launch.StagingPairs(lanes), p) || bad && slices.ContainsFunc(lanes, func(l launch.Lane) bool {
@@ -488,7 +490,7 @@ func About(lanes []launch.Lane, p launch.Pair) bool {
 	})
 }
 
-// KnownPairs returns the known results that matter to lanes.
+// KnownPairs returns the known results that concern lanes.
 func (t *Tester) KnownPairs(lanes []launch.Lane) ([]launch.Pair, error) {
 	known, err := t.Known()
 	return slices.DeleteFunc(known.Pairs, func(p launch.Pair) bool { return !About(lanes, p) }), err

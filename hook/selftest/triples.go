@@ -25,19 +25,19 @@ import (
 	"github.com/peerlane/peerlane/topo/reader"
 )
 
-// GPUs and NICs are tested together, as triples, by `peerlane-relay rdma-test` in a sandbox like
-// a relay's, with the devices of the NICs. Until the verdict a relay's data bounces through the
-// host's memory, so no client waits for the test.
+// GPUs and NICs are tested together, as triples, by `peerlane-relay rdma-test` in a sandbox like a
+// relay's, with the devices of the NICs. Until the verdict, a relay's data bounces through host
+// memory, so no client waits for the test.
 
 const (
-	// tripleTimeout limits the test of one triple, contexts and connections included.
+	// tripleTimeout limits the test of one triple, including its contexts and connections.
 	tripleTimeout = 30 * time.Second
-	// triplesPerLock is the number of triples to test under one lock of the host's self-tests: the
-	// pairs of other containers wait for at most testLockTimeout.
+	// triplesPerLock is the number of triples to test under one lock of the host's self-tests,
+	// because the pairs of other containers wait for at most testLockTimeout.
 	triplesPerLock = 4
-	// lockPause is the time without the lock for waiting processes.
+	// lockPause is the time between two locks, for waiting processes.
 	lockPause = 50 * time.Millisecond
-	// portPause is the interval of polling a port that is down, and a held lock.
+	// portPause is the interval for polling a port that is down, or a held lock.
 	portPause = time.Second
 )
 
@@ -45,7 +45,7 @@ const (
 var Sysfs = "/sys"
 
 // setting identifies the ACS controls of all PCIe ports of the host, the configuration of NICs'
-// writes to GPU memory, and the firmware of a NIC. The result of a triple is valid for one setting.
+// writes to GPU memory, and the firmware of a NIC. A triple's result is valid for one setting.
 type setting string
 
 func readSetting(verbs *launch.Verbs) setting {
@@ -71,8 +71,8 @@ func (s setting) of(nic string) string {
 	return fmt.Sprintf("firmware %.64s, %s", version, s)
 }
 
-// stale reports whether to test a triple again: its NIC's firmware, the host's ACS controls or the
-// configuration have changed, or it could not be tested some time ago.
+// stale reports whether to test a triple again: the NIC's firmware, the host's ACS controls or the
+// configuration have changed, or untestedInterval has passed since it could not be tested.
 func (s setting) stale(t launch.Triple) bool {
 	return t.Setting != s.of(t.NIC) || t.Verdict == launch.VerdictUntested && (t.Age() > untestedInterval || t.Age() < 0)
 }
@@ -84,7 +84,8 @@ func UnknownTriples(list []launch.Triple, names []launch.TripleName) []launch.Tr
 	})
 }
 
-// PendingTriples returns the triples that a list lacks, and untested ones whose NIC's port is down.
+// PendingTriples returns the triples that list lacks, and the untested ones whose NIC's port is
+// down.
 func PendingTriples(list []launch.Triple, names []launch.TripleName) []launch.TripleName {
 	return slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool {
 		k := launch.FindTriple(list, n)
@@ -92,8 +93,8 @@ func PendingTriples(list []launch.Triple, names []launch.TripleName) []launch.Tr
 	})
 }
 
-// KnownTriples returns the results of this boot, driver, firmware, ACS and configuration for some
-// triples.
+// KnownTriples returns the results of triples for this boot, driver, firmware, ACS and
+// configuration.
 func (t *Tester) KnownTriples(names []launch.TripleName, verbs *launch.Verbs) ([]launch.Triple, error) {
 	known, err := t.Known()
 	if len(known.Triples) == 0 {
@@ -105,9 +106,9 @@ func (t *Tester) KnownTriples(names []launch.TripleName, verbs *launch.Verbs) ([
 	}), err
 }
 
-// TestTriples tests triples, known triples only if again is set, stores the results, and passes
-// them to tell, known results first. A triple that cannot be tested has VerdictUntested; the error
-// is of the lock or of the file of results.
+// TestTriples tests triples, stores the results, and passes them to tell, known results first. It
+// repeats known results only with again. An untestable triple has VerdictUntested. TestTriples
+// fails only if the lock or the file of results fails.
 func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool,
 	tell func(launch.Triple)) error {
 	if len(names) == 0 {
@@ -144,7 +145,7 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 	return cmp.Or(err, failed)
 }
 
-// runTriples has one process test triples, in a relay's sandbox with the NICs' devices.
+// runTriples tests triples in one process, in a relay's sandbox with the devices of the NICs.
 func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs,
 	tell func(launch.Triple)) error {
 	ctx, renew, cancel := limitEach(ctx, tripleTimeout+testerTimeout, tripleTimeout,
@@ -173,8 +174,7 @@ func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verb
 	})
 }
 
-// limitEach returns a context that ends at the first limit, or at the limit after the last call
-// of renew.
+// limitEach returns a context that ends after first, or after each from the last call of renew.
 func limitEach(ctx context.Context, first, each time.Duration, cause error) (limited context.Context, renew,
 	stop func()) {
 	limited, cancel := context.WithCancelCause(ctx)
@@ -206,8 +206,7 @@ func PlannedTriples(plan *planner.Plan, c config.Config) ([]launch.TripleName, e
 	return list, nil
 }
 
-// TriplesOf returns the results of the generation's lanes, and for triples without a result the
-// reason.
+// TriplesOf returns the results of the generation's triples, with the reason for a missing result.
 func TriplesOf(g *generation.Generation, l paths.Layout) ([]launch.Triple, error) {
 	list := []launch.Triple{}
 	names := PossibleTriples(g)
@@ -229,8 +228,8 @@ func TriplesOf(g *generation.Generation, l paths.Layout) ([]launch.Triple, error
 	return list, err
 }
 
-// PossibleTriples returns the triples of the generation's lanes: none if its relay uses no RDMA, or no
-// NIC of them is an RDMA device.
+// PossibleTriples returns the triples of the generation's lanes; none if its relay does not use
+// RDMA, or if none of the NICs is an RDMA device.
 func PossibleTriples(g *generation.Generation) []launch.TripleName {
 	c := g.Config
 	if c.Verbs == nil || c.Transport != launch.TransportAuto && c.Transport != launch.TransportVerbs {
@@ -248,7 +247,7 @@ func PossibleTriples(g *generation.Generation) []launch.TripleName {
 }
 
 // TestUntilUp tests triples. If the port of a NIC was down before or after a test without a
-// verdict, TestUntilUp waits until a port is active and repeats these tests.
+// verdict, TestUntilUp waits until a port is active, and repeats the test.
 func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName, verbs *launch.Verbs,
 	found chan<- launch.Triple) error {
 	for again := false; ; again = true {
@@ -276,8 +275,8 @@ func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName,
 	}
 }
 
-// testUnlessLocked tests triples when no other test holds the lock, and returns the triples without
-// a verdict whose port was down before or after the test.
+// testUnlessLocked tests triples unless another test holds the lock, and returns the triples
+// without a verdict whose port was down before or after the test.
 func (t *Tester) testUnlessLocked(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool,
 	found chan<- launch.Triple) (down []launch.TripleName, err error) {
 	for {
@@ -300,7 +299,7 @@ func (t *Tester) testUnlessLocked(ctx context.Context, names []launch.TripleName
 	}
 }
 
-// pause waits, and fails when the context ends.
+// pause waits for a duration, and fails when the context ends.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Each result gives the next triple the whole limit, and a triple without a result ends the test.
+// Every result renews the limit for the next triple, and a triple without a result ends the test.
 func TestLimitEachTripleEndsAtItsOwnLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		late := errors.New("it is late")

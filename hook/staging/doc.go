@@ -1,2 +1,2 @@
-// Package staging keeps the account of the staging memory of all relays of a host.
+// Package staging accounts for the staging memory of the relays of a host.
 package staging

@@ -21,21 +21,23 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Staging is admitted per host, and relays share no file that they can open. So supervisors keep
-// the account: a supervisor records its relay's share in the generation's directory, under one lock
-// of the host. A record counts while the process in it lives, so a killed relay or supervisor needs
-// no release.
+// Staging memory is limited per host, and relays share no file that they can open, so the
+// supervisors keep the account: a supervisor records the relay's share in the generation's
+// directory, under a lock of the host. A record counts while the recorded relay runs, so a killed
+// relay or supervisor does not have to release memory.
 //
-// The limits bind relays that keep to the protocol. A compromised relay has devices open, and can
-// ask the driver for more. The account protects other containers: a claim is limited to the relay's
-// configuration, and a false memory size affects only the claims of the same relay.
+// The limits bind relays that follow the protocol. A compromised relay has devices open, and can
+// allocate more from the driver. The account protects other containers: a claim is limited to the
+// relay's configuration, and a false memory size affects only claims of the same relay.
 
-// share is the staging of one relay.
+// share is the staging memory of a relay.
 type share struct {
-	Relay     process.Process   `json:"relay"`
-	Container string            `json:"container"` // the runtime's id
-	GPUs      map[string]uint64 `json:"gpus"`      // bytes by PCI address
-	// Host is the host's memory, bytes.
+	Relay process.Process `json:"relay"`
+	// Container is the runtime's id.
+	Container string `json:"container"`
+	// GPUs maps PCI addresses to bytes.
+	GPUs map[string]uint64 `json:"gpus"`
+	// Host is host memory in bytes.
 	Host uint64 `json:"host,omitempty"`
 }
 
@@ -47,20 +49,19 @@ func shareFile(l paths.Layout, id string) string {
 func readShare(l paths.Layout, id string) (share, error) {
 	var s share
 	err := generation.ReadJSON(shareFile(l, id), &s)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, generation.ErrTorn) { // which is of an earlier boot
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, generation.ErrTorn) { // a torn share is of an earlier boot
 		return share{}, nil
 	}
 	return s, err
 }
 
-// lockStaging takes the lock under which shares are counted and written. Closing the file
-// releases the lock.
+// lockStaging takes the lock for counting and writing shares. Closing the file releases the lock.
 func lockStaging(l paths.Layout) (*os.File, error) {
 	return generation.LockDirectory(l.State(), generation.LockTimeout)
 }
 
-// lockShare locks the shares of the host until the returned file is closed, and returns the share of
-// a relay. A new relay of a container has none: the share of the previous relay is free.
+// lockShare locks the shares of the host until the returned file is closed, and returns the share
+// of a relay, empty for a new relay of a container: the share of the previous relay is free.
 func lockShare(l paths.Layout, g *generation.Generation, relay process.Process) (held *os.File, own share, err error) {
 	if held, err = lockStaging(l); err != nil {
 		return nil, own, err
@@ -75,7 +76,7 @@ func lockShare(l paths.Layout, g *generation.Generation, relay process.Process) 
 	return held, own, nil
 }
 
-// Admit decides on a relay's claim and records the result.
+// Admit decides on a claim of a relay and records the result.
 func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (launch.Admission, error) {
 	g, err := generation.Read(l, id)
 	if err != nil {
@@ -120,12 +121,13 @@ type resource struct {
 	asked   string // for the error of a refused claim
 	limit   uint64 // bytes
 	key     string // sets the limit
-	tenants bool   // holders learn nothing of each other
+	tenants bool   // the refusal does not name the holders
 	of      func(share) uint64
 	set     func(s *share, bytes uint64)
 }
 
-// admit admits a claim within the limit of r, and smaller claims than before, and records the result.
+// admit admits a claim within the limit of r, and smaller claims than before, and records the
+// result.
 func (r resource) admit(
 	l paths.Layout,
 	g *generation.Generation,
@@ -187,7 +189,7 @@ func admitHost(
 	}.admit(l, g, relay, c)
 }
 
-// hostLimit returns the host memory that the relays together may have, and the key that sets the
+// hostLimit returns the limit of host memory for the relays together, and the key that sets the
 // limit.
 func hostLimit(s config.Staging) (limit uint64, key string, err error) {
 	if s.HostLimit != nil {
@@ -226,11 +228,11 @@ func serverOf(lanes []launch.Lane, busID string) (launch.GPU, error) {
 	return launch.GPU{}, fmt.Errorf("GPU %q serves no lane of this container", busID)
 }
 
-// maxGranule exceeds the granule of drivers' allocations, 2 MiB.
+// maxGranule is above the allocation granule of drivers, 2 MiB.
 const maxGranule = 32 << 20
 
-// granted returns the bytes on a GPU that a relay's configuration permits: the slots of both
-// directions of every lane that the GPU serves, also as a spare, and the staging memory of
+// granted returns the number of bytes on a GPU that a relay's configuration permits: the slots of
+// both directions of every lane that the GPU serves, even as a spare, and the staging memory of
 // clients that copy themselves.
 func granted(c launch.Config, busID string) uint64 {
 	bytes, copies := uint64(0), false
@@ -246,14 +248,14 @@ func granted(c launch.Config, busID string) uint64 {
 	return bytes
 }
 
-// holder is another relay that has staging on a GPU.
+// holder is another relay with staging memory on a GPU.
 type holder struct {
 	container string
 	bytes     uint64
 }
 
-// holdersOf lists the other generations' relays that have bytes of a resource, the largest first.
-// The caller holds the lock.
+// holdersOf lists the relays of other generations that hold a resource, largest first. The caller
+// holds the lock.
 func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, error) {
 	all, err := generation.IDs(l)
 	if err != nil {
@@ -271,7 +273,7 @@ func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, 
 		if bytes(s) == 0 {
 			continue
 		}
-		// Count an unknown process: admitting too little is safer than admitting too much.
+		// Count a process of unknown state: admitting too little is safer than admitting too much.
 		if lives, err := s.Relay.Lives(); lives || err != nil {
 			list = append(list, holder{s.Container, bytes(s)})
 		}
@@ -285,10 +287,10 @@ func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, 
 	return list, nil
 }
 
-// unlimited is the limit of a GPU without a configured limit and of unknown size.
+// unlimited is the limit of a GPU of unknown size without a configured limit.
 const unlimited = ^uint64(0)
 
-// stagingLimit returns the limit for the relays together on a GPU with this memory, and the key
+// stagingLimit returns the limit of the relays together on a GPU with this memory, and the key
 // that sets the limit.
 func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64, key string) {
 	for _, name := range slices.Sorted(maps.Keys(s.GPUs)) {
@@ -306,10 +308,10 @@ func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64
 	return unlimited, ""
 }
 
-// maxHolders limits the holders named in an error.
+// maxHolders limits the number of holders in an error.
 const maxHolders = 4
 
-// full formats the refusal of a claim. Tenants learn nothing of each other.
+// full returns the text of a refusal. With several tenants the text does not name the holders.
 func full(asked string, limit uint64, key string, taken uint64, holders []holder, tenants bool) string {
 	text := fmt.Sprintf("%s: the limit of all relays of this host is %s (%s)", asked, config.Size(limit), key)
 	switch {
@@ -328,8 +330,8 @@ func full(asked string, limit uint64, key string, taken uint64, holders []holder
 	return fmt.Sprintf("%s, and others have %s: %s", text, config.Size(taken), strings.Join(names, ", "))
 }
 
-// Staged returns the staging memory of relays on a host's GPUs, by PCI address, in bytes.
-// Concurrent claims count as before or after.
+// Staged returns the staging memory of relays in bytes, by the PCI address of the GPU. Staged
+// includes a concurrent claim or not.
 func Staged(l paths.Layout) (map[string]uint64, error) {
 	all, err := generation.IDs(l)
 	if err != nil {

@@ -11,22 +11,22 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// claimIn parses a relay's datagram as a claim.
+// claimIn parses a datagram of a relay as a claim.
 func claimIn(datagram []byte) (launch.Claim, bool) {
 	var c launch.Claim
 	err := json.Unmarshal(datagram, &c)
 	return c, err == nil && c.Claim != 0
 }
 
-// admitClaims answers the claims of a generation's relay until the relay ends. A separate
-// goroutine runs it, because the lock can take long.
+// admitClaims answers the claims of a generation's relay until the relay ends. It runs on its own
+// goroutine, because the lock can take long.
 func admitClaims(l paths.Layout, id string, log *logrus.Entry, r *relay) {
 	for c := range r.claims {
 		a, err := staging.Admit(l, id, r.process, c)
 		if err != nil {
 			a = launch.Admission{Claim: c.Claim, Error: fmt.Sprintf("admitting staging failed: %v", err)}
 		}
-		if !a.OK { // no log line: the relay logs the refusal, and may ask at any rate
+		if !a.OK { // debug only: the relay logs the refusal, and can ask at any rate
 			log.Debugf("not admitted: %s", a.Error)
 		}
 		if err := r.send(a); err != nil {

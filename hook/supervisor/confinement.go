@@ -15,12 +15,13 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// openLimit returns a relay's limit of open files, from a directory of the sysctls fs.nr_open and
-// fs.file-max. The kernel refuses a relay's message with a descriptor while more descriptors of the
-// relay's uid are in flight than this limit, and a container's process that takes the uid can have
-// up to its own limit in flight. So a relay has the kernel's maximum: fs.nr_open, at most a 64th of
-// fs.file-max. Systemd sets fs.file-max to 2^63-1, where only the memory limit of the control group
-// bounds the open files of a compromised relay: without a memory limit the relay gets the minimum.
+// openLimit returns a relay's limit of open files. sysctls is the directory of fs.nr_open and
+// fs.file-max. The kernel refuses a relay's message with a descriptor while more descriptors of
+// the relay's uid than this limit are in flight, and a process of a container that takes the uid
+// can have up to its own limit in flight. So a relay has the maximum of the kernel: fs.nr_open,
+// but at most a 64th of fs.file-max. systemd sets fs.file-max to 2^63-1. Then only the memory
+// limit of the control group limits the open files of a compromised relay, and without a memory
+// limit the relay gets the minimum.
 func openLimit(sysctls string, memoryLimited bool) uint64 {
 	const least, part = 65536, 64
 	if !memoryLimited {
@@ -39,8 +40,8 @@ func openLimit(sysctls string, memoryLimited bool) uint64 {
 	return max(least, min(numbers[0], numbers[1]/part))
 }
 
-// lacking returns the error of a part of Report.Missing, for the log: the relay serves
-// without that part.
+// lacking returns the error, for the log, of a part in Report.Missing: the relay works without
+// that part.
 func lacking(missing string) *fault.Error {
 	part, cause, _ := strings.Cut(missing, ": ")
 	return &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox lacks", Object: part,
@@ -48,14 +49,14 @@ func lacking(missing string) *fault.Error {
 		Remedy: fmt.Sprintf("the relay serves without it; peerlane explain %s has the remedies", fault.NoSandbox)}
 }
 
-// missingPart is the reason for a part that the sandbox lacks, as sandbox.Report has it.
+// missingPart is the reason for a missing part, as sandbox.Report states it.
 type missingPart string
 
 func (m missingPart) Error() string { return string(m) }
 
-// confinement returns the sandbox of the relay of a generation. A relay on the network has TCP to
-// the ports of relays; other relays have no TCP. Where the control group limits tasks, the
-// sandbox does not.
+// confinement returns the sandbox of a generation's relay. A relay on the network has TCP to the
+// ports of relays; other relays have no TCP. The sandbox limits tasks only if the control group
+// does not.
 func confinement(g *generation.Generation, network *launch.Network, limited cgroup.Limited) sandbox.Spec {
 	s := sandbox.Standard()
 	if network != nil {
@@ -68,11 +69,11 @@ func confinement(g *generation.Generation, network *launch.Network, limited cgro
 	if s.UID != 0 {
 		s.Groups = []int{g.Sandbox.Group}
 	}
-	// For connections to the listeners in this directory.
+	// The listeners of other relays are in this directory.
 	s.Read = append(s.Read, g.Config.Peers)
 	g.Sandbox.AddFiles(&s, g.Relay.Environment)
-	// CUDA's IPC creates abstract Unix sockets (cuda-uvmfd-…), which only processes of the same
-	// network namespace reach.
+	// CUDA's IPC creates abstract Unix sockets (cuda-uvmfd-…), which only processes in the same
+	// network namespace can reach.
 	s.HostNetwork = network != nil || g.Config.CUDAIPC
 	for _, lane := range g.Config.Lanes {
 		nics := slices.Clone(lane.NICs)
@@ -82,7 +83,7 @@ func confinement(g *generation.Generation, network *launch.Network, limited cgro
 		for _, nic := range nics {
 			nodes := sandbox.VerbsNodes(nic)
 			s.Devices = append(s.Devices, nodes...)
-			// In another namespace the kernel resolves no address of a RoCE port.
+			// In another namespace the kernel does not resolve the addresses of a RoCE port.
 			s.HostNetwork = s.HostNetwork || nodes != nil
 		}
 	}

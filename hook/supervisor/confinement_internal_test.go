@@ -33,7 +33,7 @@ func TestOpenLimitIsTheKernelsWithAMemoryLimit(t *testing.T) {
 		maximum, files string
 		want           uint64
 	}{
-		{"1073741816", "9223372036854775807", 1073741816}, // as systemd sets both
+		{"1073741816", "9223372036854775807", 1073741816}, // the values of systemd
 		{"1048576", "9223372036854775807", 1048576},
 		{"1048576", "2470938", 65536},
 		{"1048576", "12800000", 200000},

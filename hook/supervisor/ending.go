@@ -16,28 +16,29 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Causes of a relay's end: the field "cause" of the log line, and PEERLANE_CAUSE in the journal.
-// A relay that ends by itself sends a cause of package launch.
+// Causes of a relay's end: the field "cause" of the log line, and PEERLANE_CAUSE in the journal. A
+// relay that ends by itself reports a cause of package launch.
 const (
 	causeContainer  = launch.EndContainer
 	causeDrained    = "drained"
 	causeStopped    = "stopped"
 	causeRenewed    = "another sandbox"    // an added lane needs devices outside the sandbox
 	causeSupervisor = "supervisor stopped" // the supervisor was asked to end
-	causeKilled     = "killed"             // by a signal: field signal
-	causeMemory     = "out of memory"      // the kernel's killer, in the relay's control group
+	causeKilled     = "killed"             // by a signal, which the field "signal" names
+	causeMemory     = "out of memory"      // by the kernel, for the memory of the relay's control group
 	causePanic      = "panic"
 	causeUseless    = "killed by its supervisor"
-	causeFailed     = "failed" // by itself, with a status
+	causeFailed     = "failed" // exited by itself with a status other than 0
 	causeItself     = "ended by itself"
 )
 
-// ending describes the end of a relay, from the supervisor's view.
+// ending describes the end of a relay, as the supervisor sees it.
 type ending struct {
-	// err is the result of Wait; nil for the status 0.
+	// err is the result of Wait; nil for exit status 0.
 	err error
-	// held is the state that the administrator requested. renew: another relay follows. container:
-	// the container has ended. asked: the supervisor received a request to end.
+	// held is the state that the administrator requested. renew reports that another relay
+	// follows, container that the container has ended, and asked that the supervisor received a
+	// stop request.
 	held                    string
 	renew, container, asked bool
 	// killReason is the supervisor's reason to kill the relay.
@@ -69,14 +70,14 @@ func (e ending) status() int {
 	return 0
 }
 
-// cause returns the cause, a public interface, and a sentence. The kernel's facts come before the
-// supervisor's knowledge, and that before the relay's own report.
+// cause returns the cause, which is a public interface, and a sentence. Facts of the kernel take
+// precedence over the supervisor's knowledge, and that over the relay's own report.
 func (e ending) cause() (cause, why string) {
 	signal := e.signal()
 	switch {
 	case signal == unix.SIGKILL && e.killReason == "" && e.memory:
 		return causeMemory, "the kernel killed the relay: the control group exceeded relay.memory, or the memory of the host"
-	case e.panicked != "" && (e.status() == 2 || signal == unix.SIGABRT): // as Go's runtime ends
+	case e.panicked != "" && (e.status() == 2 || signal == unix.SIGABRT): // how Go's runtime ends after a panic
 		return causePanic, e.panicked
 	case signal == unix.SIGTERM && (e.container || e.asked || e.renew): // sent by the supervisor
 	case signal != 0 && e.killReason == "":
@@ -117,7 +118,7 @@ func or(a, b string) string {
 	return a
 }
 
-// telling lists the causes that have more information than the result of Wait.
+// telling lists the causes that say more than the result of Wait.
 var telling = []string{causeMemory, causePanic, launch.EndGPU, launch.EndCUDA, launch.EndKept, launch.EndPair}
 
 // expected reports whether the end of the relay was requested.
@@ -129,8 +130,8 @@ func expected(cause string) bool {
 	return false
 }
 
-// ended writes one line with the cause of a relay's end to the generation's log, which is removed
-// with the container, and to the host's log.
+// ended writes one line with the cause of a relay's end to the host's log and to the generation's
+// log, which is removed with the container.
 func (s *supervisor) ended(e ending) (cause, why string) {
 	if kills, err := cgroup.MemoryKills(); err == nil {
 		e.memory = kills > s.relay.kills
@@ -159,7 +160,7 @@ func (s *supervisor) ended(e ending) (cause, why string) {
 	return cause, why
 }
 
-// endingIn parses a relay's datagram as the report of its end.
+// endingIn parses a datagram of a relay as the report of its end.
 func endingIn(datagram []byte) (*launch.Ending, bool) {
 	var m struct {
 		Ending *launch.Ending `json:"ending"`

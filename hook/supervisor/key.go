@@ -15,11 +15,11 @@ import (
 // file has both keys.
 const keyInterval = 5 * time.Second
 
-// refusedInterval is the time until the supervisor sends refused secrets again: a certificate can
-// become valid without a change of the file.
+// refusedInterval is the time after which the supervisor sends refused secrets again: a
+// certificate can become valid without a change of the file.
 const refusedInterval = time.Minute
 
-// goOnNetwork finds the relay's part of the network before the relay starts.
+// goOnNetwork reads the relay's network configuration before the relay starts.
 func (s *supervisor) goOnNetwork() {
 	var err error
 	if s.networking, err = hostnetwork.New(s.layout, s.generation.Network, s.generation.Tenant, s.generation.Rails,
@@ -28,7 +28,7 @@ func (s *supervisor) goOnNetwork() {
 	}
 }
 
-// tellSecrets sends the secrets to the relay. The relay's answer reports success.
+// tellSecrets sends the secrets to the relay. The relay's answer follows later.
 func (s *supervisor) tellSecrets() {
 	if s.networking.Where == nil {
 		return
@@ -75,7 +75,7 @@ func (s *supervisor) lookAtKey() {
 	}
 }
 
-// complain logs an error of the key once instead of at every check.
+// complain logs an error of the key once, not at every check.
 func (s *supervisor) complain(text string) {
 	if text != s.keyError {
 		s.keyError = text

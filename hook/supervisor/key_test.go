@@ -85,7 +85,7 @@ func TestLookAtKeySendsChangedKey(t *testing.T) {
 	}
 	lost := func() {
 		heard := s.relay.control
-		s.relay.control = &net.UnixConn{} // which sends nothing
+		s.relay.control = &net.UnixConn{} // sends nothing
 		s.lookAtKey()
 		s.relay.control = heard
 	}
@@ -96,7 +96,8 @@ func TestLookAtKeySendsChangedKey(t *testing.T) {
 	for _, step := range []struct {
 		what string
 		do   func()
-		want string // the key that the supervisor then sends; empty for no key
+		// want is the key that the supervisor sends then; empty for no key.
+		want string
 	}{
 		{"before it has answered", func() { write("new") }, ""},
 		{"a new key", func() { s.answered(takes) }, "new"},
@@ -118,7 +119,7 @@ func TestLookAtKeySendsChangedKey(t *testing.T) {
 	}
 }
 
-// The supervisor logs a fault of the key once, and again after a correct key in between.
+// The supervisor logs a fault of the key once, and again after a correct key.
 func TestComplainLogsFaultOnce(t *testing.T) {
 	var log bytes.Buffer
 	s := &supervisor{log: logrus.NewEntry(logrus.New()), relay: &relay{}}

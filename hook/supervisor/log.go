@@ -13,22 +13,23 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 )
 
-// maxLog limits a generation's log, in bytes. A full log is renamed once, in place of the previous
-// one.
+// maxLog is the maximum size of a generation's log in bytes. The content of a full log replaces
+// the previous log.
 const maxLog = 8 << 20
 
-// boundedLog writes to standard error: messages of the supervisor, and the output of the relay,
-// which comes through a pipe. A relay with a descriptor of the file could fill the disk.
+// boundedLog writes to standard error: the messages of the supervisor, and the output of the
+// relay, which comes through a pipe. With a descriptor of the file, a relay could fill the disk.
 type boundedLog struct {
-	mutex  sync.Mutex
-	before string // the file for the previous text
+	mutex sync.Mutex
+	// before is the path of the previous log.
+	before string
 }
 
 func newBoundedLog(l paths.Layout, id string) *boundedLog {
 	return &boundedLog{before: filepath.Join(l.GenerationDir(id), generation.LogName+".1")}
 }
 
-// Write always succeeds: no caller can act on a full disk.
+// Write always succeeds, because no caller can handle a full disk.
 func (b *boundedLog) Write(text []byte) (int, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -39,7 +40,8 @@ func (b *boundedLog) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// makeRoom truncates a full log. Processes with an open descriptor append.
+// makeRoom copies a full log over the previous log and truncates it. Processes with an open
+// descriptor append.
 func (b *boundedLog) makeRoom(more int64) error {
 	info, err := os.Stderr.Stat()
 	if err != nil || !info.Mode().IsRegular() || info.Size()+more <= maxLog {
@@ -50,7 +52,7 @@ func (b *boundedLog) makeRoom(more int64) error {
 		_, err = io.Copy(before, io.NewSectionReader(os.Stderr, 0, info.Size()))
 		err = errors.Join(err, before.Close())
 	}
-	if errors.Is(err, fs.ErrNotExist) { // the state was deleted by hand
+	if errors.Is(err, fs.ErrNotExist) { // an administrator has deleted the state
 		err = nil
 	}
 	return errors.Join(err, os.Stderr.Truncate(0))

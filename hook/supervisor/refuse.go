@@ -9,18 +9,20 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// refusalTimeout limits the time of a connection until the hello, and maxRefused the number of
-// connections at once.
+// refusalTimeout limits the wait for the hello of a connection, and maxRefused the number of open
+// connections.
 const (
 	refusalTimeout = time.Second
 	maxRefused     = 64
 )
 
-// refusal answers on a relay's sockets while no relay runs.
+// refusal answers clients and peers on a relay's sockets while no relay runs.
 type refusal struct {
 	listeners []net.Listener
-	stop      chan struct{} // closed by end
-	ended     chan struct{} // one value per ended listener
+	// stop is closed by end.
+	stop chan struct{}
+	// ended gets one value per listener that has ended.
+	ended chan struct{}
 }
 
 // refuse sends the reason to clients and peer relays that connect.
@@ -30,7 +32,7 @@ func refuse(clients, peers *os.File, reason string) (*refusal, error) {
 		socket *os.File
 		status wire.Status
 	}{{clients, wire.StatusRelayDied}, {peers, wire.StatusUnreachable}} {
-		listener, err := net.FileListener(to.socket) // of a copy
+		listener, err := net.FileListener(to.socket) // a copy of the socket
 		if err != nil {
 			return nil, errors.Join(err, r.end())
 		}
@@ -52,11 +54,11 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 			return
 		}
 		if err != nil {
-			time.Sleep(firstPause) // out of descriptors or memory, for a moment
+			time.Sleep(firstPause) // temporarily out of descriptors or memory
 			continue
 		}
-		// A hello can bring the descriptor of a socket that lingers: the sender then controls the
-		// time of reading and closing.
+		// A hello can contain the descriptor of a socket that lingers, and its sender then
+		// controls the time of reading and closing.
 		select {
 		case room <- struct{}{}:
 		case <-stop:
@@ -68,18 +70,18 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 			if conn.SetReadDeadline(time.Now().Add(refusalTimeout)) != nil {
 				return // already disconnected
 			}
-			// Read the hello first: a client that receives an end while sending does not read on. A
-			// silent client also gets the message.
+			// Read the hello first, because a client that gets an end of file while it sends does
+			// not read the message. A silent client gets the message too.
 			_, err := conn.Read(make([]byte, wire.MaxMessage))
 			if (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) &&
 				conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) == nil {
-				_, _ = conn.Write(message) // the client may be gone
+				_, _ = conn.Write(message) // the client may have disconnected
 			}
 		}()
 	}
 }
 
-// end stops the refusals, so that a relay can take over the sockets.
+// end stops the refusals, so that a relay can use the sockets.
 func (r *refusal) end() error {
 	if r == nil {
 		return nil

@@ -24,53 +24,52 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// answerTimeout limits the wait for a relay's answer to a configuration, also on a busy host.
+// answerTimeout limits the wait for a relay's answer to a configuration, even on a busy host.
 const answerTimeout = 30 * time.Second
 
-// relay is one process of peerlane-relay.
+// relay is a process of peerlane-relay.
 type relay struct {
 	cmd     *exec.Cmd
 	process process.Process
 	control *net.UnixConn
-	// stderr receives the standard error of the process, and word the process's report of its
-	// end.
+	// stderr receives the standard error of the process, and word the report of its end.
 	stderr *stderrTee
 	word   atomic.Pointer[launch.Ending]
-	// kills is memoryKills before the start of the process.
+	// kills is the result of cgroup.MemoryKills before the start of the process.
 	kills uint64
-	// answers has the relay's answers, in order; closed when there will be no
-	// more.
+	// answers receives the relay's answers in order. It is closed when no more will come.
 	answers chan launch.Status
-	// claims has the relay's claims, and is closed with answers.
+	// claims receives the relay's claims. It is closed with answers.
 	claims chan launch.Claim
-	// exited has one value, after the end of the process.
+	// exited gets one value after the end of the process.
 	exited chan error
 	// overdue fires when the answer to a configuration is late.
 	overdue *time.Timer
-	// asked lists the requests without an answer: a launch.Request's word, or "" for a
+	// asked are the requests without an answer: the word of a launch.Request, or "" for a
 	// configuration.
 	asked []string
-	// killReason is the supervisor's reason to kill the process, or empty.
+	// killReason is the supervisor's reason for killing the process; empty if it has not.
 	killReason string
-	// sandbox reports the sandbox of the process, and devices the devices in the sandbox; nil
-	// without a sandbox.
+	// sandbox describes the sandbox of the process, and devices are the devices in it; nil without
+	// a sandbox.
 	sandbox *sandbox.Report
-	report  *os.File // its source
+	// report is the pipe with the report of the sandbox.
+	report  *os.File
 	devices []string
-	// renew reports that the supervisor ended the process to start the next.
+	// renew reports that the supervisor ended the process in order to start the next one.
 	renew bool
-	// told reports that the relay accepted the secrets. The supervisor sends refused secrets
+	// told reports that the relay has accepted the secrets. The supervisor sends refused secrets
 	// again after tellAgain.
 	told      bool
 	tellAgain time.Time
 }
 
-// lastWords limits the wait for the last output of an ended relay, because another process can keep
-// standard error open.
+// lastWords limits the wait for the last output of an ended relay, because another process may
+// hold standard error open.
 const lastWords = 500 * time.Millisecond
 
-// startRelay executes a relay with the descriptors of package launch. Standard error goes to the
-// log. Without a network the sandbox forbids TCP. limited has the limits of the control
+// startRelay executes a relay with the descriptors of package launch. Its standard error goes to
+// the log. Without a network the sandbox forbids TCP. limited describes the limits of the control
 // group of supervisor and relay.
 func startRelay(
 	g *generation.Generation,
@@ -91,7 +90,7 @@ func startRelay(
 		return nil, err
 	}
 	r := &relay{
-		control: conn.(*net.UnixConn), // always, for a Unix socket
+		control: conn.(*net.UnixConn), // a Unix socket has this type
 		answers: make(chan launch.Status),
 		claims:  make(chan launch.Claim),
 		exited:  make(chan error, 1),
@@ -110,7 +109,7 @@ func startRelay(
 		launch.FDClients: clients, launch.FDPeers: peers, launch.FDSupervisor: theirs, launch.FDInit: init,
 	}
 	arguments := []string{"serve"}
-	if g.LogFormat == config.LogJSON { // omitted by default: a relay of an earlier release lacks the option
+	if g.LogFormat == config.LogJSON { // not by default, because a relay of an earlier release lacks the option
 		arguments = append(arguments, "--log-format", config.LogJSON)
 	}
 	r.cmd = exec.Command(g.Relay.Path, arguments...)
@@ -126,7 +125,7 @@ func startRelay(
 		r.devices = spec.Devices
 		const fdReport = launch.FDInit + 1
 		files[fdReport] = tell
-		// The same program, even after a replacement of the file.
+		// Execute the same program even if the file has been replaced.
 		r.cmd = exec.Command(
 			"/proc/self/exe",
 			append([]string{"confine"}, spec.Arguments(fdReport, g.Relay.Path, arguments...)...)...)
@@ -135,7 +134,7 @@ func startRelay(
 	r.cmd.Env = append([]string{programs.SearchPath}, g.Relay.Environment...)
 	said, says, err := os.Pipe()
 	if err != nil {
-		r.report.Close() // nothing to close for nil
+		r.report.Close() // nil without a sandbox
 		r.control.Close()
 		return nil, err
 	}
@@ -150,14 +149,14 @@ func startRelay(
 		r.control.Close()
 		return nil, err
 	}
-	// Only Wait reaps the process, so the number is unambiguous.
+	// Only Wait reaps the process, so its id is unambiguous.
 	found, pidfd, err := process.Identify(r.cmd.Process.Pid)
 	if err == nil {
 		r.process = found
 		pidfd.Close()
 	} else if !errors.Is(err, process.ErrEnded) {
 		err = errors.Join(err, r.cmd.Process.Kill())
-		r.cmd.Wait() // killed by this process: the error has no information
+		r.cmd.Wait() // this process killed it, so the error has no information
 		said.Close()
 		r.report.Close()
 		r.control.Close()
@@ -189,8 +188,8 @@ func startRelay(
 	return r, nil
 }
 
-// executed waits until the sandbox exists and the relay is executed. After a failure the relay
-// has ended.
+// executed waits until the relay has been executed in its sandbox. After an error the relay has
+// ended.
 func (r *relay) executed() error {
 	if r.report == nil {
 		return nil
@@ -211,7 +210,7 @@ func (r *relay) read() {
 	for {
 		n, err := r.control.Read(buffer)
 		if err != nil || n == 0 {
-			return // Wait has the reason of the relay's end
+			return // Wait returns the reason of the relay's end
 		}
 		if c, ok := claimIn(buffer[:n]); ok {
 			r.claims <- c
@@ -229,7 +228,7 @@ func (r *relay) read() {
 	}
 }
 
-// configure sends a configuration; the answer comes by answers.
+// configure sends a configuration. The answer arrives on answers.
 func (r *relay) configure(c launch.Config) error {
 	c.Version = launch.Version
 	if err := r.send(c); err != nil {
@@ -240,7 +239,7 @@ func (r *relay) configure(c launch.Config) error {
 	return nil
 }
 
-// request sends a request; the answer comes by answers.
+// request sends a request. The answer arrives on answers.
 func (r *relay) request(q launch.Request) error {
 	if err := r.send(q); err != nil {
 		return err
@@ -262,7 +261,7 @@ func (r *relay) send(message any) error {
 	return err
 }
 
-// answered removes the oldest request and returns its word; false without an open request.
+// answered removes the oldest request and returns its word; false if no request is open.
 func (r *relay) answered() (string, bool) {
 	if len(r.asked) == 0 {
 		return "", false
@@ -275,7 +274,7 @@ func (r *relay) answered() (string, bool) {
 	return to, true
 }
 
-// kill ends the relay for a reason; exited reports the end.
+// kill kills the relay for a reason. exited reports its end.
 func (r *relay) kill(reason string) error {
 	r.killReason = reason
 	r.overdue.Stop()
@@ -285,8 +284,8 @@ func (r *relay) kill(reason string) error {
 	return nil
 }
 
-// end requests the end of the relay, kills it after endTimeout, and returns the result of Wait; nil
-// if the relay survives.
+// end requests the end of the relay, kills it after process.EndTimeout, and returns the result of
+// Wait; nil if the relay survives.
 func (r *relay) end() (exit *error, err error) {
 	defer r.close()
 	if err := r.cmd.Process.Signal(unix.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -308,28 +307,28 @@ func (r *relay) end() (exit *error, err error) {
 	}
 }
 
-// close drops the connection to an ended relay. close does not wait: a message can bring the
-// descriptor of a socket that lingers.
+// close closes the connection to an ended relay. It does not wait, because a message can contain
+// the descriptor of a socket that lingers.
 func (r *relay) close() {
 	r.overdue.Stop()
 	go r.control.Close()
 	go func() {
-		for range r.answers { // so that read can return
+		for range r.answers { // drain, so that read can return
 		}
 	}()
 }
 
-// slack is the timer slack of a relay's threads, in place of the default of 50 µs.
+// slack is the timer slack of a relay's threads; the default of the kernel is 50 µs.
 const slack = time.Microsecond
 
-// startPunctual starts a program whose threads have this timer slack. Go's scheduler sleeps for 3
-// µs before a thread takes over a goroutine that another thread has woken and does not run, as the
-// relay's loop does for each message to another host.
+// startPunctual starts a program whose threads have the timer slack slack. Go's scheduler sleeps
+// for 3 µs before a thread takes over a goroutine that another thread has made runnable, which the
+// relay's loop does for every message to another host.
 func startPunctual(c *exec.Cmd) error {
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // the slack ends with the thread
-		// Without permission sleeps are longer, but the relay works.
+		// Without permission the sleeps are longer, but the relay works.
 		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack.Nanoseconds()), 0, 0, 0)
 		started <- c.Start()
 	}()

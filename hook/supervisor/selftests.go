@@ -16,13 +16,17 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// selfTests is the supervisor's state of self-tests. The loop owns the state.
+// selfTests is the state of the supervisor's self-tests. The loop owns it.
 type selfTests struct {
-	cancel context.CancelFunc // while some are tested
-	found  chan launch.Pair   // results in order
-	done   chan selfTestResult
-	pairs  []launch.Pair // known results
-	told   bool          // the servers' pairs
+	// cancel is nil unless a test runs.
+	cancel context.CancelFunc
+	// found receives the results in order.
+	found chan launch.Pair
+	done  chan selfTestResult
+	// pairs are the known results.
+	pairs []launch.Pair
+	// told reports that the relay has the results of the servers' pairs.
+	told bool
 }
 
 // selfTestResult is the result of a test of some pairs.
@@ -33,8 +37,8 @@ type selfTestResult struct {
 	err   error
 }
 
-// selfTest reads the known results of the generation's pairs, and tests the rest while the relay
-// starts.
+// selfTest reads the known results of the generation's pairs, and tests the other pairs while the
+// relay starts.
 func (s *supervisor) selfTest() {
 	mode := s.generation.Config.SelfTest
 	if mode == "" || mode == launch.SelfTestOff {
@@ -62,9 +66,9 @@ func (s *supervisor) selfTest() {
 	go func() {
 		begun := time.Now()
 		t := selfTestResult{names: names}
-		// Test spares last, in single steps: if several containers start together, the pairs of all
+		// Test spares last, one at a time: if several containers start together, the pairs of all
 		// servers are tested before any spare, except that a container may wait for one spare of
-		// another.
+		// another container.
 		servers, spares := parted(names, lanes)
 		for _, part := range append([][]launch.PairName{servers}, slices.Collect(slices.Chunk(spares, 1))...) {
 			err := tester.Test(ctx, part, false, func(_ launch.PairHost, p launch.Pair) {
@@ -81,8 +85,8 @@ func (s *supervisor) selfTest() {
 	}()
 }
 
-// testFound sends the results to the relay when the servers' pairs are tested, so that the relay
-// does not wait for the spares.
+// testFound records a result. It sends the results to the relay when all servers' pairs have one,
+// so that the relay does not wait for the spares.
 func (s *supervisor) testFound(p launch.Pair) {
 	s.learn([]launch.Pair{p})
 	servers, _ := parted(launch.StagingPairs(s.generation.Config.Lanes), s.generation.Config.Lanes)
@@ -125,9 +129,9 @@ func (s *supervisor) learn(found []launch.Pair) {
 func (s *supervisor) testsDone(t selfTestResult) {
 	s.tests.cancel()
 	s.tests.cancel, s.tests.told = nil, true
-	if errors.Is(t.err, context.Canceled) { // for a relay that was stopped or drained
+	if errors.Is(t.err, context.Canceled) { // the relay was stopped or drained
 		s.learn(t.pairs)
-		if s.held == "" && s.relay != nil { // which has started meanwhile and waits
+		if s.held == "" && s.relay != nil { // a relay has started meanwhile and waits
 			s.selfTest()
 			s.configure()
 		}
@@ -136,7 +140,7 @@ func (s *supervisor) testsDone(t selfTestResult) {
 	if t.err != nil {
 		s.log.WithError(t.err).Warn("testing pairs of GPUs")
 	}
-	for _, n := range selftest.Unknown(t.pairs, t.names) { // so that no process waits for the pair
+	for _, n := range selftest.Unknown(t.pairs, t.names) { // record them, so that no process waits for them
 		reason := "the self-test did not reach this pair"
 		if t.err != nil {
 			reason = t.err.Error()
@@ -165,15 +169,15 @@ func (s *supervisor) testsDone(t selfTestResult) {
 	}
 	s.log.Infof("the self-test of %d pairs of GPUs took %v", len(t.names), t.took.Round(time.Millisecond))
 	if s.held == "" {
-		s.selfTest() // for lanes that were added meanwhile
+		s.selfTest() // lanes may have been added meanwhile
 	}
 	if s.relay != nil {
 		s.configure()
 	}
 }
 
-// endTests cancels a running test and waits until the test has no CUDA context. ended reports
-// whether a test ended, and t the results.
+// endTests cancels a running test and waits until it has no CUDA context. ended reports whether a
+// test was running, and t are its results.
 func (s *supervisor) endTests() (t selfTestResult, ended bool) {
 	s.endTriples()
 	if s.tests.cancel == nil {
@@ -212,7 +216,7 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 		text, err := json.Marshal(c)
 		return err == nil && len(text) <= launch.MaxDatagram
 	}
-	// Without its entry a triple bounces, so triples beyond the room are left out first.
+	// A triple without a result bounces, so omit triples first.
 	all := c.Triples
 	if !fits(c) {
 		omitted := sort.Search(len(all), func(n int) bool {
@@ -234,7 +238,7 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 	return c
 }
 
-// unusable returns 0 for a triple that the relay uses, otherwise 1.
+// unusable returns 0 for a triple that the relay can use, and 1 otherwise.
 func unusable(t launch.Triple) int {
 	if t.Verdict == launch.VerdictGood {
 		return 0

@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// A configuration that cannot have the results of all triples has those of good ones, and the log
-// has the number of the others.
+// A configuration without room for all triples contains the results of good ones, and the log has
+// the number of the others.
 func TestConfigurationBeyondADatagramKeepsGoodTriples(t *testing.T) {
 	gpu := func(i int) launch.GPU {
 		return launch.GPU{Index: i, BusID: fmt.Sprintf("0000:%02x:00.0", i), UUID: fmt.Sprintf("GPU-%032x", i)}

@@ -18,12 +18,12 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/handover"
 )
 
-// TakeOver runs the supervisor of a generation as a service of systemd: `peerlane-hook accept`,
-// which peerlane-relay@.service runs with a connection of peerlane-relay.socket as standard
-// input, and the journal as standard error. It returns when the container's init has ended and
-// the generation is removed.
+// TakeOver runs the supervisor of a generation as a systemd service. peerlane-relay@.service runs
+// `peerlane-hook accept` with a connection of peerlane-relay.socket as standard input, and the
+// journal as standard error. TakeOver returns when the container's init has ended and the
+// generation is removed.
 //
-// Standard error is the generation's log during that time, and the journal gets a copy.
+// Until then, standard error is the generation's log, and the journal gets a copy.
 func TakeOver(connection *os.File) error {
 	l, g, d, err := takeOver(connection)
 	if errors.Is(err, io.EOF) {
@@ -38,21 +38,21 @@ func TakeOver(connection *os.File) error {
 		_, tell := fmt.Fprint(d.Started, err)
 		return errors.Join(err, tell)
 	}
-	// So the journal names the unit's container even if no error occurs.
+	// The journal then names the unit's container even without an error.
 	logrus.WithFields(logrus.Fields{"generation": g.ID, "container": g.Container.ID}).
 		Info("taking over the relay of a container")
 	err = supervise(l, g.ID, true, d)
 	return errors.Join(err, restore())
 }
 
-// takeOver exchanges the messages with the hook.
+// takeOver exchanges the handover messages with the hook.
 func takeOver(connection *os.File) (l paths.Layout, g *generation.Generation, d handover.Descriptors, err error) {
 	conn, err := asConnection(connection)
 	if err != nil {
 		return l, nil, d, fmt.Errorf("standard input: %w; only systemd runs this command, for peerlane-relay.socket", err)
 	}
 	defer conn.Close()
-	// Also for a silent peer.
+	// The deadline also ends the wait for a silent peer.
 	if err := conn.SetDeadline(time.Now().Add(handover.StartTimeout)); err != nil {
 		return l, nil, d, err
 	}
@@ -65,7 +65,7 @@ func takeOver(connection *os.File) (l paths.Layout, g *generation.Generation, d 
 		handover.CloseAll(files)
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
-		return l, nil, d, io.EOF // the hook hung up, before or after reading the greeting
+		return l, nil, d, io.EOF // the hook disconnected, before or after it read the greeting
 	}
 	if told := handover.Send(conn, handover.Answer{Version: handover.Version, Error: err.Error()}); !errors.Is(
 		told,
@@ -93,10 +93,10 @@ func converse(conn *net.UnixConn) (h handover.Message, files []*os.File, err err
 	return h, files, err
 }
 
-// asConnection takes the connection out of a descriptor, which then is /dev/null: relays would
-// inherit standard input.
+// asConnection takes the connection from a descriptor and replaces the descriptor by /dev/null,
+// because relays inherit standard input.
 func asConnection(f *os.File) (*net.UnixConn, error) {
-	fd := int(f.Fd()) // before FileConn: Fd makes the connection blocking, FileConn does not
+	fd := int(f.Fd()) // before FileConn, because Fd makes the connection blocking
 	c, err := net.FileConn(f)
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func asConnection(f *os.File) (*net.UnixConn, error) {
 	return conn, nil
 }
 
-// checkPeer refuses a process of another user.
+// checkPeer refuses a peer process of another user.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -140,7 +140,7 @@ func checkPeer(conn *net.UnixConn) error {
 	return nil
 }
 
-// checkHandover refuses a message other than the handover of a generation whose hook waits.
+// checkHandover refuses a message that is not the handover of a generation whose hook is waiting.
 func checkHandover(h handover.Message, l paths.Layout, files []*os.File) (*generation.Generation, error) {
 	if h.Version != handover.Version {
 		return nil, fmt.Errorf("the hook has protocol version %d and this service has version "+
@@ -196,10 +196,10 @@ func checkPipe(f *os.File) error {
 	return nil
 }
 
-// checkPidfd checks that a pidfd refers to a process with this number.
+// checkPidfd checks that a pidfd refers to the process with this id.
 func checkPidfd(f *os.File, pid int) error {
-	// proc_pid_fdinfo(5): of a pidfd there is a line "Pid:", which is -1 when the
-	// process has been reaped.
+	// proc_pid_fdinfo(5): the entry of a pidfd has a line "Pid:", which is -1 after the process
+	// was reaped.
 	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", f.Fd()))
 	if err != nil {
 		return err
@@ -215,8 +215,8 @@ func checkPidfd(f *os.File, pid int) error {
 	return fmt.Errorf("descriptor %d is not a pidfd", f.Fd())
 }
 
-// checkLock checks that a file is the generation's lock and that the opener holds the lock:
-// otherwise another supervisor has the generation, or the hook has ended.
+// checkLock checks that a file is the generation's lock, and that its open file holds the lock.
+// Otherwise another supervisor has the generation, or the hook has ended.
 func checkLock(l paths.Layout, id string, f *os.File) error {
 	if err := handed(l, id, int(f.Fd())); err != nil {
 		return fmt.Errorf("generation %q: %w", id, err)
@@ -224,24 +224,24 @@ func checkLock(l paths.Layout, id string, f *os.File) error {
 	if held, err := generation.Supervised(l, id); err != nil || !held {
 		return fmt.Errorf("generation %s: its lock is not held (%v)", id, err)
 	}
-	// No effect for the present holder.
+	// This has no effect if the open file already holds the lock.
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("generation %s has a supervisor: %w", id, os.NewSyscallError("flock", err))
 	}
 	return nil
 }
 
-// logToBoth makes standard error the generation's log, and copies the log to the journal, the
-// previous standard error, until restore.
+// logToBoth makes the generation's log standard error, and copies the log to the journal, which
+// was standard error, until restore.
 //
-// Writers never wait for the journal.
+// Writers do not wait for the journal.
 func logToBoth(l paths.Layout, id string) (restore func() error, err error) {
 	log, err := generation.OpenLog(l, id)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	// Use a separate open file: an append moves the offset.
+	// Use a separate open file, because an append moves the offset.
 	copied, err := os.Open(log.Name())
 	if err != nil {
 		return nil, err
@@ -262,8 +262,8 @@ func logToBoth(l paths.Layout, id string) (restore func() error, err error) {
 	}, nil
 }
 
-// follow copies a log to the journal as the log grows. stop copies the rest, closes both files,
-// and does not wait for a blocked journal.
+// follow copies new text of a log to the journal. stop copies the rest and closes both files. It
+// does not wait for a blocked journal.
 func follow(log, journal *os.File) (stop func()) {
 	changes, err := watch(log.Name())
 	if err != nil {
@@ -296,12 +296,12 @@ func follow(log, journal *os.File) (stop func()) {
 	}
 }
 
-// copyLog copies the new text of a log. It ignores a failure of the journal, which does not affect
+// copyLog copies the new text of a log. It ignores an error of the journal, which does not affect
 // the relay and cannot be reported elsewhere.
 func copyLog(journal, log *os.File) {
 	at, err := log.Seek(0, io.SeekCurrent)
 	if info, is := log.Stat(); err == nil && is == nil && info.Size() < at {
-		_, _ = log.Seek(0, io.SeekStart) // the log was emptied at its limit
+		_, _ = log.Seek(0, io.SeekStart) // the log was truncated at its limit
 	}
 	_, _ = io.Copy(journal, log)
 }

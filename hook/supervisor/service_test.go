@@ -8,7 +8,8 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/handover"
 )
 
-// A message is read or refused; no part is used as a path or number before a check.
+// FuzzHandover checks that a message is accepted or refused, and that no part is used as a path or
+// number before it is checked.
 func FuzzHandover(f *testing.F) {
 	for _, text := range []string{
 		`{"version":1,"root":"/","generation":"00112233445566778899aabbccddeeff"}`,
@@ -31,7 +32,7 @@ func FuzzHandover(f *testing.F) {
 		if err := handover.ParseMessage(again, &same); err != nil || same != h {
 			t.Errorf("%+v is %+v after another reading, %v", h, same, err)
 		}
-		// Without descriptors a message is never a generation.
+		// A message without descriptors is never accepted.
 		if g, err := checkHandover(h, paths.New(h.Root), nil); err == nil {
 			t.Errorf("%+v is generation %+v", h, g)
 		}

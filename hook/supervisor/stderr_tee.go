@@ -11,12 +11,12 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// stderrTee copies the standard error of a relay into the generation's log, and keeps the first
-// line of a panic and the last line.
+// stderrTee copies the standard error of a relay to the generation's log, and keeps the first line
+// of a panic and the last line.
 type stderrTee struct {
 	to io.Writer
-	// wrap converts a plain line, such as those of Go's runtime and C libraries, to a JSON entry.
-	// own has the fields of such an entry.
+	// wrap converts a plain line, such as a line of Go's runtime or of a C library, to a JSON
+	// entry with the fields own.
 	wrap bool
 	own  map[string]string
 
@@ -25,13 +25,13 @@ type stderrTee struct {
 	panicked, last string
 }
 
-// maxLine limits the kept bytes of a line: a relay may never end a line.
+// maxLine is the maximum number of bytes to keep of a line, because a relay may never end a line.
 const maxLine = 16 << 10
 
-// maxWord limits the bytes of a relay's line that the supervisor quotes in a log line.
+// maxWord is the maximum number of bytes of a relay's line to quote in a log line.
 const maxWord = 400
 
-// Write has one caller at a time.
+// Write is not safe for concurrent use.
 func (h *stderrTee) Write(text []byte) (int, error) {
 	if !h.wrap {
 		if n, err := h.to.Write(text); err != nil {
@@ -51,7 +51,7 @@ func (h *stderrTee) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// end handles a line, complete or not.
+// end processes a line, complete or not.
 func (h *stderrTee) end() error {
 	line := string(h.line)
 	h.line = h.line[:0]
@@ -95,7 +95,7 @@ func isPanic(line string) bool {
 	return false
 }
 
-// words returns the first line of a panic, or "", and the last line.
+// words returns the first line of a panic, or "" without one, and the last line.
 func (h *stderrTee) words() (panicked, last string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -27,43 +27,49 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// The supervisor starts a failed relay again after firstPause, which doubles with every failure.
-// After maxFailures within failureInterval the relay stays down.
+// The supervisor restarts a failed relay after firstPause, which doubles with every failure. After
+// maxFailures within failureInterval, the relay stays down.
 const (
 	firstPause      = 100 * time.Millisecond
 	maxFailures     = 5
 	failureInterval = time.Minute
 )
 
-// supervisor keeps one generation's relay running. The goroutine of loop owns the state.
+// supervisor keeps the relay of one generation running. The goroutine of loop owns the state.
 type supervisor struct {
-	layout                paths.Layout
-	generation            *generation.Generation
-	log                   *logrus.Entry
-	bounded               *boundedLog // receives log and the relay's output
+	layout     paths.Layout
+	generation *generation.Generation
+	log        *logrus.Entry
+	// bounded receives the log and the output of the relay.
+	bounded               *boundedLog
 	clients, peers, alive *os.File
 	init                  *os.File
-	unit                  bool // a systemd service, which has its own control group
-	limited               cgroup.Limited
+	// unit reports that this is a systemd service, which has its own control group.
+	unit    bool
+	limited cgroup.Limited
 
-	relay    *relay      // nil without a process
-	failures []time.Time // of the last failureInterval
+	// relay is nil while no process runs.
+	relay *relay
+	// failures are the times of the failures within failureInterval.
+	failures []time.Time
 	restart  *time.Timer
 	status   generation.Status
-	// held is the requested state without a relay, StateStopped or StateDrained, or empty.
+	// held is the requested state without a relay: StateStopped, StateDrained, or empty.
 	held string
-	// insist fires when a stopped relay should have ended.
+	// insist fires when a stopped relay is overdue.
 	insist *time.Timer
-	// refusal answers in place of a relay; nil while a relay answers, or soon will.
+	// refusal answers in place of a relay; nil while a relay runs or is starting.
 	refusal *refusal
 	// inspecting are the requests that wait for the relay's report.
 	inspecting []admin.Request
 	tests      selfTests
 	triples    tripleTests
-	// networking is the network configuration that the relay has.
+	// networking is the network configuration of the relay.
 	networking hostnetwork.Networking
-	keyError   string // last complaint; see complain
-	asked      bool   // the supervisor must end although the container runs
+	// keyError is the last error that complain logged.
+	keyError string
+	// asked reports that the supervisor must end although the container runs.
+	asked bool
 }
 
 // Supervise runs the supervisor of a generation: `peerlane-hook supervise`, which Launch starts
@@ -109,11 +115,11 @@ func supervise(l paths.Layout, id string, unit bool, d handover.Descriptors) err
 	}
 	answer := handover.Started
 	if err := s.start(); err != nil {
-		// A killed sandbox is no failure of the start: the supervisor tries again.
+		// A kill while the sandbox was set up does not fail the start: the supervisor tries again.
 		if !errors.Is(err, sandbox.ErrSilent) {
 			answer = err.Error()
 		}
-		// Launch ends this process, unless the hook did not wait.
+		// Launch ends this process if the hook is still waiting.
 		s.failed(fmt.Sprintf("starting the relay: %v", err))
 	}
 	_, _ = fmt.Fprint(d.Started, answer) // a hook that did not wait does not read the answer
@@ -126,8 +132,8 @@ func supervise(l paths.Layout, id string, unit bool, d handover.Descriptors) err
 	return s.loop(requests, stop)
 }
 
-// limit sets the limits of the control group that the hook made. A unit of systemd has limits
-// already.
+// limit sets the limits of the control group that the hook made. A systemd unit already has
+// limits.
 func (s *supervisor) limit() {
 	group, ok, err := cgroup.Find(s.layout, s.generation.ID)
 	if err == nil && ok {
@@ -142,7 +148,7 @@ func (s *supervisor) limit() {
 	s.limited = cgroup.ReadLimited("/proc", s.generation.ID, s.unit)
 }
 
-// handed checks that Launch started this process for this generation: the descriptor is the
+// handed checks that Launch started this process for this generation: the descriptor must be the
 // generation's lock.
 func handed(l paths.Layout, id string, alive int) error {
 	if !generation.IsID(id) {
@@ -161,7 +167,7 @@ func handed(l paths.Layout, id string, alive int) error {
 	return nil
 }
 
-// begin prepares the first relay. Launch reports an error.
+// begin prepares the first relay. Launch reports its error.
 func (s *supervisor) begin(id string, socket *os.File) (<-chan admin.Request, error) {
 	generation, err := generation.Read(s.layout, id)
 	if err != nil {
@@ -193,7 +199,7 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 		}
 		select {
 		case err := <-initEnded:
-			// Never observed: a supervisor that cannot watch init must not stay.
+			// An error has never been observed; a supervisor that cannot watch init must end too.
 			return errors.Join(err, s.end())
 		case <-stop:
 			s.log.Info("received a stop request: ending the relay while the container is running")
@@ -206,7 +212,7 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 				s.relay.answers = nil // the relay is ending; exited comes next
 			}
 		case err := <-exited:
-			if process.Ended(init) { // the expected order
+			if process.Ended(init) { // the relay ended with its container
 				s.ended(ending{err: err, container: true, held: s.held, killReason: s.relay.killReason})
 				s.drop()
 				return s.end()
@@ -266,7 +272,7 @@ func (s *supervisor) requested(r admin.Request) {
 // inspect asks a ready relay for a report.
 func (s *supervisor) inspect(r admin.Request) {
 	if s.status.State == generation.StateReady {
-		// Do not ask again while a request is pending.
+		// Do not repeat a pending request.
 		var err error
 		s.inspecting = slices.DeleteFunc(s.inspecting, func(r admin.Request) bool { return time.Now().After(r.Late) })
 		if !slices.Contains(s.relay.asked, launch.RequestReport) {
@@ -281,7 +287,7 @@ func (s *supervisor) inspect(r admin.Request) {
 	r.Answer <- admin.Answer{Version: admin.Version, Supervisor: os.Getpid(), NoReport: "the relay is " + s.status.State}
 }
 
-// inspected answers the waiting requests for a report.
+// inspected answers the requests that wait for a report.
 func (s *supervisor) inspected(report *launch.Report, why string) {
 	for _, r := range s.inspecting {
 		r.Answer <- admin.Answer{Version: admin.Version, Supervisor: os.Getpid(), Report: report, NoReport: why}
@@ -289,8 +295,8 @@ func (s *supervisor) inspected(report *launch.Report, why string) {
 	s.inspecting = nil
 }
 
-// hold ends the relay and starts no other. A draining relay can be stopped, because a copy that
-// never ends would block it for ever.
+// hold ends the relay and prevents another start. A draining relay can be stopped, because a copy
+// that never ends would block it for ever.
 func (s *supervisor) hold(state string) {
 	if s.held == generation.StateStopped || s.held == state {
 		return
@@ -324,9 +330,9 @@ func (s *supervisor) hold(state string) {
 	}
 }
 
-// rest enters the requested state without a relay.
+// rest enters the requested state when no relay runs.
 func (s *supervisor) rest() {
-	if t, ended := s.endTests(); ended { // a reader of this state may unload the driver
+	if t, ended := s.endTests(); ended { // the administrator may unload the driver in this state
 		s.testsDone(t)
 	}
 	s.note(s.held, s.status.Error)
@@ -338,7 +344,7 @@ func (s *supervisor) rest() {
 	}[s.held])
 }
 
-// refuse sends the reason to clients and peers while no relay runs, so that clients do not wait.
+// refuse sends clients and peers a reason while no relay runs, so that they do not wait.
 func (s *supervisor) refuse(reason string) {
 	if err := s.refusal.end(); err != nil {
 		s.log.WithError(err).Warn("leaving the sockets")
@@ -356,7 +362,7 @@ func (s *supervisor) resume() error {
 	case generation.StateStopping, generation.StateDraining:
 		return fmt.Errorf("the relay is still %s; resume it afterwards", s.status.State)
 	default:
-		return nil // a relay runs or is being started
+		return nil // a relay is running or starting
 	}
 	drained, err := generation.AllDrained(s.layout)
 	if err != nil {
@@ -397,7 +403,7 @@ func (s *supervisor) start() error {
 	if err != nil {
 		return err
 	}
-	// Record the process before a client can connect to the relay: the sandbox is not complete yet.
+	// Record the process before a client can connect: the sandbox may still be incomplete.
 	s.relay = r
 	s.status.Starts++
 	s.status.Relay = &r.process
@@ -425,7 +431,7 @@ func (s *supervisor) start() error {
 func (s *supervisor) answered(a launch.Status) {
 	to, asked := s.relay.answered()
 	if !asked {
-		return // a relay may send answers at any rate
+		return // a relay can send answers at any rate
 	}
 	switch to {
 	case launch.RequestReport:
@@ -457,14 +463,14 @@ func (s *supervisor) answered(a launch.Status) {
 	}
 }
 
-// kill ends an unusable relay; exited comes next.
+// kill kills a relay that is unusable. exited comes next.
 func (s *supervisor) kill(reason string) {
 	if err := s.relay.kill(reason); err != nil {
 		s.log.WithError(err).Error("killing the relay")
 	}
 }
 
-// exited handles the end of a relay whose container lives.
+// exited handles the end of a relay while its container runs.
 func (s *supervisor) exited(err error) {
 	reason := s.relay.killReason
 	cause, why := s.ended(ending{err: err, held: s.held, renew: s.relay.renew, killReason: reason})
@@ -500,7 +506,7 @@ func (s *supervisor) drop() {
 	s.inspected(nil, "the relay has just ended")
 }
 
-// failed starts the next relay after a pause, or gives up.
+// failed schedules the next start of a relay, or gives up.
 func (s *supervisor) failed(reason string) {
 	now := time.Now()
 	s.failures = slices.DeleteFunc(s.failures, func(f time.Time) bool { return now.Sub(f) > failureInterval })
@@ -539,7 +545,7 @@ func (s *supervisor) tell(severity int, message string) {
 	}
 }
 
-// lanesChanged reads the generation again and sends the lanes to the relay.
+// lanesChanged reads the generation again, and sends the lanes to the relay.
 func (s *supervisor) lanesChanged() error {
 	if s.status.State == generation.StateDown {
 		return fmt.Errorf("the relay is down: %s", s.status.Error)
@@ -554,7 +560,8 @@ func (s *supervisor) lanesChanged() error {
 	}
 	s.selfTest()
 	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, confinement(generation, nil, s.limited).Devices) {
-		// Devices of a sandbox are final. Only a hook adds lanes, so no client has connected yet.
+		// The devices of a sandbox cannot change. Only a hook adds lanes, so no client has
+		// connected yet.
 		s.log.Info("the relay's sandbox lacks devices of the added lane: restarting the relay")
 		s.relay.renew = true
 		s.insist.Reset(process.EndTimeout)
@@ -564,11 +571,11 @@ func (s *supervisor) lanesChanged() error {
 	return nil
 }
 
-// told returns the generation's configuration with the network that this supervisor detected.
+// told returns the generation's configuration with the network that this supervisor has found.
 func (s *supervisor) told() launch.Config {
 	config := s.generation.Config
 	config.Network, config.NoNetwork = s.networking.Where, s.networking.Why
-	if config.Scope == launch.ScopeAuto { // which relays of earlier releases do not know
+	if config.Scope == launch.ScopeAuto { // relays of earlier releases do not know auto
 		config.Scope = map[bool]string{true: launch.ScopeHost, false: launch.ScopeCluster}[config.Local()]
 	}
 	return config
@@ -578,8 +585,8 @@ func (s *supervisor) told() launch.Config {
 func (s *supervisor) configure() {
 	s.writeTopology()
 	config := s.told()
-	// this supervisor answers claims and reads reports of ends, even if the generation is of an
-	// earlier release
+	// This supervisor answers claims and reads reports of ends, even if the generation is of an
+	// earlier release.
 	config.Admission, config.HostAdmission, config.Endings = true, true, true
 	if err := s.relay.configure(s.knowing(hostnetwork.Fitting(config))); err != nil {
 		// The relay has closed the socket and is ending; the next relay gets the configuration.
@@ -604,7 +611,7 @@ func (s *supervisor) end() error {
 		gone, err := s.relay.end()
 		if errs = append(errs, err); gone != nil {
 			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, killReason: s.relay.killReason})
-			s.status.Relay = nil // otherwise the generation stays until the relay has ended
+			s.status.Relay = nil // otherwise the generation remains until the relay has ended
 		}
 		s.relay = nil
 		s.note(
@@ -617,14 +624,14 @@ func (s *supervisor) end() error {
 		err = group.Leave()
 	}
 	if err != nil {
-		// Removing the group would now kill the supervisor itself; leave that to Collect.
+		// Removing the group would kill this supervisor: leave that to Collect.
 		return errors.Join(append(errs, fmt.Errorf("leaving the control group: %w", err))...)
 	}
 	held, err := generation.LockGeneration(s.layout, s.generation.ID, generation.LockTimeout)
 	switch {
 	case err == nil:
 		defer held.Close()
-	case errors.Is(err, fs.ErrNotExist): // the directory was deleted by hand, but not the rest
+	case errors.Is(err, fs.ErrNotExist): // an administrator deleted the directory, but not the other files
 	default:
 		return errors.Join(append(errs, err)...)
 	}
@@ -632,7 +639,7 @@ func (s *supervisor) end() error {
 	if errors.Join(errs...) == nil { // the relay is reaped, and the control group is empty
 		errs = append(errs, s.generation.ReleaseUID(s.layout, s.alive))
 	}
-	// No relay starts any more; Collect handles a relay that may live.
+	// No relay starts any more. Collect handles a relay that may still run.
 	errs = append(errs, s.alive.Close())
 	_, err = collector.Collect(s.layout)
 	return errors.Join(append(errs, err, s.generation.ReturnUID(s.layout))...)

@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// The file for NCCL's plugin beside the socket lists the GPUs of the container, including later
-// GPUs, and no others.
+// The file for NCCL's plugin, beside the socket, lists the GPUs of the container, including later
+// ones, and no others.
 func TestWriteTopologyListsGPUsOfContainer(t *testing.T) {
 	dir := t.TempDir()
 	l := paths.New(dir)
@@ -44,7 +44,7 @@ func TestWriteTopologyListsGPUsOfContainer(t *testing.T) {
 		}
 		for _, name := range []string{"peerlane_0", "peerlane_1"} {
 			if has := strings.Contains(string(text), `name="`+name+`"`); has != strings.Contains(want, name) {
-				t.Errorf("of a container with %s it says %s", want, text)
+				t.Errorf("topology of a container with %s: %s", want, text)
 			}
 		}
 		if info, err := os.Stat(file); err != nil || info.Mode() != 0o644 {
@@ -52,7 +52,7 @@ func TestWriteTopologyListsGPUsOfContainer(t *testing.T) {
 		}
 		g.Config.Lanes = append(g.Config.Lanes, launch.Lane{GPU: launch.GPU{BusID: "0000:17:00.0"}})
 	}
-	// Lanes that reach only this host need no NIC.
+	// Lanes that reach only this host require no NIC.
 	for i := range plan.Lanes {
 		plan.Lanes[i].NICs = nil
 	}

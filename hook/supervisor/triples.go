@@ -13,20 +13,23 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// tripleTests is the supervisor's state of tests of triples. The loop owns the state.
+// tripleTests is the state of the supervisor's tests of triples. The loop owns it.
 type tripleTests struct {
-	cancel context.CancelFunc // while some are tested
-	found  chan launch.Triple // one by one
-	done   chan error
-	names  []launch.TripleName // under test or already tested
-	known  []launch.Triple
-	// omitted is the number of results for which the last configuration had no room.
+	// cancel is nil unless a test runs.
+	cancel context.CancelFunc
+	// found receives the results one by one.
+	found chan launch.Triple
+	done  chan error
+	// names are the triples that are tested or under test.
+	names []launch.TripleName
+	known []launch.Triple
+	// omitted is the number of results that did not fit into the last configuration.
 	omitted int
 }
 
 // testTriples reads the known results of the generation's triples, and tests the others while the
-// relay works. If a running test lacks triples of an added lane, testTriples cancels the test;
-// triplesDone starts the next.
+// relay works. If a running test lacks triples of an added lane, testTriples cancels the test, and
+// triplesDone starts the next one.
 func (s *supervisor) testTriples() {
 	if mode := s.generation.Config.SelfTest; mode == "" || mode == launch.SelfTestOff || s.held != "" {
 		return
@@ -59,8 +62,8 @@ func (s *supervisor) testTriples() {
 	go func() { done <- selftest.TestUntilUp(ctx, tester, rest, verbs, found) }()
 }
 
-// triplesAdded reports whether a triple of the generation has no known result and is not under
-// test.
+// triplesAdded reports whether a triple of the generation has no known result and is not being
+// tested.
 func (s *supervisor) triplesAdded() bool {
 	unknown := selftest.UnknownTriples(s.triples.known, selftest.PossibleTriples(s.generation))
 	return slices.ContainsFunc(unknown, func(n launch.TripleName) bool {
@@ -97,7 +100,7 @@ func (s *supervisor) triplesDone(err error) {
 	}
 	s.testTriples()
 	if s.relay != nil {
-		s.configure() // with the known results of added lanes
+		s.configure() // includes the known results of added lanes
 	}
 }
 

@@ -54,6 +54,8 @@ type options struct {
 	accounts bool
 	// twoNodes adds a second node, and connects the relays of both nodes by TCP.
 	twoNodes bool
+	// tenants is the annotation with the tenant of a container; empty without tenants.
+	tenants string
 }
 
 // cluster is a node with the simulated GPUs of a recorded host, and on the node nodeName the control plane.
@@ -71,6 +73,7 @@ type cluster struct {
 // configureRelays configures the relays of a node.
 func (c *cluster) configureRelays(to *config.Config) {
 	to.Relay.Route, to.Relay.Slots, to.Relay.SlotSize = launch.RouteAuto, 4, 1<<20
+	to.Network.TenantAnnotation = c.options.tenants
 	if c.options.twoNodes {
 		to.Relay.Transport, to.Network.Interfaces = launch.TransportTCP, "="+cables[c.node]
 	}
@@ -376,20 +379,7 @@ func (c *cluster) shutDown() {
 			d.stop(c.T)
 		}
 	}
-	if d := c.daemons["containerd"]; d != nil && d.process != nil {
-		address := c.in("containerd.sock")
-		tasks, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "ls", "-q").Output()
-		if err != nil {
-			c.Error(err)
-		}
-		for _, id := range strings.Fields(string(tasks)) {
-			// The shim of a pod can end before it has answered.
-			if out, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "rm",
-				"--force", id).CombinedOutput(); err != nil && !strings.Contains(string(out), "ttrpc: closed") {
-				c.Errorf("end container %s: %v: %s", id, err, out)
-			}
-		}
-	}
+	c.endContainers()
 	for _, name := range []string{"containerd", "kube-controller-manager", "kube-scheduler", "kube-apiserver", "etcd"} {
 		if d := c.daemons[name]; d != nil {
 			d.stop(c.T)
@@ -404,6 +394,26 @@ func (c *cluster) shutDown() {
 	for _, e := range entries {
 		if err := os.RemoveAll(filepath.Join(kubeletDir, e.Name())); err != nil {
 			c.Error(err)
+		}
+	}
+}
+
+// endContainers ends the containers, while containerd runs.
+func (c *cluster) endContainers() {
+	c.Helper()
+	if d := c.daemons["containerd"]; d == nil || d.process == nil {
+		return
+	}
+	address := c.in("containerd.sock")
+	tasks, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "ls", "-q").Output()
+	if err != nil {
+		c.Error(err)
+	}
+	for _, id := range strings.Fields(string(tasks)) {
+		// The shim of a pod can end before it has answered.
+		if out, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "rm",
+			"--force", id).CombinedOutput(); err != nil && !strings.Contains(string(out), "ttrpc: closed") {
+			c.Errorf("end container %s: %v: %s", id, err, out)
 		}
 	}
 }

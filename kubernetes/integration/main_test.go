@@ -54,8 +54,8 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if len(os.Args) == 4 && os.Args[1] == "node" {
-		runNode(os.Args[2], os.Args[3])
+	if len(os.Args) == 5 && os.Args[1] == "node" {
+		runNode(os.Args[2], os.Args[3], os.Args[4])
 	}
 	code, err := run(m)
 	if err != nil {

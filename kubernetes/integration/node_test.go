@@ -86,7 +86,7 @@ func (c *cluster) startSecondNode() *secondProcess {
 	}
 	// Process 1 is confine, and becomes process 1 of the node's PID namespace, too.
 	x := exec.Command("nsenter", "--net=/run/netns/n2", "/proc/1/exe", "sh", "-c", isolateNode, "sh", c.Root, files, self,
-		"node", c.Root, string(kubeconfig))
+		"node", c.Root, string(kubeconfig), c.options.tenants)
 	p := &secondProcess{T: c.T}
 	if p.orders, err = x.StdinPipe(); err != nil {
 		c.Fatal(err)
@@ -136,13 +136,13 @@ func (p *secondProcess) order(line string) {
 }
 
 // runNode is the process of the second node, a test: it executes orders until standard input ends.
-func runNode(root, kubeconfig string) {
+func runNode(root, kubeconfig, tenants string) {
 	node := func(t *testing.T) {
 		var err error
 		if peerlanes, _, err = programs.Directory(programs.Peerlane, programs.Hook, programs.Relay); err != nil {
 			t.Fatal(err)
 		}
-		c := newNode(t, options{twoNodes: true}, root, secondNode)
+		c := newNode(t, options{twoNodes: true, tenants: tenants}, root, secondNode)
 		c.configure()
 		if err := os.WriteFile(c.in("kubeconfig"), []byte(kubeconfig), 0o600); err != nil {
 			t.Fatal(err)

@@ -36,6 +36,7 @@ type report struct {
 	UID     int      `json:"uid"`
 	Status  string   `json:"status"`  // /proc/self/status
 	Network string   `json:"network"` // the network namespace
+	Users   string   `json:"users"`   // the user namespace
 }
 
 func roundFile(round int) string               { return fmt.Sprintf("round-%d", round) }
@@ -145,6 +146,9 @@ func look(r report) report {
 	r.Status = string(status)
 	if err == nil {
 		r.Network, err = os.Readlink("/proc/self/ns/net")
+	}
+	if err == nil {
+		r.Users, err = os.Readlink("/proc/self/ns/user")
 	}
 	if err != nil {
 		r.Error += err.Error()

@@ -1,9 +1,9 @@
-// Package edit changes single keys of a configuration file in TOML or JSON, and leaves every
-// other byte unchanged: comments, order and blanks.
+// Package edit changes single keys of a configuration file in TOML or JSON, and keeps every other
+// byte: comments, order and blanks.
 //
-// Set reads its result again before it returns the text: the text must have the former meaning,
-// except for the keys. Set refuses a change that is not possible in this manner, with the line in
-// the error.
+// Set parses its result before it returns: except for the keys, the result must have the meaning
+// of the original text. Set refuses a change that cannot be made in this way, and names the line
+// in the error.
 package edit
 
 import (
@@ -20,8 +20,8 @@ type Key struct {
 	Path []string `json:"path"`
 	// Value is a bool, an int64, a string or a []string; nil removes the key.
 	Value any `json:"value"`
-	// Keep is the number of outer tables to keep even if they become empty. Keep applies only to a
-	// key to remove.
+	// Keep is the number of outer tables to keep even if the tables become empty. Keep applies
+	// only to a key to remove.
 	Keep int `json:"keep,omitempty"`
 }
 
@@ -120,7 +120,7 @@ func Texts(value any) []string {
 	return texts
 }
 
-// Same reports whether two values are equal; either value may come from a file.
+// Same reports whether two values are equal, whether set by Go code or read from a file.
 func Same(a, b any) bool { return reflect.DeepEqual(plain(a), plain(b)) }
 
 // plain converts a value to the types of Read.

@@ -84,7 +84,7 @@ func TestSetChangesOneKey(t *testing.T) {
 	}
 }
 
-// A key that cannot be changed alone is refused, with its line.
+// Set refuses a key that cannot be changed alone, and names the line.
 func TestSetImpossibleChangeIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
@@ -115,7 +115,7 @@ func TestSetImpossibleChangeIsRefused(t *testing.T) {
 	}
 }
 
-// values for any key.
+// values are values for any key.
 var values = []any{true, "a \"text\"", []string{"/etc/cdi", "/run/cdi"}, int64(3)}
 
 // checkSet checks that Set changes one key and no other, and that removing the key restores the
@@ -123,12 +123,12 @@ var values = []any{true, "a \"text\"", []string{"/etc/cdi", "/run/cdi"}, int64(3
 func checkSet(t *testing.T, l Language, text []byte, path []string, which uint8, normal func([]byte) string) {
 	before, err := l.Read(text)
 	if err != nil {
-		return // there is no document to change
+		return // the text is malformed
 	}
 	value := values[int(which)%len(values)]
 	after, err := Set(l, text, Key{Path: path, Value: value})
 	if err != nil {
-		return // a refused change leaves the text
+		return // Set refused the change
 	}
 	tree, err := l.Read(after)
 	if err != nil {
@@ -152,7 +152,7 @@ func checkSet(t *testing.T, l Language, text []byte, path []string, which uint8,
 	if err != nil || !reflect.DeepEqual(before, again) {
 		t.Fatalf("%q became %q and then %q, %v", text, after, back, err)
 	}
-	// The header of an existing empty table stays, which has no effect.
+	// An existing empty table keeps its header, which has no effect.
 	header := "[" + tomlKey(path[:len(path)-1]) + "]"
 	if had == nil && normal(text) != normal(back) &&
 		normal(text) != normal(bytes.TrimSuffix(bytes.TrimRight(back, "\r\n"), []byte(header))) {

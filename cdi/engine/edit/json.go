@@ -45,12 +45,12 @@ func (jsonLanguage) Read(text []byte) (map[string]any, error) {
 
 // object is a JSON object of a text: its position and its members.
 type object struct {
-	start, end int // of the braces, inclusive
+	// start and end are the offsets of the braces.
+	start, end int
 	members    []member
 }
 
-// member is a name and its value. before is the start of the separator behind the preceding brace
-// or comma.
+// member is a name and its value. before is the offset behind the preceding brace or comma.
 type member struct {
 	name       string
 	before     int
@@ -95,7 +95,7 @@ func (jsonLanguage) set(text []byte, k Key) ([]byte, error) {
 	return text, nil
 }
 
-// find returns the last member of a name, which is the effective member.
+// find returns the last member with a name, which is the effective member.
 func (o *object) find(name string) *member {
 	for i := len(o.members) - 1; i >= 0; i-- {
 		if o.members[i].name == name {
@@ -112,7 +112,7 @@ func nested(path []string, value any) any {
 	return value
 }
 
-// insert adds a member to the innermost object, in the layout of the present members.
+// insert adds a member to the innermost object, formatted like the present members.
 func insert(text []byte, trail []*object, name string, value any) ([]byte, error) {
 	const unit = "  "
 	o := trail[len(trail)-1]
@@ -165,10 +165,10 @@ func (o *object) without(text []byte, m *member) []byte {
 	case m.name == o.members[0].name && m.start == o.members[0].start:
 		return splice(text, m.start, o.members[1].start, "")
 	}
-	return splice(text, m.before-1, m.end, "") // with the comma in front
+	return splice(text, m.before-1, m.end, "") // with the comma before the member
 }
 
-// jsonScanner scans valid JSON.
+// jsonScanner scans text that is valid JSON.
 type jsonScanner struct {
 	text []byte
 	at   int

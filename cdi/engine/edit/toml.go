@@ -175,7 +175,7 @@ func withoutKey(text []byte, all []statement, at int, k Key) []byte {
 	for _, i := range slices.Backward(gone) {
 		from := all[i].start
 		if all[i].header {
-			// The blank line in front came with the header.
+			// The header was inserted with the blank line before it.
 			if before := strings.TrimSuffix(string(text[:from]), newline(text)); len(before) < from &&
 				(before == "" || strings.HasSuffix(before, "\n")) {
 				from = len(before)
@@ -186,7 +186,7 @@ func withoutKey(text []byte, all []statement, at int, k Key) []byte {
 	return text
 }
 
-// statements returns the statements of a valid text.
+// statements returns the statements of a valid TOML text.
 func statements(text []byte) (all []statement, err error) {
 	s := scanner{text: text}
 	var table []string
@@ -210,7 +210,7 @@ func statements(text []byte) (all []statement, err error) {
 			if one.array {
 				inArray[strings.Join(table, "\x00")] = true
 			}
-			s.at++ // one bracket; skipping the line skips a second one
+			s.at++ // one bracket; skipping the line skips a second bracket
 		} else {
 			if one.key, err = s.keys(); err != nil {
 				return nil, err

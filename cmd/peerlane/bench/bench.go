@@ -1,6 +1,7 @@
-// Package bench measures the cost and the rates of a relay beside raw copies, the bounce through
-// host memory and copies of one process: `peerlane bench` runs it. Clients are separate
-// processes, with one GPU and a relay that starts as a container's relay does.
+// Package bench measures the rates and the cost of a relay, and compares the figures with raw
+// copies, with the bounce through host memory and with copies of one process. `peerlane bench`
+// runs the package. Every client is a separate process with one GPU, and with a relay that starts
+// like a container's relay.
 package bench
 
 import (
@@ -25,13 +26,13 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// Routes.
+// Values of Options.Routes.
 const (
 	direct = launch.RouteDirect
 	staged = launch.RouteStaged
 )
 
-// Baselines that can be measured.
+// Values of Options.Baselines.
 const (
 	BaselineRaw    = measure.Raw
 	BaselineBounce = measure.Bounce
@@ -40,51 +41,57 @@ const (
 
 // Options are the options of a run.
 type Options struct {
-	Tables    []string // names of Tables
-	Sizes     []uint64 // of messages; empty for the table's own sizes
-	Depths    []int    // messages in flight; the same
+	// Tables are names of Tables.
+	Tables []string
+	// Sizes are the sizes of messages in bytes, and Depths the numbers of messages in flight;
+	// empty for the values of the table.
+	Sizes     []uint64
+	Depths    []int
 	Routes    []string
 	Baselines []string
 	// Busy lists the GPUs that table busy keeps busy, such as BusyClient; empty for every GPU in
 	// turn.
 	Busy []string
-	// Pace is the rate of software devices, in GB/s; empty for the table's own rates.
+	// Pace is the rate of software devices in GB/s; empty for the rates of the table.
 	Pace []float64
-	// GPUsPerNIC is how many GPUs share a NIC in table uniformity, half of them near: an even number; 0
-	// for PerNIC.
+	// GPUsPerNIC is the number of GPUs that share a NIC in table uniformity, half of them near the
+	// NIC: an even number; 0 means PerNIC.
 	GPUsPerNIC int
-	Duration   time.Duration // of a measurement; 0 for the host's own
-	// Transport carries messages to another host: launch.TransportAuto, as relays choose, or a
-	// transport that relays must take.
+	// Duration is the duration of a measurement; 0 for the default of the host.
+	Duration time.Duration
+	// Transport carries messages to another host: launch.TransportAuto for the choice of the
+	// relays, or a transport that the relays must use.
 	Transport string
-	// Network has the network settings of this host, for Listen and Connect.
+	// Network are the network settings of this host, for Listen and Connect.
 	Network config.Network
-	// Verbs has the RDMA settings of that transport; nil for the default.
+	// Verbs are the RDMA settings of that transport; nil for the default.
 	Verbs *config.Verbs
 	// Plan is the configured plan of lanes, for that transport with real GPUs.
 	Plan config.Plan
 	// Quick measures fewer sizes, for a shorter time.
 	Quick bool
-	GPUs  string // a value of package testbed
+	// GPUs is a value of package testbed.
+	GPUs string
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
 	Binaries string
 	Release  string
 	Command  []string
 	// Progress is called with the name of the measurement.
 	Progress func(string)
-	// Measured is called after a table with the whole result so far: a run may be ended early.
+	// Measured is called after every table with the result so far, because a run may be
+	// interrupted.
 	Measured func(*Report) error
 }
 
-// table is a part of the goals for Peerlane's speed.
+// table is a set of related measurements.
 type table struct {
 	name, what string
 	run        func(*run) error
-	// two reports that the table needs two GPUs.
+	// two reports that the table requires two GPUs.
 	two bool
 }
 
-// tables returns the tables in order.
+// tables returns the tables in the order of a run.
 func tables() []table {
 	return []table{
 		{"copy", "a relay's copies, client to slot and slot to client, beside raw peer copies", (*run).copies, true},
@@ -104,7 +111,7 @@ func tables() []table {
 	}
 }
 
-// Tables returns the names of the tables, and their contents.
+// Tables returns the names of the tables, and the descriptions.
 func Tables() (names, what []string) {
 	for _, t := range tables() {
 		names, what = append(names, t.name), append(what, t.what)
@@ -117,7 +124,7 @@ func Transports() []string {
 	return []string{launch.TransportAuto, launch.TransportTCP, launch.TransportVerbs}
 }
 
-// Check returns an error for options that exclude each other or are out of range.
+// Check returns an error for options that exclude one another or are out of range.
 func (o Options) Check() error {
 	names, _ := Tables()
 	for _, list := range []struct {
@@ -174,26 +181,29 @@ func repeats[T cmp.Ordered](list []T) bool {
 	return len(slices.Compact(list)) < len(list)
 }
 
-// run is a run.
+// run holds the state of a run.
 type run struct {
 	Options
-	ctx     context.Context
-	host    *testbed.Host
-	report  *Report
-	copier  *testbed.Measuring
-	known   map[string]bool // baselines that were measured
-	lanes   []planner.Assignment
-	clients int // started so far
-	// outward is the lane by which another host is reached.
+	ctx    context.Context
+	host   *testbed.Host
+	report *Report
+	copier *testbed.Measuring
+	// known has the names of the measured baselines.
+	known map[string]bool
+	lanes []planner.Assignment
+	// clients is the number of clients that have been started.
+	clients int
+	// outward is the lane to another host.
 	outward outward
-	// pairs lists the tested pairs of GPUs, and testing the duration of the tests.
+	// pairs are the tested pairs of GPUs, and testing is the duration of the tests.
 	pairs   []launch.Pair
 	testing time.Duration
-	// untestable reports that the self-test itself failed: the run does not repeat it.
+	// untestable reports that the self-test itself has failed, so that the run does not repeat the
+	// test.
 	untestable bool
 }
 
-// Run measures.
+// Run measures the tables of o. A table that fails is a problem in the report.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
 	r, end, err := begin(ctx, o)
 	if err != nil {
@@ -214,7 +224,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		}
 		start := time.Now()
 		if err := t.run(r); err != nil {
-			// The other tables stay valid.
+			// Keep the remaining tables.
 			r.report.Problems = append(r.report.Problems, fmt.Sprintf("table %s: %v", t.name, err))
 		}
 		if err := ctx.Err(); err != nil {
@@ -231,23 +241,23 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	return r.report, r.report.check()
 }
 
-// begin makes a run on a host of its own, in a directory that end removes.
+// begin makes a run on its own host, in a directory that end removes.
 func begin(ctx context.Context, o Options) (r *run, end func() error, err error) {
 	if err := o.Check(); err != nil {
 		return nil, nil, err
 	}
-	root, err := os.MkdirTemp("", "plbench-") // short: sockets below it have 107 bytes for their names
+	root, err := os.MkdirTemp("", "plbench-") // short, because a socket's path has at most 107 bytes
 	if err != nil {
 		return nil, nil, err
 	}
-	// A return of an error sets end to nil before the deferred call.
+	// A return with an error sets end to nil before the deferred call.
 	remove := func() error { return os.RemoveAll(root) }
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, remove())
 		}
 	}()
-	// Relays, which are not root, traverse the directory if they have no private root.
+	// Relays are not root, and traverse the directory unless they have a private root.
 	if err := os.Chmod(root, 0o711); err != nil {
 		return nil, nil, err
 	}
@@ -279,7 +289,7 @@ func begin(ctx context.Context, o Options) (r *run, end func() error, err error)
 	return r, remove, nil
 }
 
-// ErrOneGPU is the cause of a bench of route staged alone on a host with one GPU.
+// ErrOneGPU is the cause of a bench of route staged only, on a host with one GPU.
 var ErrOneGPU = errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --routes direct, " +
 	"or --gpus simulated")
 
@@ -295,10 +305,10 @@ func (r *run) chooseRoutes() error {
 	return nil
 }
 
-// needsTwo is the reason why a table, or a part of it, is not measured on a host with one GPU.
+// needsTwo is the reason why a host with one GPU does not measure a table, or a part of it.
 const needsTwo = "this host has 1 GPU; 2 GPUs are needed"
 
-// driverVersion returns the version of CUDA, 0 on the simulator.
+// driverVersion returns the version of CUDA; 0 on the simulator.
 func driverVersion(h *testbed.Host) (int, error) {
 	if h.Simulated {
 		return 0, nil
@@ -310,7 +320,7 @@ func driverVersion(h *testbed.Host) (int, error) {
 	return d.DriverVersion()
 }
 
-// sizes returns the requested sizes, or a table's own.
+// sizes returns the requested sizes, or else the sizes of the table.
 func (r *run) sizes(own ...uint64) []uint64 {
 	if len(r.Sizes) > 0 {
 		return r.Sizes
@@ -344,8 +354,8 @@ func (r *run) miss(table, what, why string) {
 	r.report.Missing = append(r.report.Missing, Missing{table, what, why})
 }
 
-// baseline measures a job that rows are compared with, once in a run, and returns its name; empty
-// if this kind was not requested.
+// baseline measures a job as a baseline, once per run, and returns the name of the baseline; empty
+// if the baselines of this kind were not requested.
 func (r *run) baseline(j measure.Job) (string, error) {
 	if !r.wants(j.Kind) {
 		return "", nil
@@ -365,7 +375,7 @@ func (r *run) baseline(j measure.Job) (string, error) {
 	return name, nil
 }
 
-// keep makes a measured result a baseline.
+// keep adds a measured result as a baseline.
 func (r *run) keep(name string, found measure.Result) {
 	b := Baseline{Name: name, Value: found.GBs, Unit: GBs, Times: found.Times}
 	if found.Times != nil {
@@ -375,7 +385,7 @@ func (r *run) keep(name string, found measure.Result) {
 	r.report.Baselines = append(r.report.Baselines, b)
 }
 
-// compareWith makes a value a baseline under a name, once, and returns the name.
+// compareWith adds a value as a baseline, once per name, and returns the name.
 func (r *run) compareWith(name string, value float64, unit string) string {
 	if !r.known[name] {
 		r.known[name] = true
@@ -384,7 +394,7 @@ func (r *run) compareWith(name string, value float64, unit string) string {
 	return name
 }
 
-// do measures a job. A rate is the median of three measurements of a third of the time.
+// do measures a job. A rate is the median of three measurements, each for a third of the duration.
 func (r *run) do(j measure.Job) (measure.Result, error) {
 	r.progress("%s, %s", j.Kind, sizeText(j.Size))
 	if j.Depth == 0 {
@@ -416,23 +426,25 @@ func (r *run) do(j measure.Job) (measure.Result, error) {
 	return all[times/2], nil
 }
 
-// stage is clients with their relays and software devices as NICs.
+// stage is a set of clients with their relays, and with software devices as NICs.
 type stage struct {
-	run     *run
-	route   string
-	staging uint64 // of clients that copy themselves, bytes per direction
+	run   *run
+	route string
+	// staging is the staging memory of clients that copy themselves, in bytes per direction.
+	staging uint64
 	workers []*worker
-	way     string // of the first connection of a pair by software devices
-	stop    func() error
+	// way describes the first connection of a pair over software devices.
+	way  string
+	stop func() error
 }
 
-// stage configures the host for a route, and starts software devices if the route needs NICs. With
-// pace 0 the devices have no limit.
+// stage configures the host for a route, and starts software devices if the route requires NICs.
+// With pace 0 the rate of the devices is unlimited.
 func (r *run) stage(route string, lanes []planner.Assignment, pace float64) (*stage, error) {
 	return r.stageWith(route, lanes, pace, func(*config.Config) {})
 }
 
-// stageWith is stage with further changes of the configuration.
+// stageWith is stage with another change of the configuration.
 func (r *run) stageWith(route string, lanes []planner.Assignment, pace float64,
 	change func(*config.Config)) (*stage, error) {
 	r.host.Pace = pace
@@ -444,7 +456,7 @@ func (r *run) stageWith(route string, lanes []planner.Assignment, pace float64,
 	}
 	if !r.untestable {
 		if err := r.selfTest(); err != nil {
-			// Relays stage without the test, too.
+			// Relays also stage without the test.
 			r.untestable = true
 			r.report.Problems = append(r.report.Problems, fmt.Sprintf("the self-test: %v", err))
 		}
@@ -462,20 +474,20 @@ func (r *run) stageWith(route string, lanes []planner.Assignment, pace float64,
 	return s, nil
 }
 
-// configure writes the host's configuration, with these lanes, and its plan.
+// configure writes the host's configuration with these lanes, and its plan.
 func (r *run) configure(lanes []planner.Assignment, change func(*config.Config)) error {
 	r.host.Lanes = lanes
 	return r.host.Configure(func(c *config.Config) {
 		if r.host.Simulated {
 			c.Relay.Slots, c.Relay.SlotSize = 8, 4<<20 // staging is host memory here
-			c.Relay.SelfTest = launch.SelfTestOff      // there are many pairs, and nothing to find
+			c.Relay.SelfTest = launch.SelfTestOff      // many pairs, and no fault to find
 		}
 		change(c)
 	})
 }
 
-// selfTest tests the untested pairs of GPUs that the lanes can stage on: otherwise the supervisor
-// of the first relay would test beside the measurement.
+// selfTest tests the untested pairs of GPUs that the lanes can stage on. Otherwise the supervisor
+// of the first relay would test the pairs during the measurement.
 func (r *run) selfTest() error {
 	names, err := selftest.PlannedPairs(r.host.Plan, r.host.Config)
 	if err != nil {
@@ -503,7 +515,7 @@ func (r *run) selfTest() error {
 	return err
 }
 
-// close ends everything.
+// close ends the clients, their relays and the software devices.
 func (s *stage) close() error { return errors.Join(s.end(), s.stop()) }
 
 // end ends the clients, and waits for their relays, so that no relay disturbs the next
@@ -527,8 +539,8 @@ func (s *stage) end() error {
 	return err
 }
 
-// client starts a client on a lane; with beside, the client shares the relay of beside. The
-// client is not attached.
+// client starts a client on a lane. With beside, the client shares the relay of beside. The client
+// does not attach yet.
 func (s *stage) client(lane planner.Lane, beside *worker) (*worker, error) {
 	h := s.run.host
 	g, err := h.Plan.GPU(lane.GPU)
@@ -561,7 +573,7 @@ func (s *stage) client(lane planner.Lane, beside *worker) (*worker, error) {
 	return w, err
 }
 
-// attached is client, with buffers of so many bytes.
+// attached starts a client that attaches with buffers of this size.
 func (s *stage) attached(lane planner.Lane, beside *worker, bytes uint64) (*worker, error) {
 	w, err := s.client(lane, beside)
 	if err != nil {
@@ -571,7 +583,7 @@ func (s *stage) attached(lane planner.Lane, beside *worker, bytes uint64) (*work
 	return w, err
 }
 
-// connect makes a connection from a to b.
+// connect connects a to b.
 func (s *stage) connect(a, b *worker) error {
 	listening, err := b.do(order{Do: doListen})
 	if err != nil {
@@ -588,7 +600,7 @@ func (s *stage) connect(a, b *worker) error {
 	return err
 }
 
-// pair is two attached clients on the host's two lanes, connected both ways.
+// pair returns two attached clients on the host's two lanes, connected in both directions.
 func (r *run) pair(route string, bytes uint64) (s *stage, a, b *worker, err error) {
 	if s, err = r.stage(route, r.lanes, 0); err != nil {
 		return nil, nil, nil, err
@@ -626,17 +638,17 @@ func transportOf(route string) string {
 	return launch.TransportLocal
 }
 
-// stream sends from a to b and returns the rate, and the time of every message.
+// stream sends from a to b, and returns the rate and the time of every message.
 func (r *run) stream(a, b *worker, size uint64, depth int) (reply, error) {
 	return r.streamFor(a, b, size, depth, r.Duration)
 }
 
-// streamFor is stream for a given time.
+// streamFor is stream with a duration.
 func (r *run) streamFor(a, b *worker, size uint64, depth int, duration time.Duration) (reply, error) {
 	return r.sendAs(a, b, order{Size: size, Depth: depth, Duration: duration})
 }
 
-// sendAs has a send and b receive as an order says.
+// sendAs makes a send and b receive according to an order.
 func (r *run) sendAs(a, b *worker, o order) (reply, error) {
 	a.tags++
 	o.Do, o.Tag = doSend, a.tags

@@ -47,7 +47,8 @@ func TestResultWithoutBaselineIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*Report)
-		want   error // nil for success
+		// want is nil for success.
+		want error
 	}{
 		{"as measured", func(*Report) {}, nil},
 		{"the baseline was not measured", func(r *Report) { r.Baselines = r.Baselines[1:] },
@@ -101,7 +102,7 @@ func TestRatioOfRowReachesBound(t *testing.T) {
 	if got := r.Summary(); !strings.Contains(got, "simulated") {
 		t.Errorf("the summary is %q", got)
 	}
-	// Without its baseline a row has no ratio, and the output shows none.
+	// A row without its baseline has no ratio, and the output shows none.
 	r.Rows[0].Baseline = ""
 	if _, has := r.Ratio(r.Rows[0]); has {
 		t.Error("a row without a baseline has a ratio")
@@ -115,7 +116,7 @@ func TestVerdictsNameWorstRow(t *testing.T) {
 				return v
 			}
 		}
-		t.Fatalf("nothing is asked of %q", what)
+		t.Fatalf("no verdict on %q", what)
 		return Verdict{}
 	}
 	const copies, local, even, cpu, memory = "relay's copy", "8 bytes", "uniformity", "processor time", "GPU memory"
@@ -154,7 +155,7 @@ func TestVerdictsNameWorstRow(t *testing.T) {
 	}
 }
 
-// A saved result is read back unchanged, also with bounds of 0.
+// Read returns a saved result unchanged, including bounds of 0.
 func TestResultSavedIsReadBack(t *testing.T) {
 	r := result()
 	r.Rows[3].Asked = most(0)
@@ -173,7 +174,7 @@ func TestResultSavedIsReadBack(t *testing.T) {
 	if met, known := again.met(again.Rows[3]); met || !known {
 		t.Errorf("0.97 reaches %s: %v (%v)", again.Rows[3].Asked, met, known)
 	}
-	// Results of earlier versions without verdicts.
+	// Results of earlier versions lack verdicts.
 	files, err := filepath.Glob("../../../docs/benchmarks/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
@@ -184,7 +185,7 @@ func TestResultSavedIsReadBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var other struct{ Row string } // a row of integration/gpus without tables of bench
+		var other struct{ Row string } // a row of integration/gpus, not a result of bench
 		if err := json.Unmarshal(text, &other); err == nil && other.Row != "" {
 			continue
 		}
@@ -198,7 +199,8 @@ func TestResultSavedIsReadBack(t *testing.T) {
 	}
 }
 
-// As many GPUs per NIC as asked if the host has enough, half of them near the NIC, and a stream per GPU.
+// Every NIC has the requested number of GPUs if the host has enough, half of them near, and every
+// GPU has a stream.
 func TestSharingGivesEachNICItsGPUs(t *testing.T) {
 	for _, c := range []struct {
 		gpus, perNIC, nics, used, near, lanes int
@@ -257,7 +259,7 @@ func TestPlotOfResultIsWellFormed(t *testing.T) {
 			t.Errorf("the page has %q", no)
 		}
 	}
-	// A series has the same style in every panel of every figure.
+	// A series has one style in every panel of every figure.
 	styles := map[string]string{}
 	for _, m := range regexp.MustCompile(`<g class="series ([^"]+)"><path d="[^"]*"/>(?:<text[^>]*>([^<]+)<|<circle[^>]*><title>([^<]+), [^,<]+: )`).FindAllSubmatch(svg, -1) {
 		name := string(m[2]) + string(m[3])

@@ -10,14 +10,14 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 )
 
-// GPUs that table busy keeps busy.
+// Values of Options.Busy.
 const (
 	BusyClient = "client"
 	BusyServer = "server"
 	BusyBoth   = "both"
 )
 
-// loads are the loads of GPUs, and the limit for the slowdown of small copies.
+// loads are the loads of GPUs. slower is the limit for the slowdown of small copies.
 var loads = []struct {
 	kind, words string
 	slower      float64
@@ -26,14 +26,14 @@ var loads = []struct {
 	{measure.LoadMemory, "memory-bound", 3},
 }
 
-// way is a relay's copy, issued by the client's GPU.
+// way is a copy of a relay, which the client's GPU issues.
 type way struct{ what, from, to string }
 
-// busy measures a relay's copies while another process's kernels keep GPUs busy, beside the same
-// copies on idle GPUs, and beside raw copies in the same state. The client's GPU issues and
-// executes the raw copies, like the relay's: a copy waits for a time slice of the executing GPU.
-// Out of a slot there is a second raw copy, which the server's GPU executes: the effect of a
-// context of the relay there.
+// busy measures a relay's copies while the kernels of another process keep GPUs busy, and compares
+// the results with the same copies on idle GPUs and with raw copies in the same state. The
+// client's GPU issues and executes the raw copies, like the copies of the relay: a copy waits for
+// a time slice of the executing GPU. For copies out of a slot, a second raw copy runs on the
+// server's GPU, which shows the effect of a relay's context there. context of the relay there.
 func (r *run) busy() (err error) {
 	client, server, _, _, err := r.configured()
 	if err != nil {
@@ -67,7 +67,7 @@ func (r *run) busy() (err error) {
 			started := occupied[who]
 			for _, busID := range started {
 				if _, err := occupants[busID].Do(measure.Job{Kind: measure.Occupy, From: busID, Load: load.kind}); err != nil {
-					return err // the occupants end with the stage, and their kernels with the occupants
+					return err // closing the occupants ends the kernels
 				}
 			}
 			for _, w := range ways {
@@ -92,8 +92,8 @@ func (r *run) whoIsBusy() []string {
 	return []string{BusyClient, BusyServer, BusyBoth}
 }
 
-// busyState is a state of the GPUs with its measurements: small copies in µs, large copies in
-// GB/s, by way.
+// busyState is a state of the GPUs with its measurements by way: small copies in µs, large copies
+// in GB/s.
 type busyState struct {
 	run   *run
 	name  string
@@ -101,8 +101,8 @@ type busyState struct {
 	large map[string]float64
 }
 
-// largeCopy is the size of the copies of which a rate is measured. Simulated copies are the
-// processor's, which 16 MiB would keep busy for most of a run.
+// largeCopy returns the size of the copies whose rate is measured. The processor executes
+// simulated copies, and would be busy with copies of 16 MiB for most of a run.
 func (r *run) largeCopy() uint64 {
 	if r.host.Simulated {
 		return 1 << 20
@@ -114,8 +114,8 @@ func (r *run) busyState(name string) *busyState {
 	return &busyState{r, name, map[string]*measure.Times{}, map[string]float64{}}
 }
 
-// measure measures a way in this state, and makes the rows if there is an idle state to compare
-// with.
+// measure measures a way in this state and, unless idle is nil, adds the rows that compare the
+// state with the idle state.
 func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 	const small = 8
 	r := s.run
@@ -148,7 +148,7 @@ func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 	if err != nil {
 		return err
 	}
-	// compared makes a row with a baseline of its own, if requested.
+	// compared adds a row with its own baseline, if the baselines of this kind are requested.
 	compared := func(row Row, kind, of, state string, value float64) {
 		row.Table, row.State = "busy", s.name
 		if kind == "" || r.wants(kind) {
@@ -188,10 +188,10 @@ func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 	return nil
 }
 
-// bystander measures the loss of a server GPU's owner by a relay that copies to and from its
-// slots there at full rate: the drop in the rate of kernels of the owner's process. Only a
-// relay's queue copies. Behind a whole route there is more work on that GPU: the software device's
-// context, and on a host of two GPUs the other client's relay.
+// bystander measures the cost of a relay for the owner of a server GPU: the drop in the rate of
+// the owner's kernels while a relay copies to and from its slots there at full rate. Only a
+// relay's queue copies. A whole route would add work on that GPU: the context of the software
+// device and, on a host with two GPUs, the relay of the other client.
 func (r *run) bystander() (err error) {
 	size := r.largeCopy()
 	client, server, _, _, err := r.configured()
@@ -252,7 +252,7 @@ func (r *run) bystander() (err error) {
 	return nil
 }
 
-// works is the median of three.
+// works returns the median of three results.
 func works(m *testbed.Measuring, j measure.Job) (measure.Result, error) {
 	var all []measure.Result
 	for range 3 {

@@ -5,10 +5,12 @@ import (
 	"fmt"
 )
 
-// flagError is the error of an impossible value of a flag.
+// flagError is the error of an invalid value of a flag.
 type flagError struct {
-	flag  string // without dashes
-	value any    // nil if no single value is the cause
+	// flag is the name of the flag, without dashes.
+	flag string
+	// value is nil if no single value is the cause.
+	value any
 	must  string
 }
 
@@ -19,11 +21,13 @@ func (e *flagError) Error() string {
 	return fmt.Sprintf("--%s %v: %s", e.flag, e.value, e.must)
 }
 
-// lostError is the error of a bench on another host that disconnected.
+// lostError is the error of the disconnection of a bench on another host.
 type lostError struct {
-	bench string // host
-	when  string // such as "before the end"; may be empty
-	err   error
+	// bench is the host of that bench.
+	bench string
+	// when is a phrase such as "before the end"; possibly empty.
+	when string
+	err  error
 }
 
 func (e *lostError) Error() string {
@@ -36,12 +40,12 @@ func (e *lostError) Error() string {
 
 func (e *lostError) Unwrap() error { return e.err }
 
-// remoteError is an error that a bench on another host reports.
+// remoteError is an error that a bench on another host reported.
 type remoteError struct{ bench, reason string }
 
 func (e *remoteError) Error() string { return fmt.Sprintf("on %s: %.1000s", e.bench, e.reason) }
 
-// abortError is the error of a bench that ended the measurement.
+// abortError is the error of a bench that aborted the measurement.
 type abortError struct{ bench, reason string }
 
 func (e *abortError) Error() string {
@@ -56,7 +60,7 @@ func (e *transportError) Error() string {
 		e.before, e.after)
 }
 
-// Errors of a result.
+// Errors of a result that was read.
 var (
 	errMixed  = errors.New("the result mixes real and simulated GPUs")
 	errNoRows = errors.New("the result has no rows")
@@ -69,7 +73,7 @@ func (e *versionError) Error() string {
 	return fmt.Sprintf("the result has version %d, and this peerlane reads version %d", e.version, version)
 }
 
-// baselineError is the error of an impossible baseline.
+// baselineError is the error of an invalid baseline.
 type baselineError struct {
 	name  string
 	value float64
@@ -83,7 +87,7 @@ func (e *baselineError) Error() string {
 	return fmt.Sprintf("the baseline %q is %v", e.name, e.value)
 }
 
-// rowError is the error of an impossible row.
+// rowError is the error of an invalid row.
 type rowError struct {
 	row   string
 	value float64
@@ -94,7 +98,8 @@ func (e *rowError) Error() string { return fmt.Sprintf("%s is %v", e.row, e.valu
 // ratioError is the error of a row whose ratio to its baseline is unknown.
 type ratioError struct {
 	row, baseline, unit string
-	baselineUnit        string // empty if the run did not measure the baseline
+	// baselineUnit is empty if the run did not measure the baseline.
+	baselineUnit string
 }
 
 func (e *ratioError) Error() string {
@@ -111,10 +116,11 @@ var errOneHost = errors.New("both benches run on one host, whose relays use the 
 // errNoName is the error of a bench that sent no name.
 var errNoName = errors.New("it sent no name")
 
-// kindError is the error of hosts with real and simulated GPUs.
+// kindError is the error of two hosts of which only one has real GPUs.
 type kindError struct {
-	host, other     string
-	simulated       bool // the GPUs of host
+	host, other string
+	// simulated reports that host has simulated GPUs.
+	simulated       bool
 	simulatedOthers bool
 }
 

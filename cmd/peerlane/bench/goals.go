@@ -5,11 +5,12 @@ import (
 	"strings"
 )
 
-// goal is a goal for Peerlane's speed, and its rows.
+// goal is a goal for Peerlane's speed, with a selection of rows.
 type goal struct {
 	what, asked string
 	table       string
-	of          func(Row) bool // selects rows of the table; nil for every row
+	// of selects rows of the table; nil selects every row.
+	of func(Row) bool
 }
 
 // goals returns the goals for Peerlane's speed, in the order of the tables.
@@ -49,14 +50,14 @@ func goals() []goal {
 // Verdict is a goal with the result of a run.
 type Verdict struct {
 	What, Asked string
-	// Reached is the worst row's ratio or value, with the row; empty if nothing was measured.
+	// Reached is the ratio or value of the worst row, with the row; empty without a measurement.
 	Reached string
-	// Verdict is yes, no with how many rows fall short, reported, simulated or not
+	// Verdict is yes, no with the number of rows that fall short, reported, simulated, or not
 	// measured with the reason.
 	Verdict string
 }
 
-// Verdicts returns the goals of a run on one host, or of a run between two, measured or not.
+// Verdicts returns the verdicts on the goals of a run on one host, or of a run between two hosts.
 func (r *Report) Verdicts() []Verdict {
 	var list []Verdict
 	for _, g := range goals() {
@@ -120,7 +121,7 @@ func (r *Report) verdict(g goal) Verdict {
 	return v
 }
 
-// description returns the fields that distinguish a row from the other rows of its table.
+// description returns the fields that distinguish the row from other rows of its table.
 func (row Row) description() string {
 	text := row.What
 	for _, more := range []string{row.State, row.Route, sizeText(row.Size)} {

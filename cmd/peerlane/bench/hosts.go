@@ -17,13 +17,13 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// far is the other host's bench, on the connecting side.
+// far is the bench on the other host, as the connecting side sees it.
 type far struct {
 	name string
 	*lines
 }
 
-// ask sends a task to the other bench, and waits for the result.
+// ask sends a task to the other bench and waits for the result.
 func (f *far) ask(e benchTask) (taskResult, error) {
 	limit := patience + 2*e.Duration
 	if e.Plain != nil {
@@ -50,17 +50,17 @@ func (f *far) ask(e benchTask) (taskResult, error) {
 	return o, nil
 }
 
-// order is ask of the client there.
+// order sends an order to the client of the other bench and waits for the reply.
 func (f *far) order(o order) (reply, error) {
 	done, err := f.ask(benchTask{order: o})
 	return done.reply, err
 }
 
-// abandon ends every task that the other bench does for this bench.
+// abandon disconnects, which ends every task that the other bench executes for this bench.
 func (f *far) abandon() { f.conn.Close() }
 
-// Connect measures lanes to another host, HOST or HOST:PORT, where Listen waits. The other bench
-// follows this bench, and gets the result at the end.
+// Connect measures lanes to another host, HOST or HOST:PORT, on which Listen waits. The other
+// bench executes the tasks of this bench, and gets the result at the end.
 func Connect(ctx context.Context, o Options, to string) (report *Report, err error) {
 	own, err := local(o.Network)
 	if err != nil {
@@ -82,14 +82,13 @@ func Connect(ctx context.Context, o Options, to string) (report *Report, err err
 	return r.report, nil
 }
 
-// outward is a lane by which this host reaches other hosts: its GPU, by PCI address, and the
-// [plan] that makes the lane.
+// outward is a lane to other hosts: its GPU by PCI address, and the [plan] that makes the lane.
 type outward struct {
 	gpu  string
 	plan config.Plan
 }
 
-// beginBetween is begin of a run with another host.
+// beginBetween is begin for a run with another host.
 func beginBetween(ctx context.Context, o Options) (r *run, end func() error, err error) {
 	if r, end, err = begin(ctx, o); err != nil {
 		return nil, nil, err
@@ -104,7 +103,7 @@ func beginBetween(ctx context.Context, o Options) (r *run, end func() error, err
 	return r, end, nil
 }
 
-// startRemote starts a client, and a relay that reaches the other host by a transport.
+// startRemote starts a client, and a relay that connects to the other host over a transport.
 func (r *run) startRemote(transport string, bytes uint64) (*stage, *worker, error) {
 	s, err := r.networked(transport, r.Network, r.outward.plan)
 	if err != nil {
@@ -121,7 +120,7 @@ func (r *run) startRemote(transport string, bytes uint64) (*stage, *worker, erro
 	return s, w, err
 }
 
-// meet connects to another host's bench.
+// meet connects to the bench on another host.
 func meet(ctx context.Context, o Options, own *network.Local, to string) (*far, error) {
 	at, err := addresses(ctx, to)
 	if err != nil {
@@ -135,17 +134,17 @@ func meet(ctx context.Context, o Options, own *network.Local, to string) (*far, 
 	return &far{session.Peer, newLines(session.Conn)}, nil
 }
 
-// giveUp sends the other bench the reason for the end.
+// giveUp sends the other bench the reason why this bench ends the run, and returns the reason.
 func (f *far) giveUp(why error) error {
-	// The other bench may be gone: the returned error says so.
+	// Ignore errors: if the other bench has ended, the returned error reports the end.
 	_ = f.conn.SetDeadline(time.Now().Add(network.HandshakeTime))
 	_ = f.say(benchTask{Task: taskEnd, Why: why.Error()})
 	return why
 }
 
-// withHost measures with another host's bench.
+// withHost measures with the bench on another host.
 func (r *run) withHost(f *far) (err error) {
-	// A run that ends does not wait for the other side.
+	// An interrupted run does not wait for the other side.
 	defer context.AfterFunc(r.ctx, f.abandon)()
 	side, err := r.side()
 	if err != nil {
@@ -198,8 +197,8 @@ func (r *run) withHost(f *far) (err error) {
 
 func (s *stage) transport() string { return s.run.host.Config.Relay.Transport }
 
-// acrossHosts has the other host start a client, and connects it with the client here, in both
-// directions.
+// acrossHosts starts a client on the other host, and connects it with the client of this host in
+// both directions.
 func (r *run) acrossHosts(s *stage, f *far, here *worker, bytes uint64) (b between, err error) {
 	there := &worker{name: "of " + f.name, far: f}
 	if _, err := f.ask(benchTask{Task: taskAttach, Transport: s.transport(), order: order{Bytes: bytes}}); err != nil {
@@ -228,7 +227,7 @@ func (r *run) lookWith(f *far, here *worker) (sees [2]launch.ConnectionFigures, 
 	return sees, err
 }
 
-// plainWith measures plain sockets to the address of the other host's relay.
+// plainWith measures plain sockets to the address of the relay on the other host.
 func (r *run) plainWith(f *far, p plain) (measure.Result, error) {
 	there, err := f.ask(benchTask{Task: taskPlain, Plain: &p})
 	if err != nil {
@@ -241,7 +240,7 @@ func (r *run) plainWith(f *far, p plain) (measure.Result, error) {
 	}
 	if zone, err := netip.ParseAddrPort(f.conn.RemoteAddr().String()); err == nil && at.Addr().Is6() &&
 		at.Addr().IsLinkLocalUnicast() {
-		// the zone of the other host has no meaning here
+		// The zone of the other host has no meaning on this host.
 		at = netip.AddrPortFrom(at.Addr().WithZone(zone.Addr().Zone()), at.Port())
 	}
 	ours, err := dialPlain(r.ctx, at, there.Token, p)

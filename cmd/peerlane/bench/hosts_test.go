@@ -28,7 +28,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// withKey is a host that has a cluster key.
+// withKey returns the options of a host with a cluster key.
 func withKey(t *testing.T, keys network.Keys) Options {
 	t.Helper()
 	n := config.Default().Network
@@ -51,7 +51,8 @@ func locally(t *testing.T) net.Listener {
 	return l
 }
 
-// answering is a host whose bench calls talk for a connection, after a handshake.
+// answering starts a bench that calls talk for a connection after the handshake, and returns its
+// address.
 func answering(t *testing.T, own *network.Local, talk func(*lines)) string {
 	t.Helper()
 	l := locally(t)
@@ -92,7 +93,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	answers := func(text string) func(*lines) {
 		return func(l *lines) {
 			if _, err := l.next(); err == nil {
-				_, _ = l.conn.Write([]byte(text + "\n")) // the bench that connects judges it
+				_, _ = l.conn.Write([]byte(text + "\n")) // the connecting bench checks the answer
 				_, _ = l.next()
 			}
 		}
@@ -160,7 +161,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	} {
 		own := mustLocal(t, o)
 		if name == "one that says nothing" {
-			own.Time = 20 * time.Millisecond // whose end is waited for
+			own.Time = 20 * time.Millisecond // the test waits for the end of this time
 		}
 		f, err := meet(context.Background(), o, own, c.to)
 		if err == nil {
@@ -181,14 +182,14 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	}
 }
 
-// A failure of plain sockets because the other bench has ended is reported as such.
+// If plain sockets fail because the other bench has ended, the error says so.
 func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
 	o := withKey(t, newKeys())
 	gone := locally(t)
 	gone.Close()
 	to := answering(t, mustLocal(t, o), func(l *lines) {
 		if _, err := l.next(); err == nil {
-			// the bench that connects judges it
+			// The connecting bench checks the answer.
 			_, _ = l.conn.Write([]byte(jsonOf(t, taskResult{Address: gone.Addr().String(), Token: make([]byte, tokenBytes)}) +
 				"\n"))
 		}
@@ -206,7 +207,7 @@ func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
 	}
 }
 
-// The judgement of a listening bench on a connecting bench.
+// A listening bench refuses invalid tasks of a connecting bench.
 func TestListenJudgesConnectingBench(t *testing.T) {
 	o := withKey(t, newKeys())
 	side := `{"task": "meet", "side": {"name": "a", "simulated": true}}`
@@ -224,8 +225,9 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 		return ok && e.when == "before the end"
 	}
 	for name, c := range map[string]struct {
-		says   []string
-		answer string // to the last
+		says []string
+		// answer is the answer to the last line.
+		answer string
 		is     func(error) bool
 	}{
 		"one that goes away": {[]string{side}, `"gpus":`, lost},
@@ -265,7 +267,7 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 				if last := i == len(c.says)-1; last && c.answer != "" && (err != nil || !strings.Contains(string(line), c.answer)) {
 					t.Errorf("%s is answered %q, %v; want %q", text, line, err, c.answer)
 				} else if last && c.answer != "" {
-					// A second bench gets the answer that the place is taken.
+					// A second bench gets the error that another bench is connected.
 					if _, err := mustLocal(t, o).Dial(context.Background(), meetingPlace, []netip.AddrPort{at}); err == nil ||
 						wire.StatusOf(err) != wire.StatusLimit {
 						t.Errorf("second bench: %v", err)
@@ -287,7 +289,7 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 	}
 }
 
-// The bench notices the end of the other bench while its client works on a task, and ends any
+// The bench detects the end of the other bench while its client executes a task, and ends every
 // wait.
 func TestListenNoticesLostBench(t *testing.T) {
 	for name, says := range map[string]string{
@@ -318,7 +320,7 @@ func TestListenNoticesLostBench(t *testing.T) {
 			if _, err := conn.Write([]byte(says + "\n")); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := bufio.NewReader(orders).ReadString('\n'); err != nil { // the task has begun
+			if _, err := bufio.NewReader(orders).ReadString('\n'); err != nil { // the task has started
 				t.Fatal(err)
 			}
 			conn.Close()
@@ -328,8 +330,8 @@ func TestListenNoticesLostBench(t *testing.T) {
 					t.Errorf("error %v", err)
 				}
 			case <-testutil.After(time.Minute):
-				t.Error("it waits")
-				_ = client.Process.Kill() // so that the test ends
+				t.Error("serve blocks after the end of the other bench")
+				_ = client.Process.Kill() // end the test
 				<-ended
 			}
 			<-died
@@ -363,7 +365,7 @@ func jsonOf(t *testing.T, v any) string {
 	return string(text)
 }
 
-// The receiver of plain sockets, or the asking side, has the result.
+// The receiver of plain sockets, or the side that asks, has the result.
 func TestPlainSocketsBothWays(t *testing.T) {
 	r := &run{ctx: context.Background()}
 	for _, back := range []bool{false, true} {
@@ -378,7 +380,7 @@ func TestPlainSocketsBothWays(t *testing.T) {
 			t.Errorf("8 bytes (back: %v): %+v, %v", back, found, err)
 		}
 	}
-	// Strangers do not count.
+	// Connections without the token do not count.
 	l, err := listenPlain(r.ctx, netip.MustParseAddr("127.0.0.1"), config.Default().Network)
 	if err != nil {
 		t.Fatal(err)
@@ -400,7 +402,7 @@ func TestPlainSocketsBothWays(t *testing.T) {
 	}
 }
 
-// Rows of a lane name one transport per direction, or are refused.
+// A row names one transport per direction; a change of the transport is an error.
 func TestRowsOfChangingTransportAreRefused(t *testing.T) {
 	by := func(there, back string) (sees [2]launch.ConnectionFigures) {
 		sees[0].Transport, sees[1].Transport = there, back
@@ -473,7 +475,8 @@ func TestResultOfTwoHostsIsPrinted(t *testing.T) {
 	}
 }
 
-// For any text of another bench, the task is refused or within the limits.
+// FuzzTaskParseKeepsValue checks that parseTask refuses a text or returns a task within the
+// limits.
 func FuzzTaskParseKeepsValue(f *testing.F) {
 	for _, text := range []string{
 		`{"do": "send", "size": 8, "depth": 1, "duration": 1000}`,

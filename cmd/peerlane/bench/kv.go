@@ -11,12 +11,14 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// shape is a transfer of a KV cache: the same blocks of each layer, in one list.
+// shape is a transfer of a KV cache: one list with the same blocks of each layer.
 type shape struct {
 	name           string
 	layers, blocks uint64
-	size           uint64  // bytes of a block of one layer
-	most           float64 // goal in ms
+	// size is the size of a block of one layer in bytes.
+	size uint64
+	// most is the goal in ms.
+	most float64
 }
 
 // shapes are two transfers of inference engines.
@@ -46,14 +48,14 @@ func (r *run) kv() error {
 
 func (s shape) entries() uint64 { return s.layers * s.blocks }
 
-// bytes of a client's buffer, whole granules of CUDA's.
+// bytes returns the size of a client's buffer: whole granules of CUDA.
 func (s shape) bytes() uint64 {
 	const granule = 2 << 20
 	return (s.entries()*s.size + granule - 1) / granule * granule
 }
 
 // lists measures a shape over a route: the time of a list, the time of the post, and the processor
-// time of the two relays for an entry.
+// time of the two relays per entry.
 func (r *run) lists(st *stage, a, b *worker, s shape) error {
 	exposed, err := b.do(order{Do: doExpose})
 	if err != nil {
@@ -112,7 +114,7 @@ func (r *run) lists(st *stage, a, b *worker, s shape) error {
 	return nil
 }
 
-// expose permits reads of the outgoing and writes of the incoming buffer.
+// expose permits the peer to read the outgoing buffer and to write the incoming buffer.
 func (s *serving) expose(ctx context.Context) (r reply, err error) {
 	for _, x := range []struct {
 		memory *client.Memory
@@ -131,8 +133,8 @@ func (s *serving) expose(ctx context.Context) (r reply, err error) {
 	return r, nil
 }
 
-// list posts a list o.Rounds times after an uncounted list, and returns the least time of a list and
-// the least time of a post. The order of the blocks differs between the two sides.
+// list posts a list o.Rounds times after an uncounted list, and returns the least time of a list
+// and the least time of a post. The two sides list the blocks in different orders.
 func (s *serving) list(ctx context.Context, o order) (r reply, err error) {
 	if len(o.Keys) != 2 {
 		return r, errors.New("the other side exposes nothing")

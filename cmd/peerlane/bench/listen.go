@@ -13,11 +13,12 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// maxRefused limits the log of refused connections: strangers can make any number.
+// maxRefused limits the log of refused connections: an unauthenticated peer can connect any number
+// of times.
 const maxRefused = 10
 
-// Listen waits at ADDRESS, ADDRESS:PORT, :PORT or, for an empty text, at all addresses for a
-// bench with this cluster key, does its tasks, and returns its result.
+// Listen waits at ADDRESS, ADDRESS:PORT or :PORT, or with an empty text at every address, for a
+// bench with this cluster key, executes its tasks, and returns its result.
 func Listen(ctx context.Context, o Options, at string) (report *Report, err error) {
 	own, err := local(o.Network)
 	if err != nil {
@@ -42,9 +43,9 @@ func Listen(ctx context.Context, o Options, at string) (report *Report, err erro
 	return r.forHost(own, listener)
 }
 
-// forHost does the tasks of the first bench that connects.
+// forHost executes the tasks of the first bench that connects.
 func (r *run) forHost(own *network.Local, listener net.Listener) (*Report, error) {
-	// It answers until the end of the run, so that late benches learn the reason.
+	// The listener answers until the end of the run, so that later benches get an error.
 	served := make(chan struct{})
 	defer func() {
 		listener.Close()
@@ -58,8 +59,8 @@ func (r *run) forHost(own *network.Local, listener net.Listener) (*Report, error
 	return r.guest(session.Peer, session.Conn).serve()
 }
 
-// awaitOne returns the first bench that passes the handshake; during a run, other benches get the
-// answer that the place is taken.
+// awaitOne returns the session of the first bench that passes the handshake. Later benches get the
+// error that another bench is connected.
 func (r *run) awaitOne(own *network.Local, listener net.Listener, served chan<- struct{}) (*network.Session, error) {
 	var taken atomic.Bool
 	var refused atomic.Int32
@@ -102,7 +103,7 @@ func (r *run) awaitOne(own *network.Local, listener net.Listener, served chan<- 
 	}
 }
 
-// guest is a connected bench, with its tasks on this host.
+// guest is the connected bench with its tasks on this host.
 type guest struct {
 	*run
 	*lines
@@ -110,10 +111,11 @@ type guest struct {
 	stage  *stage
 	client *worker
 	plain  *socketJob
-	// here is canceled when the other bench disconnects, which ends its tasks.
+	// here is canceled when the other bench disconnects, which ends the tasks. gone cancels the
+	// context.
 	here context.Context
 	gone func()
-	// spare has the client not end then.
+	// spare keeps the client alive when here is canceled.
 	spare func() bool
 }
 
@@ -123,7 +125,7 @@ func (r *run) guest(name string, conn net.Conn) *guest {
 	return g
 }
 
-// socketJob is this side of plain sockets, during the task.
+// socketJob is this side of plain sockets while taskPlain runs.
 type socketJob struct {
 	listener *plainListener
 	done     chan struct{}
@@ -131,16 +133,16 @@ type socketJob struct {
 	err      error
 }
 
-// serve does the other bench's tasks until the bench ends the run.
+// serve executes the other bench's tasks until that bench ends the run.
 func (g *guest) serve() (report *Report, err error) {
-	over, said := make(chan struct{}), make(chan line, 1) // buffered, so that the next end is noticed
+	over, said := make(chan struct{}), make(chan line, 1) // buffered, so that the reader detects the end during a task
 	go g.hear(said, over)
 	defer func() {
 		close(over)
 		if g.spare != nil {
-			g.spare() // the client ends by itself, also if the other bench goes meanwhile
+			g.spare() // stage.close ends the client, even if the other bench disconnects now
 		}
-		g.gone() // waits for plain sockets
+		g.gone() // ends plain sockets
 		if g.plain != nil {
 			<-g.plain.done
 		}
@@ -174,13 +176,13 @@ func (g *guest) serve() (report *Report, err error) {
 	}
 }
 
-// line is a line of the other bench, or the reason for the end.
+// line is a line of the other bench, or the error that ended the connection.
 type line struct {
 	text []byte
 	err  error
 }
 
-// hear reads the other bench's lines, also during a task, to detect its end.
+// hear reads the other bench's lines, even during a task, to detect its end.
 func (g *guest) hear(said chan<- line, over <-chan struct{}) {
 	for {
 		text, err := g.next()
@@ -198,7 +200,7 @@ func (g *guest) hear(said chan<- line, over <-chan struct{}) {
 	}
 }
 
-// end takes the result, and acknowledges it.
+// end receives the result and acknowledges the receipt.
 func (g *guest) end(e benchTask) (*Report, error) {
 	if e.After == nil {
 		return nil, &abortError{g.name, e.Why}
@@ -236,7 +238,7 @@ func (g *guest) do(e benchTask) (o taskResult, err error) {
 	return o, err
 }
 
-// attach starts the client, with a relay that is on the network.
+// attach starts the client, and a relay that connects to the other host.
 func (g *guest) attach(e benchTask) error {
 	if g.stage != nil {
 		return errors.New("a client is already running")
@@ -250,7 +252,7 @@ func (g *guest) attach(e benchTask) error {
 	return err
 }
 
-// has registers a client, which ends its work when the other bench is gone.
+// has registers the client. If the other bench disconnects, the client ends its work.
 func (g *guest) has(w *worker) {
 	g.client, g.spare = w, context.AfterFunc(g.here, w.abandon)
 }

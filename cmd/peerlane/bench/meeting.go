@@ -26,29 +26,29 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Port is the port of a listening bench: below the ports of relays.
+// Port is the default port of a listening bench, below the ports of relays.
 const Port = 19999
 
 // meetingVersion is the version of the protocol between two benches.
 const meetingVersion = 2
 
-// meetingPlace is the name of a listening bench: no relay's host has the name, so a bench cannot
-// be mistaken for a relay.
+// meetingPlace addresses a listening bench. No host of a relay has this name, so a relay and a
+// bench cannot be confused.
 var meetingPlace = network.Target{Host: wire.UUID([]byte("peerlane bench 1")),
 	Token: wire.UUID([]byte("the only listene"))}
 
-// vanished is the time without acknowledgements after which the other host counts as dead.
+// vanished is the time without an acknowledgement after which the other host counts as dead.
 const vanished = 15 * time.Second
 
-// CanMeet returns the reason why this host cannot connect to other hosts: the cluster key, or its
-// certificates.
+// CanMeet returns the reason why this host cannot connect to other hosts: an error of the cluster
+// key or of the certificates.
 func CanMeet(n config.Network) error {
 	_, err := local(n)
 	return err
 }
 
-// local is this bench in the handshake, by the cluster key and the certificates of the
-// configuration.
+// local returns this bench's side of the handshake, with the cluster key and the certificates of
+// the configuration.
 func local(n config.Network) (*network.Local, error) {
 	text, err := paths.ReadSecret(n.Key, network.MaxKeyFile)
 	if errors.Is(err, os.ErrNotExist) {
@@ -64,7 +64,7 @@ func local(n config.Network) (*network.Local, error) {
 		return nil, fmt.Errorf("cluster key %s: %w", n.Key, err)
 	}
 	l := &network.Local{
-		// The other bench takes the first connection: do not try two addresses in parallel.
+		// The other bench accepts only the first connection: try one address at a time.
 		Delay: 2 * network.HandshakeTime,
 		Host:  meetingPlace.Host, Name: hostname() + ", peerlane bench", Oldest: meetingVersion, Newest: meetingVersion,
 		Keys: func() network.Keys { return keys },
@@ -100,7 +100,7 @@ func hostname() string {
 
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: vanished / 3, Interval: vanished / 3, Count: 2}
 
-// noticeTheEnd ends a connection whose data is not acknowledged; keep-alives watch an idle
+// noticeTheEnd limits the time for which data may be unacknowledged. Keep-alives watch an idle
 // connection.
 func noticeTheEnd(_, _ string, c syscall.RawConn) error {
 	var failed error
@@ -110,7 +110,7 @@ func noticeTheEnd(_, _ string, c syscall.RawConn) error {
 	return errors.Join(err, failed)
 }
 
-// addresses returns the addresses of HOST or HOST:PORT.
+// addresses resolves HOST or HOST:PORT.
 func addresses(ctx context.Context, to string) ([]netip.AddrPort, error) {
 	host, port, err := hostAndPort(to)
 	if err != nil {
@@ -130,8 +130,8 @@ func addresses(ctx context.Context, to string) ([]netip.AddrPort, error) {
 	return list, nil
 }
 
-// hostAndPort reads HOST, HOST:PORT, :PORT, an address of IPv6 with brackets or without,
-// or nothing.
+// hostAndPort parses HOST, HOST:PORT, :PORT, an IPv6 address with or without brackets, or an empty
+// text.
 func hostAndPort(text string) (host string, port uint16, err error) {
 	if _, err := netip.ParseAddr(text); err == nil || !strings.Contains(text, ":") {
 		return text, Port, nil
@@ -147,16 +147,17 @@ func hostAndPort(text string) (host string, port uint16, err error) {
 	return host, uint16(n), nil
 }
 
-// Side is a host of a run between two hosts.
+// Side describes a host of a run between two hosts.
 type Side struct {
-	Name      string   `json:"name"` // the host's own
-	Host      string   `json:"host"` // in words
+	// Name is the host name, and Host describes the host in words.
+	Name      string   `json:"name"`
+	Host      string   `json:"host"`
 	GPUs      []string `json:"gpus"`
 	Driver    int      `json:"driver"`
 	Release   string   `json:"release"`
 	Simulated bool     `json:"simulated"`
-	// Boot names the boot of the kernel (/proc/sys/kernel/random/boot_id), by which relays
-	// distinguish hosts; results omit it.
+	// Boot is the id of the kernel's boot (/proc/sys/kernel/random/boot_id), by which relays
+	// distinguish hosts. Results omit it.
 	Boot string `json:"boot,omitempty"`
 }
 
@@ -169,7 +170,7 @@ func (r *run) side() (Side, error) {
 	}, err
 }
 
-// with returns the reason why the figures of both sides cannot be in one result.
+// with returns the reason why one result cannot have the figures of both sides.
 func (s Side) with(other Side) error {
 	if s.Simulated == other.Simulated {
 		return nil
@@ -177,7 +178,7 @@ func (s Side) with(other Side) error {
 	return &kindError{s.Name, other.Name, s.Simulated, other.Simulated}
 }
 
-// known returns a side in the form of a result.
+// known returns the side without the fields that results omit.
 func (s Side) known() Side {
 	s.Boot = ""
 	return s
@@ -186,37 +187,38 @@ func (s Side) known() Side {
 // Tasks of the other bench, in addition to the orders of its client.
 const (
 	taskMeet    = "meet"    // describe the host
-	taskAttach  = "attach"  // a relay, and a client with buffers
-	taskSending = "sending" // the sending connection
-	taskPlain   = "plain"   // its side of plain sockets, beside the next tasks
-	taskEnd     = "end"     // the end, or the reason in Why
+	taskAttach  = "attach"  // start a relay, and a client with buffers
+	taskSending = "sending" // report the sending connection
+	taskPlain   = "plain"   // start its side of plain sockets, during the next tasks
+	taskEnd     = "end"     // end the run, with the result or the reason in Why
 	// taskPlainEnd waits for the end of taskPlain.
 	taskPlainEnd = "plain-end"
 )
 
-// benchTask is a task from the connecting bench: a line of JSON.
+// benchTask is a task of the connecting bench: one line of JSON.
 type benchTask struct {
-	order         // of the client, where there is no Task
+	order         // for the client, if Task is empty
 	Task  string  `json:"task,omitempty"`
 	Side  *Side   `json:"side,omitempty"`
 	Plain *plain  `json:"plain,omitempty"`
 	After *Report `json:"report,omitempty"`
 	Why   string  `json:"why,omitempty"`
-	// Transport is the transport that the relay must take.
+	// Transport is the transport that the relay must use.
 	Transport string `json:"transport,omitempty"`
 }
 
-// taskResult answers a task.
+// taskResult is the answer to a task: one line of JSON.
 type taskResult struct {
 	reply
-	Side    *Side  `json:"side,omitempty"`
-	Address string `json:"address,omitempty"` // of plain sockets
+	Side *Side `json:"side,omitempty"`
+	// Address and Token are the address and the token of plain sockets.
+	Address string `json:"address,omitempty"`
 	Token   []byte `json:"token,omitempty"`
-	// Sending is the relay's report on the connection.
+	// Sending is the relay's report on the sending connection.
 	Sending *launch.ConnectionFigures `json:"sending,omitempty"`
 }
 
-// maxBytes, maxDuration, maxDepth and maxRounds limit the tasks for another bench.
+// Limits of tasks of another bench.
 const (
 	maxBytes    = 1 << 30
 	maxDuration = time.Minute
@@ -256,7 +258,7 @@ func (e benchTask) check() error {
 	return nil
 }
 
-// checkClient refuses orders that no client carries out.
+// checkClient refuses orders that no client executes.
 func (o order) checkClient() error {
 	if !slices.Contains([]string{doListen, doConnect, doAccept, doSend, doReceive, doHandOff}, o.Do) {
 		return fmt.Errorf("unknown order %.40q for a client", o.Do)
@@ -278,7 +280,7 @@ func (p *plain) check() error {
 	return nil
 }
 
-// parseTask reads a task of another bench.
+// parseTask parses and checks a task of another bench.
 func parseTask(line []byte) (e benchTask, err error) {
 	if err := json.Unmarshal(line, &e); err != nil {
 		return e, err
@@ -286,10 +288,10 @@ func parseTask(line []byte) (e benchTask, err error) {
 	return e, e.check()
 }
 
-// maxLine limits a line, bytes: a whole result is a line.
+// maxLine is the maximum length of a line in bytes: a line can be a whole result.
 const maxLine = 4 << 20
 
-// lines are both directions of a connection between two benches.
+// lines is a connection between two benches, with JSON lines in both directions.
 type lines struct {
 	conn net.Conn
 	in   *bufio.Scanner
@@ -310,7 +312,7 @@ func (l *lines) say(v any) error {
 	return err
 }
 
-// next reads a line; io.EOF is the connection's end.
+// next returns the next line; io.EOF at the end of the connection.
 func (l *lines) next() ([]byte, error) {
 	if !l.in.Scan() {
 		if err := l.in.Err(); err != nil {

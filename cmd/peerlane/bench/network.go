@@ -25,8 +25,8 @@ const (
 	tableHosts   = "hosts"   // between two hosts
 )
 
-// plain is a measurement of plain TCP sockets: a stream by a number of sockets, or, with a Size,
-// messages with an answer per message.
+// plain is a measurement of plain TCP sockets: a stream over several sockets or, with a Size,
+// messages with an answer to every message.
 type plain struct {
 	measure.Sockets
 	Size     uint64        `json:"size,omitempty"`
@@ -35,8 +35,8 @@ type plain struct {
 	Back bool `json:"back,omitempty"`
 }
 
-// do does this side's part, on present connections. A side that does not receive, or ask, has no
-// result.
+// do executes this side of the measurement on established connections. The side that neither
+// receives nor asks has no result.
 func (p plain) do(conns []*net.TCPConn, sends bool) (r measure.Result, err error) {
 	end := time.Now().Add(patience + 2*p.Duration)
 	for _, c := range conns {
@@ -59,19 +59,19 @@ func (p plain) do(conns []*net.TCPConn, sends bool) (r measure.Result, err error
 	return r, err
 }
 
-// between is two clients whose relays reach each other over the network, with the further
-// measurements between their hosts.
+// between is a pair of clients whose relays connect over the network, with the other measurements
+// between their hosts.
 type between struct {
 	table string
 	ends  [2]*worker
 	names [2]string
-	// look asks the relay of both ends for its report on the sending connection.
+	// look returns the reports of both relays on their sending connections.
 	look func() ([2]launch.ConnectionFigures, error)
 	// plain measures plain sockets between the ends.
 	plain func(from int, p plain) (measure.Result, error)
 }
 
-// socketSets are the ways to use plain sockets that are tried.
+// socketSets returns the numbers of threads and sockets to try.
 func (r *run) socketSets() (list []measure.Sockets) {
 	threads, each := []int{1, 2, 4, 8}, []int{1, 4}
 	if r.Quick || r.host.Simulated {
@@ -85,7 +85,7 @@ func (r *run) socketSets() (list []measure.Sockets) {
 	return list
 }
 
-// bestSockets makes the fastest use of plain sockets between the ends a baseline.
+// bestSockets adds the best rate of plain sockets between the ends as a baseline.
 func (r *run) bestSockets(b between, from int, way string) (string, error) {
 	var best measure.Result
 	var how measure.Sockets
@@ -104,10 +104,10 @@ func (r *run) bestSockets(b between, from int, way string) (string, error) {
 	return name, nil
 }
 
-// sizesOfNetwork returns the sizes of the tables of lanes over the network, bytes.
+// sizesOfNetwork returns the message sizes in bytes of the tables of lanes over the network.
 func (r *run) sizesOfNetwork() []uint64 { return r.sizes(64<<10, 1<<20, 16<<20, 256<<20) }
 
-// between measures both directions, beside plain sockets of the same direction.
+// between measures both directions, and compares the rates with plain sockets in the same direction.
 func (r *run) between(b between) error {
 	sees, err := b.look()
 	if err != nil {
@@ -152,7 +152,7 @@ func (r *run) between(b between) error {
 	return unchanged(b.names, sees, after)
 }
 
-// bothWays names the transports of both directions.
+// bothWays returns the transports of both directions in words.
 func bothWays(sees [2]launch.ConnectionFigures) string {
 	if sees[0].Transport == sees[1].Transport {
 		return sees[0].Transport
@@ -160,8 +160,8 @@ func bothWays(sees [2]launch.ConnectionFigures) string {
 	return sees[0].Transport + " there, " + sees[1].Transport + " back"
 }
 
-// unchanged checks that a measurement went over one transport per direction: a row cannot name
-// two transports.
+// unchanged checks that each direction kept its transport during a measurement, because a row
+// names one transport.
 func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error {
 	for from, name := range names {
 		if was, is := before[from].Transport, after[from].Transport; was != is {
@@ -171,8 +171,8 @@ func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error
 	return nil
 }
 
-// shortMessages measures the time of 8 bytes, beside 8 bytes on a plain socket with an answer of
-// one byte.
+// shortMessages measures the time of a message of 8 bytes, and compares the time with 8 bytes on a
+// plain socket and an answer of one byte.
 func (r *run) shortMessages(b between, from int, row Row) error {
 	const size = 8
 	r.progress("%s over %s, %s", row.What, row.Transport, sizeText(size))
@@ -211,8 +211,8 @@ func (r *run) sending(w *worker) (launch.ConnectionFigures, error) {
 	return launch.ConnectionFigures{}, fmt.Errorf("the relay of client %s has no connection that sends", w.name)
 }
 
-// reportOf returns the report of a client's relay. The supervisor may learn of the start of the
-// relay after the client.
+// reportOf returns the report of a client's relay. reportOf waits, because the supervisor may
+// learn of the start of the relay later than the client.
 func (r *run) reportOf(w *worker) (*launch.Report, error) {
 	info, err := control.Inspect(r.host.Layout, w.generation.ID)
 	for err == nil && info.Report == nil && info.Status.State == generation.StateStarting {
@@ -229,7 +229,7 @@ func (r *run) reportOf(w *worker) (*launch.Report, error) {
 	return info.Report, err
 }
 
-// reached is the address that a client's relay has on the network.
+// reached returns the network address of a client's relay.
 func (r *run) reached(w *worker) (netip.AddrPort, error) {
 	report, err := r.reportOf(w)
 	if err != nil {
@@ -245,8 +245,8 @@ func (r *run) reached(w *worker) (netip.AddrPort, error) {
 	return netip.ParseAddrPort(report.Network.Listening)
 }
 
-// networked is a stage whose relays use this network, take a transport, and have lanes of this
-// plan.
+// networked returns a stage whose relays use these network settings, a transport and the lanes of
+// a plan.
 func (r *run) networked(transport string, n config.Network, plan config.Plan) (*stage, error) {
 	if err := r.configure(r.lanes, func(c *config.Config) {
 		c.Relay.Route, c.Relay.Transport = launch.RouteAuto, cmp.Or(transport, launch.TransportAuto)
@@ -260,10 +260,10 @@ func (r *run) networked(transport string, n config.Network, plan config.Plan) (*
 	return &stage{run: r, route: staged, stop: func() error { return nil }}, nil
 }
 
-// network measures two relays of this host over TCP, by loopback, with a private cluster key.
+// network measures two relays of this host over TCP on loopback, with a private cluster key.
 func (r *run) network() (err error) {
 	n := config.Default().Network
-	// As many streams as the plain sockets: the search includes 16.
+	// The search for plain sockets includes 16 sockets.
 	n.Interfaces, n.Family, n.Streams = "=lo", "ipv4", 16
 	s, err := r.networked(launch.TransportTCP, n, config.Plan{Lanes: r.lanes})
 	if err != nil {
@@ -274,7 +274,7 @@ func (r *run) network() (err error) {
 		0o600); err != nil {
 		return err
 	}
-	// Relays of other tables are on no network, or have a key of their own.
+	// Relays of other tables use no network, or another key.
 	defer func() { err = errors.Join(err, os.Remove(r.host.Layout.ClusterKey())) }()
 	one, other, err := s.pair(slices.Max(append(r.sizesOfNetwork(), 1<<20)))
 	if err != nil {
@@ -290,7 +290,7 @@ func (r *run) network() (err error) {
 		}})
 }
 
-// onLoopback is both sides of plain sockets.
+// onLoopback executes both sides of plain sockets.
 func (r *run) onLoopback(_ int, p plain) (measure.Result, error) {
 	l, err := listenPlain(r.ctx, netip.MustParseAddr("127.0.0.1"), config.Default().Network)
 	if err != nil {
@@ -314,14 +314,14 @@ func (r *run) onLoopback(_ int, p plain) (measure.Result, error) {
 	return ours, errors.Join(err, theirs.err)
 }
 
-// receives reports whether the dialing side has the result, or the accepting side.
+// receives reports whether the dialing side (dials), or else the accepting side, has the result.
 func (p plain) receives(dials bool) bool {
 	asks := p.Size > 0
 	dialerSends := !p.Back
 	return dials == (dialerSends == asks)
 }
 
-// dialPlain is the side of plain sockets that connects.
+// dialPlain executes the connecting side of plain sockets.
 func dialPlain(ctx context.Context, to netip.AddrPort, token []byte, p plain) (r measure.Result, err error) {
 	var conns []*net.TCPConn
 	defer func() {

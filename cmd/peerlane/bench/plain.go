@@ -16,14 +16,13 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// plainTimeout limits the time of a plain socket to connect, and to send its token.
+// plainTimeout limits the time for a plain socket to connect and send its token.
 const plainTimeout = 30 * time.Second
 
 const tokenBytes = 16
 
 // plainListener accepts plain sockets at the addresses of relays, so that the same firewall rules
-// apply. A socket begins with a token that the two sides have agreed on, so that strangers do not
-// count.
+// apply. A socket begins with a token of this measurement, so that other connections do not count.
 type plainListener struct {
 	*net.TCPListener
 	token []byte
@@ -54,7 +53,7 @@ func (l *plainListener) close() {
 	l.Close()
 }
 
-// maxStrangers bounds the connections that have not shown the token yet.
+// maxStrangers limits the connections that have not sent the token yet.
 const maxStrangers = 512
 
 func (l *plainListener) accept() {
@@ -65,14 +64,14 @@ func (l *plainListener) accept() {
 			return
 		}
 		if err != nil {
-			time.Sleep(100 * time.Millisecond) // no descriptor left, say
+			time.Sleep(100 * time.Millisecond) // for example, no free descriptor
 			continue
 		}
 		strangers <- struct{}{}
 		go func() {
 			defer func() { <-strangers }()
 			said := make([]byte, tokenBytes)
-			_ = c.SetReadDeadline(time.Now().Add(plainTimeout)) // fails if the socket is closed, as the read does
+			_ = c.SetReadDeadline(time.Now().Add(plainTimeout)) // fails only if the socket is closed, and so does the read
 			if _, err := io.ReadFull(c, said); err != nil || !hmac.Equal(said, l.token) {
 				c.Close()
 				return
@@ -86,7 +85,7 @@ func (l *plainListener) accept() {
 	}
 }
 
-// do is the side of plain sockets that accepts.
+// do executes the accepting side of plain sockets.
 func (l *plainListener) do(ctx context.Context, p plain) (r measure.Result, err error) {
 	var conns []*net.TCPConn
 	defer func() {

@@ -19,29 +19,30 @@ var sheet string
 //go:embed plot.html
 var page string
 
-// point is a point of a series. Both axes are logarithmic.
+// point is a point of a series; both axes are logarithmic.
 type point struct{ x, y float64 }
 
-// series is a line of a panel. A variant has the same name and the same style in every panel of a
-// figure.
+// series is a line in a panel. A series has one name and one style in the panels of a figure.
 type series struct {
 	name     string
 	points   []point
 	baseline bool
 }
 
-// panel is a small diagram of a figure: a single measured quantity.
+// panel is a diagram of one measured quantity in a figure.
 type panel struct {
 	title  string
 	series []series
-	asked  []float64 // lines across
+	// asked are the horizontal lines of goals.
+	asked []float64
 }
 
 // figure is a grid of panels with the same axes.
 type figure struct {
 	title, unit string
 	panels      []panel
-	ticks       map[float64]string // of x, if the ticks are words
+	// ticks are the labels of an axis of words.
+	ticks map[float64]string
 }
 
 func (f *figure) add(title, name string, baseline bool, at point) *panel {
@@ -51,7 +52,7 @@ func (f *figure) add(title, name string, baseline bool, at point) *panel {
 		f.panels = append(f.panels, panel{title: title})
 	}
 	p := &f.panels[i]
-	if at.x <= 0 || at.y <= 0 { // no place on a logarithmic axis
+	if at.x <= 0 || at.y <= 0 { // not on a logarithmic axis
 		return p
 	}
 	for k := range p.series {
@@ -66,7 +67,7 @@ func (f *figure) add(title, name string, baseline bool, at point) *panel {
 	return p
 }
 
-// classes returns the style of a series by its name, the same in every figure.
+// classes returns the style of every series by its name.
 func classes(figures []figure) map[string]string {
 	class := map[string]string{}
 	measured, baselines := 0, 0
@@ -91,7 +92,7 @@ func classes(figures []figure) map[string]string {
 	return class
 }
 
-// names returns the names of the series of the panels: measured series, then baselines.
+// names returns the names of the series of the panels: measured series first, then baselines.
 func (f *figure) names() []string {
 	var measured, baselines []string
 	for _, p := range f.panels {
@@ -107,8 +108,8 @@ func (f *figure) names() []string {
 	return slices.Concat(measured, baselines)
 }
 
-// figures returns bandwidth by size, its ratios, and percentiles of latency, as far as the report
-// has rows.
+// figures returns figures of bandwidth by size, of its ratios, and of percentiles of latency, if
+// the report has such rows.
 func (r *Report) figures() []figure {
 	bandwidth := figure{title: "Bandwidth by message", unit: "GB/s"}
 	ratios := figure{title: "Ratio to a baseline of the same run", unit: "dotted: asked for"}
@@ -128,7 +129,7 @@ func (r *Report) figures() []figure {
 		}
 		at := float64(row.Size)
 		if b, ok := r.of(row); ok && row.Unit == GBs {
-			// The name of a baseline is its kind, then the size.
+			// The name of a baseline is its kind, followed by the size.
 			kind, _, _ := strings.Cut(b.Name, " "+sizeText(row.Size))
 			kind = strings.TrimSuffix(kind, ",")
 			if strings.Contains(b.Name, "issued by") {
@@ -166,12 +167,12 @@ func (r *Report) figures() []figure {
 	return all
 }
 
-// Geometry, in pixels.
+// Geometry in pixels.
 const (
 	plotMargin              = 24.0
 	columns                 = 3
 	panelWidth, panelHeight = 300.0, 150.0
-	panelLeft               = 52.0 // the labels of y
+	panelLeft               = 52.0 // room for the labels of y
 	panelTop, panelBottom   = 44.0, 34.0
 	plotWidth               = 2*plotMargin + columns*(panelLeft+panelWidth+20)
 	legendLine              = 19.0
@@ -181,7 +182,7 @@ const (
 	maxTitle       = 46 // characters above a panel
 )
 
-// SVG returns the plot as a document that loads nothing.
+// SVG returns the plot as an SVG document without external references.
 func (r *Report) SVG() []byte {
 	var figures strings.Builder
 	top := 96.0
@@ -215,7 +216,8 @@ func (r *Report) title() string {
 	return fmt.Sprintf("%s, %s", what, r.Date.Format("2006-01-02"))
 }
 
-// draw draws the heading, a common legend and the panels, and returns the y below the figure.
+// draw draws the heading, a common legend and the panels, and returns y at the lower end of the
+// figure.
 func (f figure) draw(b *strings.Builder, class map[string]string, top float64) float64 {
 	text := template.HTMLEscapeString
 	fmt.Fprintf(b, "<text class=\"heading\" x=\"%.0f\" y=\"%.1f\">%s</text>\n", plotMargin, top, text(f.title+", "+f.unit))
@@ -246,7 +248,7 @@ func (f figure) draw(b *strings.Builder, class map[string]string, top float64) f
 // styles is the number of colours of measured series.
 const styles = 6
 
-// draw draws a panel at a place, by the axes of its figure.
+// draw draws a panel at a position, with the axes of its figure.
 func (p panel) draw(b *strings.Builder, f figure, class map[string]string, left, top float64, x, y axis) {
 	text := template.HTMLEscapeString
 	across := func(v float64) float64 { return left + panelWidth*x.at(v) }
@@ -300,7 +302,7 @@ func (p panel) draw(b *strings.Builder, f figure, class map[string]string, left,
 	b.WriteString("</g>\n")
 }
 
-// axis is logarithmic, with a rule at every step.
+// axis is a logarithmic axis with a rule at every step.
 type axis struct{ from, to, step float64 }
 
 func (a axis) at(v float64) float64 {
@@ -338,7 +340,7 @@ func bounds(f figure) (x, y axis) {
 	return x, y
 }
 
-// HTML returns the plot and the rows as a page that loads nothing.
+// HTML returns the plot and the rows as a page without external references.
 func (r *Report) HTML() ([]byte, error) {
 	t, err := template.New("page").Parse(page)
 	if err != nil {
@@ -357,7 +359,7 @@ func (r *Report) HTML() ([]byte, error) {
 	return []byte(b.String()), err
 }
 
-// Table is the rows as text.
+// Table returns the rows as text.
 func (r *Report) Table() (heading []string, cells [][]string) {
 	heading = []string{"TABLE", "WHAT", "ROUTE", "MESSAGE", "DEPTH", "VALUE", "p50 p90 p99 p99.9 µs", "RATIO", "OF",
 		"ASKED", "REACHED", "NOTE"}

@@ -30,11 +30,11 @@ func (r *run) cpu() error {
 	return nil
 }
 
-// idle measures the resources of an idle relay: a relay with a client, beside a relay without,
-// and beside a process with only a CUDA context.
+// idle measures the processor time of an idle relay with a client, of a relay without a client,
+// and of a process with only a CUDA context.
 func (r *run) idle(s *stage, a *worker) error {
 	r.progress("processor time of an idle relay, route %s", s.route)
-	alone, err := s.client(a.lane, nil) // which never attaches
+	alone, err := s.client(a.lane, nil) // never attaches
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (r *run) idle(s *stage, a *worker) error {
 	case r.Quick:
 		idle = 5 * time.Second
 	}
-	time.Sleep(settle) // for the last spin, and the work of the runtimes after load
+	time.Sleep(settle) // until spinning and the work of the runtimes after load have ended
 	processes := []int{relay, unused, alone.command.Process.Pid}
 	var before []processorTimes
 	for _, pid := range processes {
@@ -68,7 +68,7 @@ func (r *run) idle(s *stage, a *worker) error {
 	}
 	time.Sleep(idle)
 	minute := time.Minute.Seconds() / idle.Seconds()
-	var took [3]float64 // ms in 60 s
+	var took [3]float64 // ms per 60 s
 	var threads [3]string
 	for i, pid := range processes {
 		after, err := processorTime(pid)
@@ -95,7 +95,7 @@ func (r *run) idle(s *stage, a *worker) error {
 	return nil
 }
 
-// busyRelay measures the resources of the sender's relay at full rate, and the rate.
+// busyRelay measures the processor time of the sender's relay at full rate, and the rate.
 func (r *run) busyRelay(a, b *worker, route string, size uint64) error {
 	r.progress("processor time at full rate, route %s", route)
 	pid, err := r.relayOf(a)
@@ -145,13 +145,15 @@ func (r *run) relayOf(w *worker) (int, error) {
 	return 0, fmt.Errorf("client %s has no relay that runs", w.name)
 }
 
-// processorTimes are the processor times of a process's threads since their begin.
+// processorTimes are the processor times of a process's threads since their start.
 type processorTimes struct {
-	sum    time.Duration
-	byName map[string]time.Duration // of threads
+	sum time.Duration
+	// byName maps names of threads to their times.
+	byName map[string]time.Duration
 }
 
-// busiest says which threads of a process had the most time, times a factor.
+// busiest returns the threads of a process with the most time, in words. busiest multiplies times by
+// factor.
 func busiest(before, after processorTimes, factor float64) string {
 	had := func(name string) time.Duration { return after.byName[name] - before.byName[name] }
 	var names []string
@@ -178,7 +180,7 @@ func processorTime(pid int) (t processorTimes, err error) {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // a thread that has ended
+			continue // the thread has ended
 		}
 		f := strings.Fields(string(text))
 		if err != nil || len(f) == 0 {
@@ -189,7 +191,7 @@ func processorTime(pid int) (t processorTimes, err error) {
 			return t, fmt.Errorf("%s: %w", file, err)
 		}
 		t.sum += time.Duration(n)
-		name, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "comm")) // the thread may end now
+		name, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "comm")) // fails if the thread ends now
 		t.byName[strings.TrimSpace(string(name))] += time.Duration(n)
 	}
 	return t, nil
@@ -217,8 +219,8 @@ func (r *run) firstCopy() error {
 	return nil
 }
 
-// first restarts clients and relays several times: CUDA's own start takes a different time at
-// every start.
+// first measures the first message. first restarts clients and relays several times, because CUDA
+// takes a different time at every start.
 func (r *run) first(route string) (err error) {
 	s, err := r.stage(route, r.lanes, 0)
 	if err != nil {
@@ -230,7 +232,7 @@ func (r *run) first(route string) (err error) {
 		return err
 	}
 	if route == staged {
-		// Software devices make their contexts for the first connection; a NIC has no contexts.
+		// A software device, unlike a NIC, makes its contexts for the first connection.
 		if err := r.wake(s, lanes); err != nil {
 			return err
 		}
@@ -261,8 +263,8 @@ func (r *run) first(route string) (err error) {
 	return nil
 }
 
-// firstOnce returns, in ms, the time of the first of two new clients from attaching to the end of
-// the first messages, and the time of CUDA's start in both.
+// firstOnce returns times in ms: of the first of two new clients from attaching to the end of the
+// first messages, and of the start of CUDA in both.
 func (r *run) firstOnce(s *stage, lanes [2]planner.Lane) (ours float64, theirs []float64, err error) {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 	var pair [2]*worker
@@ -292,13 +294,13 @@ func (r *run) firstOnce(s *stage, lanes [2]planner.Lane) (ours float64, theirs [
 	return ours + ms(time.Since(start)), theirs, s.end()
 }
 
-// median is the middle of a list, between the two where there are two.
+// median returns the middle of a list, or the mean of the two middle values.
 func median(list []float64) float64 {
 	list = slices.Sorted(slices.Values(list))
 	return (list[(len(list)-1)/2] + list[len(list)/2]) / 2
 }
 
-// wake has clients that come and go use the software devices.
+// wake makes clients use the software devices, and ends the clients.
 func (r *run) wake(s *stage, lanes [2]planner.Lane) error {
 	var pair [2]*worker
 	for i, lane := range lanes {
@@ -315,11 +317,11 @@ func (r *run) wake(s *stage, lanes [2]planner.Lane) error {
 	return s.end()
 }
 
-// free returns the free memory of the host's GPUs, bytes, by PCI address. The asking process has
-// its contexts before the first call.
+// free returns the free memory of the host's GPUs in bytes, by PCI address, after this process has
+// made its contexts.
 func (r *run) free() (map[string]uint64, error) {
 	left := map[string]uint64{}
-	for range 2 { // the first time makes contexts
+	for range 2 { // the first round makes contexts
 		for _, g := range r.host.Topology.GPUs {
 			found, err := r.copier.Do(measure.Job{Kind: measure.Free, From: g.BusID})
 			if err != nil {
@@ -331,8 +333,8 @@ func (r *run) free() (map[string]uint64, error) {
 	return left, nil
 }
 
-// settled returns the free memory of the GPUs once the values are stable: contexts of ended
-// processes go a little later than the processes.
+// settled returns the free memory of the GPUs once the values are stable: the driver frees the
+// contexts of a process a little later than the process ends.
 func (r *run) settled() (map[string]uint64, error) {
 	const quiet, patience = time.Second, 30 * time.Second
 	last, err := r.free()
@@ -346,9 +348,9 @@ func (r *run) settled() (map[string]uint64, error) {
 	return last, err
 }
 
-// memory measures the GPU memory of a relay: the relay starts, and has a connection on route
-// staged. A single client is enough, connected with itself: with two clients, on a host of two
-// GPUs, the GPU of a client would be the other's server.
+// memory measures the GPU memory of a relay with a connection on route staged. One client connects
+// with itself: with two clients on a host of two GPUs, the GPU of one client would be the server
+// of the other.
 func (r *run) memory() (err error) {
 	r.progress("memory of GPUs")
 	s, err := r.stage(staged, r.lanes, 0)
@@ -360,7 +362,7 @@ func (r *run) memory() (err error) {
 	if err != nil {
 		return err
 	}
-	// The memory of software devices is not the relay's.
+	// Exclude the memory of software devices.
 	if err := r.wake(s, lanes); err != nil {
 		return err
 	}
@@ -397,12 +399,12 @@ func (r *run) memory() (err error) {
 		return fmt.Errorf("the relay does not report its staging: %s", info.NoReport)
 	}
 	const mib = 1 << 20
-	staging := map[string]float64{} // MiB
+	staging := map[string]float64{} // in MiB
 	for _, s := range info.Report.Staging {
 		staging[s.GPU] += float64(s.Bytes) / mib
 	}
 	if r.host.Simulated {
-		// A previous measurement has used the memory, so its figures would be wrong.
+		// Previous measurements have used the memory, so the figures would be wrong.
 		for _, what := range []string{"of the client's own GPU", "of other GPUs"} {
 			r.miss("memory", what, "the simulator counts the GPU memory of a single process only")
 		}
@@ -422,7 +424,7 @@ func (r *run) memory() (err error) {
 			row.What, row.Value, row.Asked = "of a GPU that is not the container's", took, most(0)
 		}
 		if row.Value < 0 || *row.Asked.Most > 0 && row.Value == 0 {
-			// A relay has a context, which takes memory; and nothing gives any back.
+			// A relay's context uses memory, and a relay frees no memory.
 			r.miss("memory", row.What, fmt.Sprintf("other processes released memory of %s meanwhile: it changed by %.0f MiB "+
 				"in all",
 				row.State, took))
@@ -433,7 +435,7 @@ func (r *run) memory() (err error) {
 	return r.secondContext(w.lane.Servers[0], after)
 }
 
-// secondContext measures the memory of a context like a relay's on a server GPU. No relay has a
+// secondContext measures the memory of a context like a relay's on a server GPU. Relays have no
 // context there; table busy shows the effect of a context.
 func (r *run) secondContext(server string, before map[string]uint64) (err error) {
 	m, err := r.host.StartMeasuring(r.ctx)

@@ -7,8 +7,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// softwareWay returns the RDMA connection of a client's relay in words. It fails if data does not go
-// by queue pairs and GPU memory.
+// softwareWay describes the RDMA connection of a client's relay. softwareWay fails if the data
+// does not use queue pairs and GPU memory.
 func (r *run) softwareWay(w *worker) (string, error) {
 	c, err := r.sending(w)
 	if err != nil {

@@ -14,73 +14,78 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 )
 
-// version of a Report as JSON.
+// version is the version of a Report in JSON.
 const version = 1
 
-// Report is the result of a run. It stores no ratio: a ratio is computed from a row and a
-// baseline of the same run.
+// Report is the result of a run. The report contains no ratio: Ratio computes the ratio from a row
+// and a baseline of the same run.
 type Report struct {
-	Version   int        `json:"version"`
-	Date      time.Time  `json:"date"`
-	Release   string     `json:"release"` // of Peerlane
-	Command   []string   `json:"command"`
-	Host      string     `json:"host"` // in words
-	GPUs      []string   `json:"gpus"` // models, by index
+	Version int       `json:"version"`
+	Date    time.Time `json:"date"`
+	// Release is the version of Peerlane.
+	Release string   `json:"release"`
+	Command []string `json:"command"`
+	// Host describes the host in words.
+	Host string `json:"host"`
+	// GPUs are the models by index.
+	GPUs      []string   `json:"gpus"`
 	Driver    int        `json:"driver"`
 	Simulated bool       `json:"simulated"`
 	Rows      []Row      `json:"rows"`
 	Baselines []Baseline `json:"baselines"`
-	// Problems are the tables that were not measured to their end, with the reason.
+	// Problems are the incomplete tables, with the reason.
 	Problems []string `json:"problems,omitempty"`
-	// Seconds are the durations of the tables.
+	// Seconds are the durations of the tables in seconds.
 	Seconds map[string]float64 `json:"seconds,omitempty"`
-	// Missing are the goals that this run had no way to measure.
+	// Missing are the goals that this run could not measure.
 	Missing []Missing `json:"missing,omitempty"`
-	// Hosts are the two hosts of a run between hosts, A, which connected, and B; empty for a run
-	// on one host. Host, GPUs and Driver are A's.
+	// Hosts are the two hosts of a run between hosts: A, which connected, and B; empty for a
+	// run on one host. Host, GPUs and Driver describe A.
 	Hosts []Side `json:"hosts,omitempty"`
 }
 
-// Missing is a part of a table that was not measured, and why.
+// Missing is a part of a table that was not measured, with the reason.
 type Missing struct {
 	Table string `json:"table"`
 	What  string `json:"what"`
 	Why   string `json:"why"`
 }
 
-// Units of a Row and a Baseline.
+// Units of rows and baselines.
 const (
 	GBs          = "GB/s" // 1e9 bytes a second
-	microseconds = "µs"   // the median, where there are Times
+	microseconds = "µs"   // the median, if the row has Times
 	milliseconds = "ms"
 	miB          = "MiB"
-	perSecond    = "/s" // kernels
+	perSecond    = "/s" // iterations of kernels
 	cores        = "cores"
 
-	entriesPerSecond = "entries/s" // of a list
-	index            = "index"     // Jain's, or the slowest over the fastest
+	entriesPerSecond = "entries/s" // entries of a list
+	index            = "index"     // Jain's index, or the slowest over the fastest
 )
 
 // Row is a measured value.
 type Row struct {
-	Table     string         `json:"table"`
-	What      string         `json:"what"`
-	Route     string         `json:"route,omitempty"`
-	Transport string         `json:"transport,omitempty"`
-	Size      uint64         `json:"size,omitempty"` // bytes of a message
-	Depth     int            `json:"depth,omitempty"`
-	State     string         `json:"state,omitempty"` // the busy GPUs; empty if idle
-	Value     float64        `json:"value"`
-	Unit      string         `json:"unit"`
-	Times     *measure.Times `json:"times,omitempty"`
-	// Baseline names the baseline of Value; empty without a baseline.
+	Table     string `json:"table"`
+	What      string `json:"what"`
+	Route     string `json:"route,omitempty"`
+	Transport string `json:"transport,omitempty"`
+	// Size is the size of a message in bytes.
+	Size  uint64 `json:"size,omitempty"`
+	Depth int    `json:"depth,omitempty"`
+	// State lists the busy GPUs; empty if every GPU is idle.
+	State string         `json:"state,omitempty"`
+	Value float64        `json:"value"`
+	Unit  string         `json:"unit"`
+	Times *measure.Times `json:"times,omitempty"`
+	// Baseline is the name of the baseline of Value; empty without a baseline.
 	Baseline string `json:"baseline,omitempty"`
-	// Asked is the bound for the ratio, or without a baseline for the value.
+	// Asked is the bound of the ratio or, without a baseline, of the value.
 	Asked *Bound `json:"asked,omitempty"`
 	Note  string `json:"note,omitempty"`
 }
 
-// Baseline is a value that rows are compared with.
+// Baseline is a value to compare rows with.
 type Baseline struct {
 	Name  string         `json:"name"`
 	Value float64        `json:"value"`
@@ -114,7 +119,7 @@ func (b *Bound) met(value float64) bool {
 	return value >= *b.Least
 }
 
-// margin is 1 for a value at the bound, and less for a value that misses the bound.
+// margin returns 1 for a value at the bound, and less for a value that misses the bound.
 func (b *Bound) margin(value float64) float64 {
 	switch {
 	case b.Most == nil:
@@ -125,7 +130,7 @@ func (b *Bound) margin(value float64) float64 {
 	return *b.Most / value
 }
 
-// of finds the baseline of a row.
+// of returns the baseline of a row.
 func (r *Report) of(row Row) (Baseline, bool) {
 	for _, b := range r.Baselines {
 		if row.Baseline != "" && b.Name == row.Baseline {
@@ -135,8 +140,8 @@ func (r *Report) of(row Row) (Baseline, bool) {
 	return Baseline{}, false
 }
 
-// Ratio returns a row's value over its baseline's. Without a baseline of the same run there is no
-// ratio.
+// Ratio returns the quotient of the row's value and its baseline; false without a baseline of the
+// same run.
 func (r *Report) Ratio(row Row) (float64, bool) {
 	b, ok := r.of(row)
 	if !ok || b.Value == 0 {
@@ -145,8 +150,7 @@ func (r *Report) Ratio(row Row) (float64, bool) {
 	return row.Value / b.Value, true
 }
 
-// met reports whether a row meets its bound; ok is false without a bound, or without a value to
-// judge.
+// met reports whether a row meets its bound; ok is false without a bound or a value.
 func (r *Report) met(row Row) (met, ok bool) {
 	if row.Asked == nil || r.Simulated {
 		return false, false
@@ -155,8 +159,8 @@ func (r *Report) met(row Row) (met, ok bool) {
 	return ok && row.Asked.met(value), ok
 }
 
-// judged returns the value that a bound applies to: a row's ratio, or its value without a
-// baseline.
+// judged returns the value that a bound applies to: the row's ratio or, without a baseline, its
+// value.
 func (r *Report) judged(row Row) (value float64, ok bool) {
 	if row.Baseline == "" {
 		return row.Value, true
@@ -164,7 +168,7 @@ func (r *Report) judged(row Row) (value float64, ok bool) {
 	return r.Ratio(row)
 }
 
-// Read reads a Report that was saved as JSON.
+// Read reads a Report from JSON.
 func Read(in io.Reader) (*Report, error) {
 	var r Report
 	d := json.NewDecoder(in)
@@ -231,8 +235,8 @@ func sizeText(n uint64) string {
 	return humanize.IBytes(n)
 }
 
-// worst returns the row with the smallest margin, and the judged value; without bounds the row
-// has no bound.
+// worst returns the row with the smallest margin, and its judged value. Without bounds, the
+// returned row has no bound.
 func (r *Report) worst(rows []Row) (worst Row, value float64) {
 	least := math.Inf(1)
 	for _, row := range rows {
@@ -278,7 +282,7 @@ func (r *Report) Summary() string {
 	return text + "."
 }
 
-// summaryOfHosts describes the rates of the lanes between two hosts, the best per direction.
+// summaryOfHosts returns the best rate of the lanes between two hosts in each direction.
 func (r *Report) summaryOfHosts() string {
 	var ways []string
 	short := ""

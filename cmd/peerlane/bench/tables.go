@@ -11,8 +11,8 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// gpusOf returns the PCI addresses of the two clients and their servers, for a host that stage
-// has configured. With one GPU there are no servers.
+// gpusOf returns the PCI addresses of the two clients and their servers, for a host that stage has
+// configured. With one GPU the servers are empty.
 func (r *run) gpusOf() (clientA, serverA, serverB, clientB string, err error) {
 	lanes, err := r.host.TwoClients()
 	if err != nil {
@@ -29,7 +29,7 @@ func (r *run) gpusOf() (clientA, serverA, serverB, clientB string, err error) {
 	return a.BusID, serverA, serverB, b.BusID, err
 }
 
-// configured makes the host's own plan, without any process.
+// configured configures the host's plan and starts no process. The results are as in gpusOf.
 func (r *run) configured() (clientA, serverA, serverB, clientB string, err error) {
 	s, err := r.stage(direct, r.lanes, 0)
 	if err != nil {
@@ -41,8 +41,8 @@ func (r *run) configured() (clientA, serverA, serverB, clientB string, err error
 	return r.gpusOf()
 }
 
-// legJob is a leg with slots like a relay's: the slots of the configuration, or in their memory
-// pieces of the size that the self-test of the pair has found best.
+// legJob returns a leg with a relay's slots: the slots of the configuration or, in the same
+// memory, pieces of the best size of the pair's self-test.
 func (r *run) legJob(from, to, issuer string, size uint64, depth int) measure.Job {
 	c := r.host.Config.Relay
 	j := measure.Job{Kind: measure.Leg, From: from, To: to, Issuer: issuer, Size: size, Depth: depth, Slots: c.Slots,
@@ -57,7 +57,7 @@ func (r *run) legJob(from, to, issuer string, size uint64, depth int) measure.Jo
 	return j
 }
 
-// askedOfCopies is the goal for a relay's copy as a share of a raw copy.
+// askedOfCopies returns the goal for a relay's copy as a share of a raw copy.
 func askedOfCopies(size uint64) *Bound {
 	switch {
 	case size >= 4<<20:
@@ -96,7 +96,7 @@ func (r *run) copies() error {
 		if size >= 1<<20 {
 			continue
 		}
-		// The gain of small copies by a call for several copies.
+		// Measure the gain of one call for several small copies.
 		name, err := r.baseline(measure.Job{Kind: BaselineRaw, From: client, To: server, Issuer: client, Size: size})
 		if err != nil {
 			return err
@@ -112,7 +112,7 @@ func (r *run) copies() error {
 	return nil
 }
 
-// rounds of a hand-off that take about the time of a measurement.
+// rounds returns the number of hand-offs that take about the duration of a measurement.
 func (r *run) rounds() int {
 	if r.host.Simulated {
 		return 100
@@ -201,8 +201,7 @@ func (r *run) handOff(a, b *worker) (*measure.Times, error) {
 	return replies[a].Times, err
 }
 
-// slowestLeg makes the slowest raw copy of the staged route's three legs a
-// baseline.
+// slowestLeg adds the raw copy of the slowest of the staged route's three legs as a baseline.
 func (r *run) slowestLeg(size uint64, clientA, serverA, serverB, clientB string) (string, error) {
 	if !r.wants(BaselineRaw) {
 		return "", nil
@@ -214,7 +213,7 @@ func (r *run) slowestLeg(size uint64, clientA, serverA, serverB, clientB string)
 	for _, leg := range [][3]string{{clientA, serverA, clientA}, {serverA, serverB, serverB},
 		{serverB, clientB, clientB}} {
 		if leg[0] == leg[1] {
-			continue // both clients have one server
+			continue // both clients have the same server
 		}
 		name, err := r.baseline(measure.Job{Kind: BaselineRaw, From: leg[0], To: leg[1], Issuer: leg[2], Size: size})
 		if err != nil {
@@ -246,8 +245,8 @@ func (r *run) routes() error {
 	return nil
 }
 
-// rawOf makes the raw copy for a route a baseline. comparable reports whether a goal applies to
-// the ratio: with two GPUs the staged route crosses one link twice.
+// rawOf adds the raw copy for a route as a baseline. comparable reports whether a goal applies to
+// the ratio: with two GPUs the staged route uses one link twice.
 func (r *run) rawOf(route string, size uint64) (name string, comparable bool, err error) {
 	clientA, serverA, serverB, clientB, err := r.gpusOf()
 	if err != nil {
@@ -291,7 +290,7 @@ func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
 	return nil
 }
 
-// askedOfClientCopies is the goal for a client's own copy as a share of a raw copy.
+// askedOfClientCopies returns the goal for a client's own copy as a share of a raw copy.
 func askedOfClientCopies(size uint64) *Bound {
 	if size >= 4<<20 {
 		return least(0.95)
@@ -299,9 +298,9 @@ func askedOfClientCopies(size uint64) *Bound {
 	return nil
 }
 
-// clientCopy measures clients that copy to and from the slots themselves, on their own
-// stream, and hand over by a timeline: their copies alone, where 8 bytes of each go on,
-// and whole routes.
+// clientCopy measures clients that copy to and from the slots themselves, on their own stream, and
+// hand slots over by a timeline: the copies alone, of which only 8 bytes are sent, and whole
+// routes.
 func (r *run) clientCopy() (err error) {
 	sizes := r.sizes(1<<20, 4<<20, 16<<20, 64<<20)
 	r.host.ClientCopy = true
@@ -311,7 +310,7 @@ func (r *run) clientCopy() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	// The usual number of messages in flight, if the slots fit.
+	// Use the usual number of messages in flight if the slots fit.
 	const depth = 16
 	s.staging = depth / 2 * slices.Max(sizes)
 	if r.host.Simulated {
@@ -361,7 +360,7 @@ func (r *run) clientCopy() (err error) {
 	return nil
 }
 
-// bounces lists the piece sizes and buffers to try for the bounce.
+// bounces lists the piece sizes and numbers of buffers to try for the bounce.
 var bounces = []struct {
 	chunk   uint64
 	buffers int
@@ -398,7 +397,7 @@ func (r *run) bounce() error {
 	return nil
 }
 
-// bestBounce makes the fastest of the bounces a baseline.
+// bestBounce adds the fastest of the bounces as a baseline.
 func (r *run) bestBounce(from, to string, size uint64) (string, error) {
 	if !r.wants(BaselineBounce) {
 		return "", nil
@@ -422,7 +421,7 @@ func (r *run) bestBounce(from, to string, size uint64) (string, error) {
 	return name, nil
 }
 
-// jain is Jain's index of fairness: 1 for equal shares, 1/n if one share has everything.
+// jain returns Jain's index of fairness: 1 for equal shares, 1/n if one share has everything.
 func jain(list []float64) float64 {
 	sum, squares := 0.0, 0.0
 	for _, x := range list {

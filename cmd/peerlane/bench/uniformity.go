@@ -17,20 +17,21 @@ import (
 // PerNIC is the default number of GPUs that share a NIC in table uniformity.
 const PerNIC = 4
 
-// sharing is GPUs that share NICs; half of a NIC's GPUs are near.
+// sharing describes GPUs that share NICs. Half of a NIC's GPUs are near.
 type sharing struct {
 	nics int
-	// near are the streams of near GPUs, and far the lanes of far GPUs. A far GPU sends to the next
-	// far GPU of the NIC.
+	// near are the streams of near GPUs, and lanes the lanes of far GPUs. A far GPU sends to the
+	// next far GPU of the NIC.
 	near  []nearStream
 	lanes []planner.Assignment
-	far   [][]string // by NIC
-	gpus  int
+	// far are the far GPUs by NIC.
+	far  [][]string
+	gpus int
 }
 
 type nearStream struct{ from, to, nic string }
 
-// mixed shares NICs between near and far GPUs, at most perNIC GPUs to a NIC.
+// mixed assigns near and far GPUs to NICs, at most perNIC to a NIC.
 func mixed(gpus []topo.GPU, perNIC int) sharing {
 	s := sharing{}
 	for len(gpus) >= 2 {
@@ -52,7 +53,7 @@ func mixed(gpus []topo.GPU, perNIC int) sharing {
 			to := near[(i+1)%len(near)]
 			if n == 2 {
 				to = far[0]
-				// The far GPU's stream ends here.
+				// The stream of the far GPU ends on this GPU.
 				s.lanes = append(s.lanes, planner.Assignment{GPU: g, Servers: []string{far[0]}, NICs: []string{nic}})
 				far = append(far, g)
 			}
@@ -66,7 +67,7 @@ func mixed(gpus []topo.GPU, perNIC int) sharing {
 	return s
 }
 
-// staging returns the same GPUs, all of them far: each GPU stages on the next GPU.
+// staging returns the same GPUs as far GPUs only: each GPU stages on the next GPU.
 func (s sharing) staging() sharing {
 	all := sharing{nics: s.nics, gpus: s.gpus}
 	for i, far := range s.far {
@@ -131,7 +132,7 @@ func (r *run) uniformity() error {
 				Note: fmt.Sprintf("%d GPUs to a NIC; GB/s of near ones%s; of far ones%s", how.gpus/how.nics, listed(near),
 					listed(far)),
 			}
-			var asked *Bound // of Peerlane's route
+			var asked *Bound // for Peerlane's route only
 			if !how.off {
 				asked = least(0.95)
 			}
@@ -157,9 +158,9 @@ func listed(rates []float64) string {
 	return text
 }
 
-// streams runs one stream from each GPU concurrently, for ten times the duration of a measurement,
-// and returns the rates. With off no server GPU has room, so that far GPUs use host memory to the
-// same NICs, as without relays.
+// streams runs one stream from every GPU concurrently, for ten times the duration of a measurement,
+// and returns the rates. With off, no server GPU has room, so far GPUs reach the same NICs through
+// host memory, as without relays.
 func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, far []float64, err error) {
 	s, err := r.stageWith(staged, how.lanes, pace, func(c *config.Config) {
 		if off {
@@ -227,8 +228,8 @@ func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, f
 	return near, far, err
 }
 
-// bounces returns an error if a client's relay does not stage in the required place: host memory,
-// or a server GPU.
+// bounces checks that a client's relay stages in the required place: in host memory, or on a
+// server GPU.
 func (r *run) bounces(w *worker, inHost bool) error {
 	report, err := r.reportOf(w)
 	if err != nil {
@@ -243,7 +244,7 @@ func (r *run) bounces(w *worker, inHost bool) error {
 	return nil
 }
 
-// ring attaches a client to the lane of each GPU and connects each client with the next. With
+// ring attaches a client to the lane of every GPU and connects every client with the next. With
 // oneWay the first of two clients sends and the second receives.
 func (r *run) ring(s *stage, gpus []string, job measure.Job, oneWay bool, orders map[*worker]order) error {
 	var clients []*worker

@@ -23,10 +23,11 @@ import (
 type order struct {
 	Do     string `json:"do"`
 	Socket string `json:"socket,omitempty"`
-	Bytes  uint64 `json:"bytes,omitempty"` // of each buffer
+	// Bytes is the size of a buffer.
+	Bytes uint64 `json:"bytes,omitempty"`
 	// Staging is the staging memory of a client that copies itself, in bytes per direction.
 	Staging uint64 `json:"staging,omitempty"`
-	// Handed is a measure.Client's, Followed a measure.Stream's.
+	// Handed is Client.Handed of package measure, and Followed is Stream.Followed.
 	Handed   uint64        `json:"handed,omitempty"`
 	Followed bool          `json:"followed,omitempty"`
 	Handle   wire.Handle   `json:"handle"`
@@ -34,10 +35,11 @@ type order struct {
 	Depth    int           `json:"depth,omitempty"`
 	Duration time.Duration `json:"duration,omitempty"`
 	Rounds   int           `json:"rounds,omitempty"`
-	Base     uint64        `json:"base,omitempty"` // of timelines' values
-	Tag      uint64        `json:"tag,omitempty"`
-	Starts   bool          `json:"starts,omitempty"`
-	// Of doList: Size is that of a block, Keys are those of doExpose.
+	// Base is the first value of timelines.
+	Base   uint64 `json:"base,omitempty"`
+	Tag    uint64 `json:"tag,omitempty"`
+	Starts bool   `json:"starts,omitempty"`
+	// Fields of doList. Size is the size of a block, and Keys are the keys of doExpose.
 	Reads  bool             `json:"reads,omitempty"`
 	Layers uint64           `json:"layers,omitempty"`
 	Blocks uint64           `json:"blocks,omitempty"`
@@ -48,17 +50,17 @@ func (o order) as(s *measure.Stream) { s.Followed = o.Followed }
 
 // Commands for a client.
 const (
-	doContext = "context" // only start CUDA
+	doContext = "context" // start CUDA only
 	doAttach  = "attach"
 	doListen  = "listen"
 	doConnect = "connect"
 	doAccept  = "accept"
-	doSend    = "send"    // a stream
-	doReceive = "receive" // the same
-	doBoth    = "both"    // both at once
-	doFirst   = "first"   // a message of 8 bytes in both directions
+	doSend    = "send"    // send a stream
+	doReceive = "receive" // receive a stream
+	doBoth    = "both"    // send and receive at the same time
+	doFirst   = "first"   // exchange 8 bytes in both directions
 	doHandOff = "hand-off"
-	doExpose  = "expose" // both buffers, to the connection that was accepted
+	doExpose  = "expose" // expose both buffers to the accepted connection
 	doList    = "list"
 )
 
@@ -69,16 +71,18 @@ type reply struct {
 	Route  string         `json:"route,omitempty"`
 	GBs    float64        `json:"gbs,omitempty"`
 	Times  *measure.Times `json:"times,omitempty"`
-	// Of doContext and doAttach: CUDA's own start; of doAttach and doFirst ours.
+	// CUDA is the time of CUDA's start (doContext and doAttach), and Ours the time of Peerlane's
+	// calls (doAttach and doFirst).
 	CUDA time.Duration `json:"cuda,omitempty"`
 	Ours time.Duration `json:"ours,omitempty"`
-	// Of doExpose: the keys of the outgoing and the incoming buffer. Of doList: the times.
+	// Keys are the keys of the outgoing and the incoming buffer (doExpose). Post and List are the
+	// least times of a post and of a list (doList).
 	Keys []wire.RemoteKey `json:"keys,omitempty"`
 	Post time.Duration    `json:"post,omitempty"`
 	List time.Duration    `json:"list,omitempty"`
 }
 
-// patience limits the time of a client's command, in addition to the requested duration.
+// patience limits the time of an order, in addition to the requested duration.
 const patience = 2 * time.Minute
 
 // Serve is the main loop of a client process: it executes orders until the end of in.
@@ -116,7 +120,7 @@ type serving struct {
 	client *measure.Client
 	accept func(context.Context) error
 
-	// Set by start.
+	// start sets these fields.
 	driver *cuda.Driver
 	device cuda.Device
 	gpu    wire.UUID
@@ -175,7 +179,7 @@ func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
 	return r, err
 }
 
-// start starts CUDA on the only visible GPU, unless CUDA has started.
+// start starts CUDA on the only visible GPU, unless CUDA has already started.
 func (s *serving) start() (r reply, err error) {
 	if s.driver != nil {
 		return r, nil
@@ -213,7 +217,7 @@ func (s *serving) attach(ctx context.Context, o order) (r reply, err error) {
 	return r, err
 }
 
-// worker is a client process from the view of the run.
+// worker is a client process, as the run sees it.
 type worker struct {
 	name    string
 	lane    planner.Lane
@@ -225,8 +229,9 @@ type worker struct {
 	// generation is the generation of the worker's relay.
 	generation *generation.Generation
 	tags       uint64
-	values     uint64 // of its timelines
-	// far is the other host's bench for a client there, which has no command here.
+	// values is the last value of the client's timelines.
+	values uint64
+	// far is the bench of the other host if the client runs there; then command is nil.
 	far *far
 }
 
@@ -249,13 +254,13 @@ func (w *worker) do(o order) (reply, error) {
 	return r, err
 }
 
-// abandon ends a client's work.
+// abandon ends the work of the client.
 func (w *worker) abandon() {
 	switch {
 	case w.far != nil:
 		w.far.abandon()
 	case w.command.Process != nil:
-		_ = w.command.Process.Kill() // may have ended
+		_ = w.command.Process.Kill() // the client may have ended
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 
 // Bundle is an OCI bundle in memory.
 type Bundle struct {
-	// Dir is the bundle's directory; the root file system lies in Dir/rootfs.
+	// Dir is the bundle's directory; the root file system is in Dir/rootfs.
 	Dir  string
 	Spec *specs.Spec
 }
@@ -57,8 +57,7 @@ func New(dir string, arguments ...string) *Bundle {
 	}}
 }
 
-// Inject adds CDI devices from the specifications in a directory, as an engine
-// does.
+// Inject applies CDI devices of the specifications in a directory, as engines do.
 func (b *Bundle) Inject(specDir string, devices ...string) error {
 	cache, err := cdilibrary.NewCache(cdilibrary.WithSpecDirs(specDir), cdilibrary.WithAutoRefresh(false))
 	if err != nil {

@@ -9,21 +9,23 @@ import (
 	"path/filepath"
 )
 
-// File is a program or library of the host that a container gets a copy of.
+// File is a program or library of the host to copy into a container.
 type File struct {
-	Host      string // path on the host
-	Container string // path in the container; empty: the same
+	// Host is the path on the host, and Container the path in the container; empty for the same
+	// path.
+	Host      string
+	Container string
 }
 
-// libraryDirs are where the dynamic linkers of Debian and Fedora look.
+// libraryDirs are the directories that the dynamic linkers of Debian and Fedora search.
 var libraryDirs = []string{
 	"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu",
 	"/lib64", "/usr/lib64", "/lib", "/usr/lib",
 }
 
-// RootFS makes a root file system of these files, the libraries that the files are linked with,
-// and the directories for a container's mounts. also lists libraries that will be mounted into
-// the container; RootFS copies the libraries that they need.
+// RootFS makes a root file system with these files, the libraries that they are linked with, and
+// the directories for a container's mounts. also lists libraries to mount into the container
+// later; RootFS copies the libraries that they are linked with.
 func RootFS(dir string, files []File, also ...string) error {
 	for _, d := range []string{"proc", "dev", "run", "tmp", "etc", "usr/bin", "usr/lib"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
@@ -56,8 +58,7 @@ func RootFS(dir string, files []File, also ...string) error {
 	return nil
 }
 
-// closure adds the paths of the libraries and of the dynamic linker that an ELF
-// file needs.
+// closure adds to needs the paths of the libraries and the dynamic linker of an ELF file.
 func closure(path string, needs map[string]bool) error {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -76,7 +77,7 @@ func closure(path string, needs map[string]bool) error {
 		if _, err := io.ReadFull(p.Open(), linker); err != nil {
 			return fmt.Errorf("%s: its dynamic linker: %w", path, err)
 		}
-		needs[string(linker[:len(linker)-1])] = true // without the final zero
+		needs[string(linker[:len(linker)-1])] = true // without the trailing NUL
 	}
 	for _, name := range libraries {
 		found, err := findLibrary(name)
@@ -104,7 +105,7 @@ func findLibrary(name string) (string, error) {
 	return "", fmt.Errorf("%s, which was not found in %v", name, libraryDirs)
 }
 
-// CopyFile copies a program, and makes the folders above the copy.
+// CopyFile copies a program and creates the parent directories of the copy.
 func CopyFile(from, to string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err

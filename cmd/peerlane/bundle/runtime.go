@@ -18,7 +18,8 @@ import (
 
 // Runtime is a low-level OCI runtime.
 type Runtime struct {
-	Name string // runc or crun
+	// Name is runc or crun.
+	Name string
 	path string
 	// State is the runtime's own directory (--root).
 	State string
@@ -27,7 +28,7 @@ type Runtime struct {
 	Before []string
 }
 
-// FindRuntime looks for a runtime by name or path.
+// FindRuntime finds a runtime by name in PATH, or by path.
 func FindRuntime(name, state string) (*Runtime, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -37,10 +38,10 @@ func FindRuntime(name, state string) (*Runtime, error) {
 	return &Runtime{Name: filepath.Base(path), path: path, State: state}, nil
 }
 
-// Path is where the runtime was found.
+// Path returns the path of the runtime's program.
 func (r *Runtime) Path() string { return r.path }
 
-// Command is the runtime with arguments.
+// Command returns the runtime's command with these arguments.
 func (r *Runtime) Command(ctx context.Context, arguments ...string) *exec.Cmd {
 	path, arguments := r.path, append([]string{"--root", r.State}, arguments...)
 	if r.Before != nil {
@@ -62,7 +63,7 @@ func hybridControllers() bool {
 	return err == nil && len(bytes.TrimSpace(controllers)) > 0
 }
 
-// Run is `run`: the command ends with the container.
+// Run returns the command `run`, which ends with the container.
 func (r *Runtime) Run(ctx context.Context, b *Bundle, id string) *exec.Cmd {
 	return r.Command(ctx, "run", "--bundle", b.Dir, id)
 }
@@ -103,7 +104,7 @@ func removeGroups(ctx context.Context, id string) error {
 	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil // the group was removed meanwhile
+			return nil // removed by the runtime in between
 		case err != nil:
 			return err
 		case d.IsDir() && d.Name() == id:

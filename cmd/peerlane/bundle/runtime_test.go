@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A cgroup is removed after the end of its last process, and not before.
+// removeGroups removes a cgroup after the end of its last process, not before.
 func TestRemoveGroupsWaitsForLastProcess(t *testing.T) {
 	parents, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs") // per hierarchy, version 1 or hybrid
 	if err != nil {
@@ -26,7 +26,7 @@ func TestRemoveGroupsWaitsForLastProcess(t *testing.T) {
 			t.Logf("not made: %v", err)
 			continue
 		}
-		t.Cleanup(func() { _ = os.Remove(group) }) // where the test has failed
+		t.Cleanup(func() { _ = os.Remove(group) }) // if the test fails
 		groups = append(groups, group)
 	}
 	if len(groups) == 0 {
@@ -40,7 +40,7 @@ func TestRemoveGroupsWaitsForLastProcess(t *testing.T) {
 	if err := last.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// cpuset accepts no process before it has processors: a cgroup in another hierarchy is
+	// A cpuset group without processors accepts no process: a group in one other hierarchy is
 	// enough.
 	taken := ""
 	for _, group := range groups {

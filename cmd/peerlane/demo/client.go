@@ -24,15 +24,16 @@ import (
 // ClientOptions are the options of the process in a container.
 type ClientOptions struct {
 	Socket string
-	Name   string // "A" or "B"
+	// Name is "A" or "B".
+	Name   string
 	Script Script
 }
 
-// RunClient is the process in a container: it reads the injected environment, attaches to its
-// relay, and exchanges messages with the other container by the script. It talks to the
-// orchestrator in JSON lines.
+// RunClient runs in a container: it reads the injected environment, attaches to its relay, and
+// exchanges messages with the other container according to the script. RunClient exchanges lines
+// of JSON with the orchestrator.
 func RunClient(in io.Reader, out io.Writer, o ClientOptions) error {
-	// A CUDA context is current on one thread.
+	// A CUDA context belongs to one thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	c := &demoClient{ClientOptions: o, out: json.NewEncoder(out)}
@@ -58,7 +59,8 @@ type demoClient struct {
 
 	driver *cuda.Driver
 	*measure.Client
-	outgoing, incoming []byte // host memory beside the buffers, for filling and checking
+	// outgoing and incoming are host memory to fill and compare the buffers.
+	outgoing, incoming []byte
 }
 
 func (c *demoClient) other() string {
@@ -124,7 +126,7 @@ func (c *demoClient) run(orders *json.Decoder) (err error) {
 	return nil
 }
 
-// lookAround reads the injected files and variables inside a container.
+// lookAround reads the injected files and variables in a container.
 func lookAround() (*Injected, error) {
 	i := &Injected{Environment: map[string]string{}}
 	for _, pattern := range []string{"/dev/nvidia*", "/dev/infiniband/*"} {
@@ -139,7 +141,8 @@ func lookAround() (*Injected, error) {
 		return nil, err
 	}
 	for _, line := range strings.Split(string(mounts), "\n") {
-		// proc(5): id parent major:minor root point options optional... - type source super
+		// proc_pid_mountinfo(5): id parent major:minor root point options optional... - type
+		// source super
 		f := strings.Fields(line)
 		if len(f) < 7 || !strings.Contains(f[4], "peerlane") && !strings.Contains(f[4], "cuda") {
 			continue
@@ -148,8 +151,8 @@ func lookAround() (*Injected, error) {
 		if f[6] != "-" {
 			propagation = f[6]
 		}
-		// A later mount at a place hides the earlier mount, as the relay's socket hides the
-		// specification's anchor.
+		// A later mount on a mount point hides the earlier mount, as the relay's socket hides the
+		// anchor of the specification.
 		i.Mounts = slices.DeleteFunc(i.Mounts, func(m string) bool { return strings.HasPrefix(m, f[4]+" ") })
 		i.Mounts = append(i.Mounts, fmt.Sprintf("%s (%s, %s)", f[4], f[5], propagation))
 	}
@@ -209,7 +212,7 @@ func (c *demoClient) attach(device cuda.Device, gpu wire.UUID) error {
 	return nil
 }
 
-// connect makes both directions.
+// connect connects both directions.
 func (c *demoClient) connect(orders *json.Decoder) error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Script.Timeout)
 	defer cancel()
@@ -234,8 +237,9 @@ func (c *demoClient) connect(orders *json.Decoder) error {
 	return c.out.Encode(event{Kind: "connected", Connection: c.Sending.Peer, Route: route})
 }
 
-// exchange sends and receives the script's messages at the same time, with hand-over by
-// timelines: our stream reports that a message may go, and waits for the arrival of a message.
+// exchange sends and receives the script's messages at the same time, and hands them over by
+// timelines: this client's stream reports that a message is ready, and waits for the arrival of a
+// message.
 func (c *demoClient) exchange(ctx context.Context) error {
 	done := uint64(0)
 	reported := uint64(0)
@@ -300,7 +304,7 @@ func (c *demoClient) exchange(ctx context.Context) error {
 	return nil
 }
 
-// Tags of the measurements, separate from the tags of the exchange.
+// Tags of measurements, different from the tags of the exchange.
 const (
 	rateTag    = 1 << 32
 	handOffTag = 2 << 32
@@ -312,8 +316,7 @@ const (
 func (c *demoClient) rates(ctx context.Context) error {
 	for _, size := range c.Script.RateSizes {
 		count := int(max(c.Script.RateBytes/size, uint64(2*c.Script.Depth)))
-		// A message in each direction first, so that neither side starts early, and the
-		// connection is warm.
+		// Exchange a message first, so that both sides start together with a warm connection.
 		if err := c.meet(ctx, rateTag+size); err != nil {
 			return err
 		}
@@ -349,7 +352,7 @@ func (c *demoClient) rates(ctx context.Context) error {
 	return nil
 }
 
-// meet lets both clients come to the same point.
+// meet synchronises the two clients.
 func (c *demoClient) meet(ctx context.Context, tag uint64) error {
 	c.result.Sent += 8
 	c.result.Received += 8

@@ -1,6 +1,5 @@
-// Package demo is the main job from end to end: two containers, with GPUs far from every NIC,
-// exchange data through their relays. `peerlane demo` runs the demo, on real GPUs or on the
-// simulator.
+// Package demo runs two containers with GPUs far from every NIC, which exchange data through their
+// relays. `peerlane demo` runs the package, on real GPUs or on the simulator.
 package demo
 
 import (
@@ -35,43 +34,48 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// Runtimes of the demo.
+// Values of Options.Runtime.
 const (
 	RuntimeRunc = "runc"
 	RuntimeCrun = "crun"
-	RuntimeNone = "none" // plain processes, also without root
+	RuntimeNone = "none" // plain processes, which require no root
 )
 
-// The process that copies between a client's GPU and its server GPU.
+// Values of Options.Copy: the process that copies between a client's GPU and its server GPU.
 const (
 	CopyRelay  = "relay"
-	CopyClient = "client" // on its own stream; the containers get peerlane.dev/gpu=
+	CopyClient = "client" // on its own stream; containers get peerlane.dev/gpu=
 )
 
 // Options are the options of a run.
 type Options struct {
-	Runtime string // RuntimeRunc, RuntimeCrun or RuntimeNone
+	// Runtime is RuntimeRunc, RuntimeCrun or RuntimeNone.
+	Runtime string
 	// Route is launch.RouteStaged, launch.RouteDirect or launch.RouteAuto: staged if the host has
 	// two GPUs, direct if both containers share a single GPU.
 	Route string
-	Copy  string // CopyRelay (also if empty) or CopyClient
-	GPUs  string // a value of package testbed
-	Bytes uint64 // moved and verified in each direction, minimum
+	// Copy is CopyRelay (the default) or CopyClient.
+	Copy string
+	// GPUs is a value of package testbed.
+	GPUs string
+	// Bytes is the minimum to send and verify in each direction.
+	Bytes uint64
 	Seed  uint64
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
 	Binaries string
-	// Root is the directory of the demo's host, which the demo removes; empty for a temporary
-	// directory.
+	// Root is the directory of the demo's host, which the demo removes at the end; empty for a
+	// temporary directory.
 	Root string
 	// Slots and SlotBytes override the configuration's defaults; 0 keeps the default.
 	Slots     int
 	SlotBytes uint64
-	// RelayEnvironment is added to the environment of relays: "NAME=value". Tests make relays
-	// fail by it.
+	// RelayEnvironment lists variables ("NAME=value") for relays. Tests use the variables to make
+	// relays fail.
 	RelayEnvironment []string
-	// Rates measures rates and hand-off on the simulator; on real GPUs the demo always measures.
+	// Rates measures rates and hand-off on the simulator too; on real GPUs the demo always
+	// measures.
 	Rates bool
-	// Quick limits messages to 8 MiB on simulated GPUs, and measures the rates of one size and
+	// Quick limits messages to 8 MiB on simulated GPUs, and measures the rates of one size with
 	// few bytes, for tests.
 	Quick bool
 	// Progress is called at every step.
@@ -80,39 +84,42 @@ type Options struct {
 
 // Progress is a step of the demo.
 type Progress struct {
-	Step        string
-	Done, Total uint64 // bytes; Total 0 where nothing is counted
+	Step string
+	// Done and Total are bytes; Total is 0 for a step without bytes.
+	Done, Total uint64
 }
 
 // Report is the result of a run.
 type Report struct {
-	Host      string `json:"host"` // in words
+	// Host describes the host in words.
+	Host      string `json:"host"`
 	Simulated bool   `json:"simulated"`
 	Runtime   string `json:"runtime"`
 	Route     string `json:"route"`
-	// Transport of route staged; empty on route direct.
+	// Transport is the transport of route staged; empty on route direct.
 	Transport string        `json:"transport,omitempty"`
 	Copy      string        `json:"copy"`
 	Topology  *topo.Host    `json:"topology"`
 	Plan      *planner.Plan `json:"plan"`
-	// Estimate is the estimate of the plan; nil if the host lacks bandwidths.
+	// Estimate is the estimate of the plan; nil if the bandwidths of the host are unknown.
 	Estimate   *planner.Estimate `json:"estimate,omitempty"`
 	Containers []Container       `json:"containers"`
 	Servers    []Server          `json:"servers"`
-	// Triples are the tests of GPUs and NICs before the exchange, and Ways the RDMA connections
-	// between the relays in their words: empty unless the transport is verbs.
+	// Triples are the tests of GPUs and NICs before the exchange, and Ways describe the RDMA
+	// connections between the relays. Both are empty unless the transport is verbs.
 	Triples   []launch.Triple `json:"triples,omitempty"`
 	Ways      []string        `json:"ways,omitempty"`
 	Baselines *baselines      `json:"baselines"`
-	Left      []string        `json:"left"` // objects left on the host
-	Problems  []string        `json:"problems"`
+	// Left lists the objects that the run left on the host.
+	Left     []string `json:"left"`
+	Problems []string `json:"problems"`
 }
 
-// OK reports whether everything was verified and nothing is left.
+// OK reports whether the run verified everything and left nothing on the host.
 func (r *Report) OK() bool { return len(r.Problems) == 0 && len(r.Left) == 0 }
 
-// WholeRoute returns the rate of the largest messages over the staged route, and of its slowest
-// leg, GB/s; ok is false on another route.
+// WholeRoute returns the rates of the largest messages over the staged route and over its slowest
+// leg in GB/s; ok is false on another route.
 func (r *Report) WholeRoute() (whole, slowest float64, ok bool) {
 	rates := r.Containers[0].Client.Rates
 	if r.Baselines == nil || len(r.Baselines.Legs) == 0 || len(rates) == 0 || r.Route != launch.RouteStaged {
@@ -125,48 +132,50 @@ func (r *Report) WholeRoute() (whole, slowest float64, ok bool) {
 	return rates[len(rates)-1].GBs, slowest, true
 }
 
-// baselines are the rates to compare the exchange with, measured in the same run by one process
-// that sees every GPU.
+// baselines are the rates to compare the exchange with. One process that sees every GPU measures
+// them in the same run.
 type baselines struct {
-	// Raw is cuMemcpyPeerAsync from client GPU A to client GPU B, Bounce the same
-	// through pinned host memory, pipelined in chunks.
+	// Raw is cuMemcpyPeerAsync from client GPU A to client GPU B, and Bounce is a copy through
+	// pinned host memory, pipelined in chunks.
 	Raw    []Rate `json:"raw"`
 	Bounce []Rate `json:"bounce"`
-	// Legs of the staged route, with a raw copy in the direction of the leg by the same GPU.
+	// Legs are the legs of the staged route, each with a raw copy in its direction by the same
+	// GPU.
 	Legs []leg `json:"legs"`
 }
 
-// leg is a part of the staged route.
+// leg is a leg of the staged route.
 type leg struct {
 	Name string  `json:"name"`
-	Size uint64  `json:"size"` // bytes of a message
-	GBs  float64 `json:"gbs"`  // by the relay's own queue, in slots
+	Size uint64  `json:"size"` // bytes per message
+	GBs  float64 `json:"gbs"`  // by a relay's queue, in slots
 	Raw  float64 `json:"raw"`  // by cuMemcpyPeerAsync
 }
 
 // Container is one of the two containers.
 type Container struct {
-	Name     string    `json:"name"`
-	ID       string    `json:"id"`
-	GPU      topo.GPU  `json:"gpu"`
-	Servers  []string  `json:"servers"` // PCI addresses
+	Name string   `json:"name"`
+	ID   string   `json:"id"`
+	GPU  topo.GPU `json:"gpu"`
+	// Servers are the PCI addresses of the lane's server GPUs.
+	Servers  []string  `json:"servers"`
 	Injected *Injected `json:"injected"`
 	Client   *Client   `json:"client"`
 }
 
-// Server is a server GPU, as the relays count and, in the simulator, as the
-// device itself does. Bytes of the exchange alone.
+// Server is a server GPU with the bytes of the exchange: as the relays counted them and, in the
+// simulator, as the device's log has them.
 type Server struct {
 	GPU      topo.GPU `json:"gpu"`
 	RelayIn  uint64   `json:"relayIn"`
 	RelayOut uint64   `json:"relayOut"`
-	// DeviceIn and DeviceOut are -1 on real GPUs, which keep no such log.
+	// DeviceIn and DeviceOut are -1 on real GPUs, which have no such log.
 	DeviceIn  int64 `json:"deviceIn"`
 	DeviceOut int64 `json:"deviceOut"`
 }
 
-// Run runs the demo. An error means that the demo could not run; a Report that is not OK means
-// that the demo ran with a fault.
+// Run runs the demo. An error means that the demo could not run; if the Report is not OK, the demo
+// ran and found a fault.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	if o.Runtime != RuntimeNone && os.Geteuid() != 0 {
 		return nil, fmt.Errorf("the demo with %s needs root: an OCI runtime makes namespaces and cgroups, and its hook "+
@@ -181,7 +190,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		if root, err = os.MkdirTemp("", "pldemo-"); err != nil {
 			return nil, err
 		}
-		// Relays, which are not root, traverse the directory if they have no private root.
+		// Relays are not root, and traverse the directory unless they have a private root.
 		if err := os.Chmod(root, 0o711); err != nil {
 			return nil, err
 		}
@@ -247,7 +256,7 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 		return err
 	}
 	if d.report.Triples = d.host.Triples; len(d.report.Triples) > 0 {
-		if before, err = d.host.Look(); err != nil { // with the file of the results
+		if before, err = d.host.Look(); err != nil { // includes the file of the self-test results
 			return errors.Join(err, stop())
 		}
 	}
@@ -271,7 +280,7 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 		return err
 	}
 	d.Progress(Progress{Step: "looking for remaining objects"})
-	// The runtime's own directory is no leftover of a container, unless it holds a container.
+	// An empty directory of the runtime is not a leftover of a container.
 	if err := os.Remove(d.host.RuntimeState()); err != nil && !os.IsNotExist(err) {
 		d.report.Problems = append(d.report.Problems, err.Error())
 	}
@@ -279,7 +288,7 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	return err
 }
 
-// newHost makes the host: with simulated GPUs the half-populated host, which shows the benefit.
+// newHost makes the host: with simulated GPUs the half-populated host, on which lanes gain most.
 func (d *demo) newHost(root string) (*testbed.Host, error) {
 	switch d.GPUs {
 	case testbed.GPUsSimulated:
@@ -293,15 +302,15 @@ func (d *demo) newHost(root string) (*testbed.Host, error) {
 	return testbed.New(root, d.Binaries, d.GPUs)
 }
 
-// clear removes the containers, mounts and processes of a failed or interrupted run, and
-// waits until supervisors and relays have ended. Its error replaces that of an interrupted run, whose
-// processes fail because they are killed.
+// clear removes the containers, mounts and processes of a failed or interrupted run, and waits
+// until supervisors and relays have ended. After an interruption, its error replaces the error of
+// the run, whose processes fail because they are killed.
 func (d *demo) clear(before testbed.Snapshot, cause error, interrupted bool) error {
 	if interrupted {
 		d.Progress(Progress{Step: "interrupted: removing containers and relays"})
 		cause = errors.New("the demo was interrupted")
 	}
-	// A hook that was killed leaves a generation that no supervisor removes.
+	// A killed hook leaves a generation that no supervisor removes.
 	_, collected := collector.Collect(d.host.Layout)
 	removed := os.Remove(d.host.RuntimeState())
 	if errors.Is(removed, fs.ErrNotExist) {
@@ -322,7 +331,7 @@ var (
 		"relay, or --gpus simulated")
 )
 
-// chooseRoute resolves route auto, and refuses options that need a second GPU.
+// chooseRoute resolves route auto, and refuses options that require a second GPU.
 func (d *demo) chooseRoute() error {
 	one := d.host.OneGPU()
 	switch {
@@ -349,7 +358,7 @@ func (d *demo) configure() error {
 		if d.Quick {
 			d.script.Largest, d.script.RateSizes, d.script.RateBytes, d.script.Rounds = 8<<20, []uint64{1 << 20}, 16<<20, 10
 		}
-		// Staging is host memory here: enough to overlap, no more.
+		// Here staging is host memory: use no more than the overlap of copies requires.
 		if d.Slots == 0 && d.SlotBytes == 0 {
 			d.Slots, d.SlotBytes = 8, 4<<20
 		}
@@ -362,7 +371,7 @@ func (d *demo) configure() error {
 	}
 	if d.Copy == CopyClient {
 		d.host.ClientCopy = true
-		// Slots of the largest message, so that copies overlap with the NIC.
+		// Provide slots for the largest message, so that copies overlap with the NIC.
 		d.script.Staging = 2 * d.script.largest()
 		if !d.host.Simulated {
 			d.script.Staging = 8 * d.script.largest()
@@ -399,7 +408,7 @@ func (d *demo) configure() error {
 	return nil
 }
 
-// pinLanes configures the clients' lanes as the plan has them: configured lanes have no other GPUs in
+// pinLanes configures the clients' lanes as planned. A configured lane has no other GPUs in
 // reserve, whose tests would take most of the demo's time.
 func (d *demo) pinLanes() error {
 	lanes, err := d.host.TwoClients()
@@ -430,7 +439,7 @@ func (d *demo) write() error {
 	})
 }
 
-// exchange runs both containers to their end.
+// exchange runs both containers until they end.
 func (d *demo) exchange(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
@@ -494,7 +503,7 @@ func (d *demo) exchange(ctx context.Context) error {
 				return nil
 			})
 			if problems[i] != nil {
-				// Before anything is removed.
+				// Read the logs before anything is removed.
 				once.Do(func() { logs = d.relayLogs() })
 				cancel() // the other container waits for this container
 			}
@@ -520,8 +529,8 @@ func (d *demo) exchange(ctx context.Context) error {
 	return nil
 }
 
-// look takes the RDMA connections from the report of a container's relay, and checks that data goes by
-// NICs through GPU memory.
+// look adds the RDMA connections of a container's relay to the report, and checks that the data
+// uses NICs and GPU memory.
 func (d *demo) look(c *Container) error {
 	list, err := control.Find(d.host.Layout, c.ID)
 	if err != nil {
@@ -547,8 +556,8 @@ func (d *demo) look(c *Container) error {
 	return nil
 }
 
-// relayLogs returns the ends of the logs of relays and their supervisors, while their containers
-// live.
+// relayLogs returns the ends of the logs of relays and their supervisors whose containers are
+// running.
 func (d *demo) relayLogs() string {
 	files, err := filepath.Glob(filepath.Join(d.host.Layout.GenerationDir("*"), "relay.log"))
 	if err != nil {
@@ -558,7 +567,7 @@ func (d *demo) relayLogs() string {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			continue // the log ended with its container
+			continue // the log was removed with its generation
 		}
 		text = text[max(0, len(text)-2000):]
 		fmt.Fprintf(&all, "\nlast output of relay %s:\n%s", filepath.Base(filepath.Dir(file)), text)
@@ -576,7 +585,7 @@ type running struct {
 	errors    bytes.Buffer
 }
 
-// start starts a client: in a container, by the runtime and its hooks, or as a process.
+// start starts a client in a container, through the runtime and its hooks, or as a plain process.
 func (d *demo) start(ctx context.Context, c *Container) (*running, error) {
 	script, err := json.Marshal(d.script)
 	if err != nil {
@@ -593,8 +602,8 @@ func (d *demo) start(ctx context.Context, c *Container) (*running, error) {
 		return nil, err
 	}
 	r.command.Stderr = &r.errors
-	// A terminal's Ctrl-C goes to the whole process group: it would end runtimes and hooks
-	// half-way. An interrupted demo ends the processes by itself.
+	// The terminal sends Ctrl-C to the whole process group, which would interrupt runtimes and
+	// hooks. An interrupted demo ends the processes itself.
 	r.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if d.runtime != nil {
 		r.command.Cancel = func() error { return r.cancel(context.WithoutCancel(ctx)) }
@@ -629,13 +638,14 @@ func (d *demo) bundle(ctx context.Context, c *Container, arguments []string) (*e
 	return d.runtime.Run(ctx, b, c.ID), nil
 }
 
-// process is a client without a container. Its socket is named after its relay exists.
+// process returns the command of a client without a container. The client reads the path of the
+// socket from standard input, because the relay starts later.
 func (d *demo) process(ctx context.Context, c *Container, arguments []string) (*exec.Cmd, error) {
 	return d.host.Process(ctx, c.GPU, append(arguments, "--socket", "-")...)
 }
 
-// launch starts the relay of a plain process, as the hook does for a container, and passes the
-// socket to the process.
+// launch starts the relay of a plain process, as the hook does for a container, and sends the path
+// of the socket to the process.
 func (d *demo) launch(c *Container, r *running) error {
 	g, err := d.host.Launch(c.ID, c.GPU, r.command.Process.Pid)
 	if err != nil {
@@ -669,12 +679,12 @@ func (r *running) follow(act func(event) error) error {
 	return errors.Join(errors.New("it ended before it was done"), lines.Err())
 }
 
-// stop waits for the end, or forces the end.
+// stop waits until the process ends, and kills it after 10 s.
 func (r *running) stop(ctx context.Context) error {
 	r.in.Close()
 	ended := make(chan error, 1)
 	go func() {
-		// Drop the remaining output; a full pipe would block the process.
+		// Drain the remaining output: a full pipe would block the process.
 		_, drained := io.Copy(io.Discard, r.out)
 		ended <- errors.Join(drained, r.command.Wait())
 	}()
@@ -690,15 +700,15 @@ func (r *running) stop(ctx context.Context) error {
 	}
 }
 
-// cancel removes the container, so that `run` ends by itself: a killed `run` would leave a
-// container half-made.
+// cancel removes the container, so that `run` exits by itself: a killed `run` could leave an
+// incomplete container.
 func (r *running) cancel(ctx context.Context) error {
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err := r.remove(ctx); err != nil {
 			break
 		}
 		var u unix.Siginfo
-		// A zombie is waited for by Wait.
+		// Wait reaps a zombie.
 		if err := unix.Waitid(unix.P_PID, r.command.Process.Pid, &u, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT,
 			nil); err != nil || u.Signo != 0 {
 			return os.ErrProcessDone
@@ -714,8 +724,7 @@ func (r *running) remove(ctx context.Context) error {
 	return r.demo.runtime.Delete(ctx, r.container.ID)
 }
 
-// said returns the standard error of the client, its runtime and its hooks, and the log of its
-// relay.
+// said returns the standard error of the client, its runtime and its hooks.
 func (r *running) said() string {
 	text := strings.TrimSpace(r.errors.String())
 	if text == "" {
@@ -747,11 +756,11 @@ func (d *demo) measure(ctx context.Context) (err error) {
 	}
 	d.report.Baselines = result
 	if d.host.OneGPU() {
-		return nil // no GPU stages for another
+		return nil // no GPU stages for another GPU
 	}
 	serverA, serverB := a.Servers[0], b.Servers[0]
-	// By the issuer on the staged route: the relays on the clients' GPUs, the software devices on the
-	// receiver's server.
+	// The issuers of the staged route: relays on the clients' GPUs, and the software devices on
+	// the receiver's server.
 	for _, c := range []struct{ name, from, to, issuer string }{
 		{"client A to slot", a.GPU.BusID, serverA, a.GPU.BusID},
 		{"slot to slot, by the NIC", serverA, serverB, serverB},
@@ -776,8 +785,8 @@ func (d *demo) measure(ctx context.Context) (err error) {
 	return nil
 }
 
-// countServers compares the counters of the relays with the devices' logs, and checks that every
-// staged byte crossed a server GPU.
+// countServers compares the counters of the relays with the logs of the devices, and checks that
+// every staged byte passed a server GPU.
 func (d *demo) countServers(before map[string]testbed.Bytes) error {
 	after, err := d.host.Log()
 	if err != nil {
@@ -793,8 +802,8 @@ func (d *demo) countServers(before map[string]testbed.Bytes) error {
 		received += c.Client.Received
 	}
 	staged := sent + received
-	// Sent bytes enter and leave the sender's server, received bytes the receiver's server.
-	// Short messages may pass beside the server GPUs.
+	// Sent bytes enter and leave the sender's server, received bytes the receiver's server. Short
+	// messages may bypass the server GPUs.
 	eager := uint64(0)
 	if d.report.Transport == launch.TransportVerbs {
 		eager = d.eager()
@@ -806,8 +815,8 @@ func (d *demo) countServers(before map[string]testbed.Bytes) error {
 	}
 	switch {
 	case d.Copy == CopyClient:
-		// No relay counts the client's own copies: sent bytes enter the server GPU, and received
-		// bytes leave it, on both routes.
+		// Relays do not count a client's own copies: on both routes, relays see sent bytes only
+		// leave a server GPU, and received bytes only enter one.
 		if wrong(relays.Out, sent, eager/2) || wrong(relays.In, received, eager/2) {
 			problem("of %d bytes sent out of server GPUs and %d received into them the relays saw %d leave and %d enter", sent,
 				received, relays.Out, relays.In)
@@ -866,8 +875,9 @@ func (d *demo) listServers(before, after map[string]testbed.Bytes) (relays, devi
 	return relays, devices, nil
 }
 
-// eager returns a bound of the bytes of messages that transport verbs may send with the relays' own
-// messages: short ones, and those of the hand-off with its warm-up. Sender and receiver count a message.
+// eager returns the maximum of the bytes that transport verbs may send inside the relays'
+// messages: short messages, and the messages of the hand-off with its warm-up. Sender and receiver
+// both count a message.
 func (d *demo) eager() (n uint64) {
 	n = uint64(2*len(d.report.Containers)) * 8 * 2 * uint64(d.script.Rounds)
 	for _, size := range d.script.sizes() {
@@ -878,11 +888,11 @@ func (d *demo) eager() (n uint64) {
 	return n
 }
 
-// maxEager is the largest of these messages (relay/transport/tcp).
+// maxEager is the maximum size of such a message (relay/transport/tcp).
 const maxEager = 4 << 10
 
-// sharedServers reports whether both clients stage on one GPU: then the NIC's copy stays within
-// the GPU, and the log of the GPU lacks the copy.
+// sharedServers reports whether both clients stage on one GPU. Then the NIC copies within the GPU,
+// and the log of the GPU does not contain the copy.
 func (d *demo) sharedServers() bool {
 	for _, s := range d.lanes[0].Servers {
 		if slices.Contains(d.lanes[1].Servers, s) {

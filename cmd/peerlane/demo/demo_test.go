@@ -16,8 +16,9 @@ import (
 func TestStagedBytesMustCrossAServer(t *testing.T) {
 	server := topo.GPU{BusID: "0000:18:00.0", UUID: "GPU-1"}
 	for _, c := range []struct {
-		name, route       string
-		sent, received    uint64 // by the client
+		name, route string
+		// sent and received are the counters of the client.
+		sent, received    uint64
 		relayIn, relayOut uint64
 		problem           string
 	}{

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// pattern is a stream of bytes that depends on a seed and the position only:
-// word i of message m is a mix (splitmix64's) of both.
+// pattern is a stream of bytes that depends only on a seed and the position: word i of message m
+// is a mix (splitmix64) of both.
 type pattern struct{ seed uint64 }
 
 // patternOf returns the pattern of a message in a direction.

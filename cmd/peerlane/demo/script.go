@@ -7,29 +7,29 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Script is the input of both clients, which derive the same steps from the script.
+// Script is the input of both clients, from which they derive the same steps.
 type Script struct {
 	Seed uint64 `json:"seed"`
-	// Bytes is the minimum of verified bytes per direction.
+	// Bytes is the minimum of bytes to verify per direction.
 	Bytes uint64 `json:"bytes"`
-	// Largest is the size of the largest message, and of a client's buffers; 0 for maxMessage.
+	// Largest is the size of the largest message and of a client's buffers; 0 means maxMessage.
 	Largest uint64 `json:"largest,omitempty"`
-	// RateSizes are the message sizes whose rate is measured, RateBytes the bytes to move per
-	// size, Depth the messages in flight.
+	// RateSizes are the message sizes to measure rates with, RateBytes the bytes to send per size,
+	// and Depth the messages in flight.
 	RateSizes []uint64 `json:"rateSizes"`
 	RateBytes uint64   `json:"rateBytes"`
 	Depth     int      `json:"depth"`
-	// Staging is the staging memory per direction of a client that copies itself, bytes; 0 leaves
-	// copies to the relays.
+	// Staging is the staging memory of a client that copies itself, in bytes per direction; 0
+	// means that the relays copy.
 	Staging uint64 `json:"staging,omitempty"`
-	// Rounds of the hand-off measurement.
+	// Rounds is the number of iterations of the hand-off measurement.
 	Rounds int `json:"rounds"`
 	// Timeout limits a step.
 	Timeout time.Duration `json:"timeout"`
 }
 
-// Sizes of the verified messages: every power of two from 8 bytes to the largest,
-// twice, and then odd sizes until the bytes are reached.
+// sizes returns the sizes of the verified messages: every power of two from 8 bytes to the
+// largest, twice, and then odd sizes up to the number of bytes.
 func (s Script) sizes() []uint64 {
 	var sizes []uint64
 	total := uint64(0)
@@ -53,14 +53,15 @@ func (s Script) largest() uint64 { return cmp.Or(s.Largest, maxMessage) }
 // maxMessage is the largest message of a demo that is not quick.
 const maxMessage = 64 << 20
 
-// order is a line from the orchestrator to a client.
+// order is a message from the orchestrator to a client: one line of JSON.
 type order struct {
 	Connect wire.Handle `json:"connect"`
 }
 
-// event is a line from a client to the orchestrator.
+// event is a message from a client to the orchestrator: one line of JSON.
 type event struct {
-	Kind       string      `json:"kind"` // injected, listening, connected, progress, done, failed
+	// Kind is injected, listening, connected, progress, done or failed.
+	Kind       string      `json:"kind"`
 	Injected   *Injected   `json:"injected,omitempty"`
 	Handle     wire.Handle `json:"handle"`
 	Connection string      `json:"connection,omitempty"`
@@ -71,22 +72,24 @@ type event struct {
 	Error      string      `json:"error,omitempty"`
 }
 
-// Injected is the content that a container finds in itself.
+// Injected describes what an engine has added to the container.
 type Injected struct {
 	Devices     []string          `json:"devices"`
 	Mounts      []string          `json:"mounts"`
 	Environment map[string]string `json:"environment"`
-	GPUs        []string          `json:"gpus"` // that CUDA shows
-	PIDs        int               `json:"pids"` // processes visible
+	// GPUs are the GPUs that CUDA shows, and PIDs is the number of visible processes.
+	GPUs []string `json:"gpus"`
+	PIDs int      `json:"pids"`
 }
 
 // Client is the result of a client.
 type Client struct {
-	Sent            uint64        `json:"sent"`
-	Received        uint64        `json:"received"`
-	Messages        int           `json:"messages"`
-	VerifiedBytes   uint64        `json:"verifiedBytes"` // received and compared
-	Verified        bool          `json:"verified"`      // every message
+	Sent     uint64 `json:"sent"`
+	Received uint64 `json:"received"`
+	Messages int    `json:"messages"`
+	// VerifiedBytes were received and compared. Verified reports that every message matched.
+	VerifiedBytes   uint64        `json:"verifiedBytes"`
+	Verified        bool          `json:"verified"`
 	Rates           []Rate        `json:"rates,omitempty"`
 	HandOffMedian   time.Duration `json:"handOffMedian,omitempty"`
 	HandOff99       time.Duration `json:"handOff99,omitempty"`
@@ -95,13 +98,13 @@ type Client struct {
 	ProtocolVersion uint32        `json:"protocolVersion"`
 }
 
-// Rate is how fast messages of a size moved.
+// Rate is the rate of messages of one size.
 type Rate struct {
 	Size uint64  `json:"size"` // bytes
-	GBs  float64 `json:"gbs"`  // 1e9 bytes a second
+	GBs  float64 `json:"gbs"`  // 1e9 bytes per second
 }
 
-// RelayCounters are the counters of a container's relay, bytes.
+// RelayCounters are the counters of a container's relay in bytes.
 type RelayCounters struct {
 	Sent     uint64          `json:"sent"`
 	Received uint64          `json:"received"`
@@ -111,7 +114,7 @@ type RelayCounters struct {
 	Servers  []ServerCounter `json:"servers"`
 }
 
-// ServerCounter is the traffic through a server GPU.
+// ServerCounter is the traffic through a server GPU in bytes.
 type ServerCounter struct {
 	GPU string `json:"gpu"`
 	In  uint64 `json:"in"`

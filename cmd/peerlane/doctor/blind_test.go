@@ -22,8 +22,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// A source that is unreadable for this user, or that does not answer, is reported and is no
-// failure.
+// doctor reports a source that is unreadable for this user, or that does not answer, and does not
+// count it as a failure.
 func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 	m := newMade(t)
 	for _, test := range []struct {
@@ -126,7 +126,7 @@ func TestDoctorHungCheckDoesNotBlockOthers(t *testing.T) {
 	}
 }
 
-// held is a driver whose calls hang.
+// held is an NVML whose calls hang.
 type held struct {
 	fake
 	until chan struct{}
@@ -137,7 +137,7 @@ func (h *held) GPUs() ([]topo.NVMLGPU, error) {
 	return h.fake.GPUs()
 }
 
-// The lookup of a GPU's name before the checks has a time limit too.
+// The lookup of a GPU's name, before the checks, has a time limit too.
 func TestDoctorHungDriverDelaysNoNames(t *testing.T) {
 	m := newMade(t)
 	driver := &held{m.fake, make(chan struct{})}
@@ -145,7 +145,7 @@ func TestDoctorHungDriverDelaysNoNames(t *testing.T) {
 	h.NVML = driver
 	_, err := h.lane(context.Background(), "2", 10*time.Millisecond)
 	if !testutil.HasError(err, &silentError{"2", 10 * time.Millisecond}) {
-		t.Errorf("of a driver that hangs: %v", err)
+		t.Errorf("error of a driver that hangs: %v", err)
 	}
 	close(driver.until)
 	if index, err := h.Lane(context.Background(), far); err != nil || index != 2 {
@@ -217,7 +217,7 @@ func TestDockerWithPeerlaneRuntime(t *testing.T) {
 	}
 }
 
-// Conditions that resemble a fault, at the right severity.
+// Conditions that resemble a fault have the right severity.
 func TestDoctorHarmlessFindingIsNoFault(t *testing.T) {
 	m := newMade(t)
 	for _, test := range []struct {
@@ -304,7 +304,7 @@ func TestVersionsOfEngines(t *testing.T) {
 	}
 }
 
-// A directory given by --root is untrusted: doctor runs no program of it as root.
+// A directory given by --root is untrusted: doctor, as root, runs no program in it.
 func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 	m := newMade(t)
 	ran := m.path("ran")
@@ -323,7 +323,7 @@ func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 	}
 }
 
-// Relays of ended containers do not count as working.
+// A relay of an ended container does not count as working.
 func TestRelaysThatWorkAreCounted(t *testing.T) {
 	m := newMade(t)
 	over := trainer()
@@ -340,7 +340,7 @@ func TestRelaysThatWorkAreCounted(t *testing.T) {
 	}
 }
 
-// The files that containerd imports decide; a directory may have another name.
+// doctor reads the files that containerd imports, and directories under other names.
 func TestEnginesThatReadMore(t *testing.T) {
 	m := newMade(t)
 	const table, imports = "[plugins.\"io.containerd.grpc.v1.cri\"]\n", "version = 2\nimports = " +
@@ -385,12 +385,12 @@ func TestRemediesToPaste(t *testing.T) {
 		return list
 	}
 	if f := named("a GPU off the bus"); len(f) != 1 || !strings.Contains(f[0].Remedy, "nvidia-smi --gpu-reset -i 2") {
-		t.Errorf("of a GPU off the bus: %+v", f)
+		t.Errorf("findings for a GPU off the bus: %+v", f)
 	}
 	for _, f := range named("ACS redirection") {
 		caution, command := strings.Index(f.Remedy, "virtual machine"), strings.Index(f.Remedy, "setpci")
 		if caution < 0 || command < caution || !strings.Contains(f.Remedy, `"pci=disable_acs_redir=`) {
-			t.Errorf("of ACS: %s", f.Remedy)
+			t.Errorf("remedy for ACS redirection: %s", f.Remedy)
 		}
 	}
 }

@@ -24,7 +24,7 @@ func checkGovernor(_ context.Context, h *Host) []Finding {
 	others := map[string]int{}
 	for _, file := range files {
 		switch governor, err := read(file); {
-		case absent(err): // went offline meanwhile
+		case absent(err): // went offline since the listing
 		case err != nil:
 			return []Finding{unknown("host", "%s", denied(err))}
 		case governor != "performance":

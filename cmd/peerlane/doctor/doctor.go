@@ -1,10 +1,10 @@
 // Package doctor examines a host for causes of failing or slow lanes that no error reports: a port
 // at half rate, a stale specification, a switch that redirects peer-to-peer traffic.
 //
-// A Check is an entry of All, and each subject has a file. To add a check, write a function that
-// examines a Host and returns findings, add an entry to the subject's list, and add a host with the
-// fault to the table of the tests; docs/doctor.md is generated. A check changes nothing, works for
-// any user, and reports sources that it cannot read.
+// A Check is an entry of All, and every subject has a file. To add a check, write a function that
+// examines a Host and returns findings, add an entry to the list of the subject, and add a host
+// with the fault to the table of the tests. A program generates docs/doctor.md. A check changes
+// nothing, works for any user, and reports sources that it cannot read.
 package doctor
 
 import (
@@ -19,8 +19,8 @@ import (
 // Status is the severity of a finding; greater is worse.
 type Status int
 
-// Severities. NotApplicable means that the host lacks the examined device or feature; it counts as
-// OK.
+// Severities. NotApplicable means that the host lacks the examined device or feature, and counts
+// as OK.
 const (
 	NotApplicable Status = iota - 1
 	OK
@@ -66,7 +66,7 @@ type Finding struct {
 
 // Check examines one aspect of a host.
 type Check struct {
-	// Name is a word for programs, a public interface.
+	// Name identifies the check for programs: it is a public interface.
 	Name string
 	// subject groups checks.
 	subject string
@@ -82,7 +82,7 @@ func All() []Check {
 		limitChecks, securityChecks, relayChecks)
 }
 
-// timeout is the limit of a check, since a driver can hang any caller.
+// timeout limits a check, because a driver can block any caller.
 const timeout = 20 * time.Second
 
 // Examine runs the checks concurrently and returns the findings in the order of the checks. No
@@ -145,7 +145,7 @@ func (h *Host) lane(ctx context.Context, name string, limit time.Duration) (int,
 	}
 }
 
-// silentError is the error of a host that does not answer which GPU has a name.
+// silentError is the error of a host that did not answer which GPU has a name.
 type silentError struct {
 	gpu   string
 	limit time.Duration
@@ -156,7 +156,7 @@ func (e *silentError) Error() string {
 		e.limit)
 }
 
-// within runs a check with a limit. It abandons a check that does not return.
+// within runs a check with a time limit. It abandons a check that does not return.
 func (c Check) within(ctx context.Context, h *Host, limit time.Duration) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -195,7 +195,7 @@ func Worst(list []Finding) Status {
 	return worst
 }
 
-// For returns the findings about the lane of a GPU.
+// For returns the findings that affect the lane of a GPU.
 func For(list []Finding, index int) []Finding {
 	return slices.DeleteFunc(slices.Clone(list), func(f Finding) bool {
 		return f.Lanes != nil &&

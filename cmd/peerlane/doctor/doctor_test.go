@@ -55,7 +55,7 @@ func sayings(found []Finding) string {
 	return b.String()
 }
 
-// The checks of a fault find it, and no other check does; on a host without faults every check is
+// Each fault is found by its own checks and by no others; on a host without faults every check is
 // OK.
 func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 	m := newMade(t)
@@ -75,7 +75,7 @@ func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 					(f.Status <= OK) != (f.Why == "") || (f.Status <= OK) != (f.Remedy == "") {
 					t.Errorf("a finding that is not whole: %+v", f)
 				}
-				// Remedies are pasted, and the start of an engine can end every container.
+				// Users paste remedies, and restarting an engine can end every container.
 				if i := strings.Index(f.Remedy, "restart docker"); i >= 0 &&
 					!strings.Contains(f.Remedy[i:], "ends all of its containers") ||
 					strings.Contains(f.Remedy, "&& systemctl restart") || strings.Contains(f.Remedy, "restart the engine") {
@@ -94,13 +94,13 @@ func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 	m.t = t
 	check("a host that is right again", nil, "")
 	for _, c := range All() {
-		if !finds[c.Name] && c.Name != "configuration" { // covered by its own test
+		if !finds[c.Name] && c.Name != "configuration" { // its own test covers it
 			t.Errorf("no made host has a fault that %s finds", c.Name)
 		}
 	}
 }
 
-// Combined faults are found as if separate.
+// Every fault of a combination is found as if it were alone.
 func TestFaultsThatComeTogether(t *testing.T) {
 	m := newMade(t)
 	seed := rand.Uint64()
@@ -124,7 +124,7 @@ func TestFaultsThatComeTogether(t *testing.T) {
 	}
 }
 
-// distinct removes duplicates: one check can find several faults.
+// distinct removes duplicates, because one check can find several faults.
 func distinct(list []string) []string {
 	list = slices.Sorted(slices.Values(list))
 	return slices.Compact(list)
@@ -138,7 +138,7 @@ func (f fault) hides(o fault) bool {
 	})
 }
 
-// rounds is how many combinations are tried; PEERLANE_DOCTOR_ROUNDS has more tried.
+// rounds returns the number of combinations to try: PEERLANE_DOCTOR_ROUNDS, or a default.
 func rounds() int {
 	if n, err := strconv.Atoi(os.Getenv("PEERLANE_DOCTOR_ROUNDS")); err == nil {
 		return n

@@ -12,7 +12,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/doctor.md")
 
-// document is docs/doctor.md.
+// document returns the text of docs/doctor.md.
 func document() string {
 	var b strings.Builder
 	b.WriteString("<!-- Written by `go test ./cmd/peerlane/doctor -update` from the checks themselves. -->\n\n" + `# Checks of peerlane doctor

@@ -43,13 +43,13 @@ var driverChecks = []Check{
 	},
 }
 
-// oldestDriver and oldestCUDA are the minimum of package cuda.
+// oldestDriver and oldestCUDA are the minimum versions of package cuda.
 const (
 	oldestDriver = 515
 	oldestCUDA   = 11070
 )
 
-// driverRelease is in /proc/driver/nvidia/version, "... 580.95.05  Release Build".
+// driverRelease matches the version in /proc/driver/nvidia/version, "... 580.95.05 Release Build".
 var driverRelease = regexp.MustCompile(`\s((\d{1,6})\.\d[0-9.]*)\s`)
 
 func checkDriver(_ context.Context, h *Host) []Finding {
@@ -107,7 +107,7 @@ func checkDriver(_ context.Context, h *Host) []Finding {
 
 func cudaVersion(number int) string { return fmt.Sprintf("%d.%d", number/1000, number%1000/10) }
 
-// registers reports the reason why the host registers no GPU memory; empty if a GPU and a NIC are
+// registers returns the reason why the host registers no GPU memory; empty if a GPU and a NIC are
 // present.
 func (h *Host) registers() (none string) {
 	t, err := h.topology()
@@ -143,7 +143,7 @@ func checkPeermem(_ context.Context, h *Host) []Finding {
 	return []Finding{ok("host", "%s is loaded", p.Module)}
 }
 
-// oldestRDMACore is where DMA-BUF works for GPUs (openucx/ucx#11002).
+// oldestRDMACore is the first release in which DMA-BUF works for GPUs (openucx/ucx#11002).
 const oldestRDMACore = 41
 
 // ibverbsFile matches the target of libibverbs.so.1: 1.14 is the interface, 41.0 the release of
@@ -184,8 +184,8 @@ func checkDMABUF(_ context.Context, h *Host) []Finding {
 	return orFine(list, "open kernel modules, Linux %s, rdma-core %d", release, core)
 }
 
-// kernelConfig returns the build configuration of the kernel and its path; empty if no file has the
-// configuration.
+// kernelConfig returns the build configuration of the kernel and the path of its file; both are
+// empty without such a file.
 func (h *Host) kernelConfig(release string) (text, path string) {
 	if filepath.Base(release) == release {
 		path = h.path("boot", "config-"+release)
@@ -210,8 +210,8 @@ func (h *Host) kernelConfig(release string) (text, path string) {
 	return string(all), path
 }
 
-// rdmaCore returns release and path of the host's rdma-core: release 0 if the file name has none,
-// path "" if absent.
+// rdmaCore returns the release and the path of the host's rdma-core. release is 0 if the file name
+// does not contain it, and path is empty if the library is absent.
 func (h *Host) rdmaCore() (release int, path string) {
 	for _, pattern := range []string{"usr/lib/*-linux-gnu", "usr/lib64", "usr/lib", "lib64", "lib/*-linux-gnu"} {
 		found, err := filepath.Glob(h.path(pattern, "libibverbs.so.1"))
@@ -231,7 +231,7 @@ func (h *Host) rdmaCore() (release int, path string) {
 	return 0, ""
 }
 
-// healthOf returns NVML's data of a GPU, or in why the text of a finding.
+// healthOf returns NVML's data of a GPU, or in why the text of the finding that reports the error.
 func (h *Host) healthOf(busID string) (g *nvml.GPUHealth, why string) {
 	health, err := h.nvml()
 	for i := range health.GPUs {

@@ -61,15 +61,15 @@ func checkEngines(ctx context.Context, h *Host) []Finding {
 	return list
 }
 
-// restarts states how the unit of an engine loads new configuration and which containers end. Users
-// paste remedies, so a remedy that ends containers says so first.
+// restarts says how the unit of an engine loads a new configuration, and which containers that
+// ends. Users paste remedies, so a remedy that ends containers begins with a warning.
 var restarts = map[string]string{
 	"docker":     "systemctl restart docker ends all of its containers, unless live-restore is on: choose the time",
 	"containerd": "systemctl restart containerd (containers go on)",
 	"crio":       "systemctl restart crio (containers go on)",
 }
 
-// reads says whether an engine reads a directory in which specifications of ours lie.
+// reads checks that an engine reads a directory with Peerlane's specifications.
 func (h *Host) reads(dirs []string, key, unit string) (Finding, bool) {
 	for _, dir := range h.SpecDirs {
 		there, err := filepath.Glob(filepath.Join(dir, "peerlane.dev-*"))
@@ -84,7 +84,7 @@ func (h *Host) reads(dirs []string, key, unit string) (Finding, bool) {
 	return Finding{}, false
 }
 
-// resolved returns path without symbolic links: /var/run links to /run.
+// resolved returns path without symbolic links: /var/run is a link to /run.
 func resolved(path string) string {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		return to
@@ -133,11 +133,10 @@ func lookDocker(_ context.Context, h *Host, version [3]int) (Finding, bool) {
 	return ok("", "CDI is on"), true
 }
 
-// criPlugins are names of containerd's CRI plugin: that of configuration version 2, then earlier
-// names.
+// criPlugins are the names of containerd's CRI plugin, newest first.
 var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"}
 
-// lookContainerd takes package engine's word, which follows imports.
+// lookContainerd uses package engine, which follows imports.
 func lookContainerd(ctx context.Context, h *Host, version [3]int) (Finding, bool) {
 	s, err := engine.Host{Root: h.Root, Version: dotted(version)}.Look(ctx, engine.Containerd, engine.Wanted{})
 	if err != nil {
@@ -192,7 +191,7 @@ func lookCRIO(_ context.Context, h *Host, version [3]int) (Finding, bool) {
 	if below(version, 1, 23) {
 		return failure("", "this version has no CDI; 1.23 is the first that has").remedy("update CRI-O"), true
 	}
-	files, _ := filepath.Glob(h.path("etc/crio/crio.conf.d/*")) // the pattern is right
+	files, _ := filepath.Glob(h.path("etc/crio/crio.conf.d/*")) // the pattern is valid
 	for _, path := range append([]string{h.path("etc/crio/crio.conf")}, files...) {
 		var c struct {
 			CRIO struct {

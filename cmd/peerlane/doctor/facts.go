@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Facts returns the facts that this host sends to another host's doctor. all lists the network
+// Facts returns the facts that this host sends to the doctor of another host. all are the network
 // interfaces of the host (address.Host).
 func (h *Host) Facts(name, release string, keys network.Keys, all []address.Interface) (meeting.Facts, error) {
 	c, err := h.configuration()
@@ -46,7 +46,7 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 		f.Interfaces[i].Addresses = append(f.Interfaces[i].Addresses, at.Address.WithZone("").String())
 	}
 	var nics []topo.NIC
-	if p, err := h.readPlan(); err == nil { // a host without GPUs has a network too; other checks report missing GPUs
+	if p, err := h.readPlan(); err == nil { // a host without GPUs has a network too; other checks report the missing plan
 		nics = p.NICs
 	}
 	for _, at := range chosen {
@@ -89,11 +89,11 @@ func chosenAddresses(c config.Network, all []address.Interface) ([]address.Chose
 	return list.Choose(all, address.Family(c.Family))
 }
 
-// netNumber reads a number of /sys/class/net/NAME, or 0.
+// netNumber reads a number from /sys/class/net/NAME; 0 if it is absent or invalid.
 func (h *Host) netNumber(name, attribute string) int {
 	text, err := read(h.sys("class/net", name, attribute))
 	if err != nil {
-		return 0 // speed fails with EINVAL on a link that is down, or virtual
+		return 0 // speed fails with EINVAL on a virtual link or a link that is down
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
@@ -102,7 +102,7 @@ func (h *Host) netNumber(name, attribute string) int {
 	return n
 }
 
-// KeyIDs returns the ids of a cluster's keys, the current key first.
+// KeyIDs returns the ids of a cluster's keys, current key first.
 func KeyIDs(keys network.Keys) []string {
 	ids := []string{keys.Current.ID.String()}
 	if keys.Previous != nil {

@@ -15,20 +15,20 @@ import (
 // fault is a defect of a host, applied to a good host.
 type fault struct {
 	name string
-	// of has words for the changed objects, so that the test does not combine two faults of one
-	// object; by default the name of the check.
+	// of names the changed objects, so that the test does not combine two faults of one object.
+	// The default is the name of the check.
 	of string
-	// finds is the set of findings other than OK, "STATUS CHECK"; says is part of the text or the
-	// remedy of the first finding.
+	// finds are the findings other than OK, "STATUS CHECK". says is part of the text or the remedy
+	// of the first finding.
 	finds []string
 	says  string
-	// change runs before plan and specifications are installed, and after runs afterwards.
+	// change runs before plan and specifications are installed, and after runs after that.
 	change, after func(*made)
 	// replan marks a fault that changes the plan or the tested pairs.
 	replan bool
 }
 
-// faults returns the faults in the order of the checks; a check that examines several objects has
+// faults returns the faults in the order of the checks. A check that examines several objects has
 // several faults.
 func faults() []fault {
 	list := []fault{
@@ -330,7 +330,8 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 			}},
 		{name: "a cap that has no room", replan: true, of: "staging plan", finds: []string{"warning staging"},
 			says: "raise staging.limit", change: func(m *made) {
-				// Room for the slots of one lane, which the plan needs, but not for two.
+				// The limit has room for the slots of one lane, which the plan requires, but not
+				// of two.
 				m.write("etc/peerlane/config.toml", "[relay]\nslots = 4\n[staging]\nlimit = \"140MiB\"")
 			}},
 	}
@@ -349,21 +350,21 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 	return list
 }
 
-// driver changes the versions in NVML.
+// driver changes the versions that NVML reports.
 func (m *made) driver(version string, cuda int) {
 	old := m.fake.health
 	m.fake.health.Driver, m.fake.health.CUDA = version, cuda
 	m.undone = append(m.undone, func() { m.fake.health.Driver, m.fake.health.CUDA = old.Driver, old.CUDA })
 }
 
-// log has the kernel say more.
+// log appends lines to the kernel's log.
 func (m *made) log(lines string) {
 	text, err := os.ReadFile(m.path("dev/kmsg"))
 	must(m.t, err)
 	m.write("dev/kmsg", string(text)+lines)
 }
 
-// relay changes the single container.
+// relay changes the host's only container.
 func (m *made) relay(change func(*generation.Info)) {
 	g := trainer()
 	change(&g)
@@ -371,7 +372,7 @@ func (m *made) relay(change func(*generation.Info)) {
 	m.undone = append(m.undone, func() { m.generations = []generation.Info{trainer()} })
 }
 
-// redirect sets request and completion redirection in a port's configuration space.
+// redirect enables request and completion redirection in a port's configuration space.
 func (m *made) redirect(port string) {
 	m.t.Helper()
 	path := "sys/bus/pci/devices/" + port + "/config"

@@ -98,8 +98,8 @@ var gpuChecks = []Check{
 	},
 }
 
-// mode returns a check of a setting that NVML reports for each GPU. set returns the defect and the
-// remedy.
+// mode returns a check of a setting that NVML reports for each GPU. set returns the defect, if
+// any, and its remedy.
 func mode(fine string, set func(topo.GPU) (found, remedy string)) func(context.Context, *Host) []Finding {
 	return func(_ context.Context, h *Host) []Finding {
 		t, err := h.topology()
@@ -127,7 +127,7 @@ func mode(fine string, set func(topo.GPU) (found, remedy string)) func(context.C
 	}
 }
 
-// noNVML returns a single finding for the host if NVML is unavailable, and else nil.
+// noNVML returns one finding for the host if NVML is unavailable, and nil otherwise.
 func noNVML(h *Host) []Finding {
 	if _, err := h.nvml(); err != nil {
 		return []Finding{unknown("host", "%v", err).remedy("see the check driver")}
@@ -162,7 +162,7 @@ func checkP2P(_ context.Context, h *Host) []Finding {
 	return orFine(list, "the driver gives peer-to-peer access to all %d pairs that lanes stage on", len(names))
 }
 
-// pairs returns the pairs that lanes can stage on.
+// pairs returns the pairs of GPUs that lanes can stage on.
 func (h *Host) pairs() ([]launch.PairName, error) {
 	p, err := h.readPlan()
 	if err != nil {
@@ -238,11 +238,11 @@ func (h *Host) record() ([]launch.Pair, error) {
 	return r.Pairs, nil
 }
 
-// unverified returns a finding for each kept result of GPUs and a NIC that is not good.
+// unverified returns a finding for each recorded result of GPUs and a NIC that is not good.
 func (h *Host) unverified() (list []Finding) {
 	r, err := h.selfTests()
 	if err != nil {
-		return nil // the check of pairs reports it
+		return nil // the check of pairs reports the error
 	}
 	for _, t := range r.Triples {
 		if t.Verdict != launch.VerdictGood {
@@ -314,12 +314,12 @@ func checkBAR1(_ context.Context, h *Host) []Finding {
 		return []Finding{f.touching(lanes)}
 	})
 	if !bad && len(list) > 0 {
-		return list // there is no GPU, or no topology
+		return list // no GPU, or no topology
 	}
 	return orFine(list, "each BAR1 has room for what is staged there, and for the GPU's memory")
 }
 
-// mpsPrograms are process names of MPS; the kernel cuts names at 15 bytes.
+// mpsPrograms are the process names of MPS; the kernel truncates names to 15 bytes.
 var mpsPrograms = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
 
 func checkMPS(_ context.Context, h *Host) []Finding {
@@ -349,7 +349,7 @@ func (h *Host) processes(wanted func(comm string) bool) (map[int]string, error) 
 			continue
 		}
 		comm, err := read(h.proc(e.Name(), "comm"))
-		if err == nil && wanted(comm) { // with an error the process has ended
+		if err == nil && wanted(comm) { // after an error the process has ended
 			found[pid] = comm
 		}
 	}
@@ -410,7 +410,7 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 		}
 		busID, err := topo.ParseBusID(m[1] + ".0")
 		if err != nil {
-			continue // unreachable: the pattern matched
+			continue // unreachable: the pattern has matched
 		}
 		number, _ := strconv.Atoi(m[2]) // at most four digits
 		f := fault{busID, number}
@@ -424,7 +424,7 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 		}
 		return a.number - b.number
 	}) {
-		on, index := "GPU "+f.gpu, f.gpu // nvidia-smi takes both
+		on, index := "GPU "+f.gpu, f.gpu // nvidia-smi accepts both
 		if t, err := h.topology(); err == nil {
 			if g, err := t.FindGPU(f.gpu); err == nil {
 				on, index = gpuName(g), strconv.Itoa(g.Index)
@@ -445,7 +445,7 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 	return orFine(list, "it has none")
 }
 
-// cut limits a log line to the width of a table.
+// cut truncates a log line to the width of a table.
 func cut(text string) string {
 	if r := []rune(strings.ToValidUTF8(text, "?")); len(r) > 200 {
 		return string(r[:200]) + "..."
@@ -453,14 +453,14 @@ func cut(text string) string {
 	return strings.ToValidUTF8(text, "?")
 }
 
-// maxLog bounds the bytes read from the kernel's log, which has some megabytes.
+// maxLog limits the bytes read from the kernel's log, which has some megabytes.
 const maxLog = 64 << 20
 
-// kernelLog returns the messages of /dev/kmsg without prefixes, oldest first, and does not wait for
-// more. The device returns one record per read; a test's file returns many.
+// kernelLog returns the messages of /dev/kmsg without prefixes, oldest first, and does not wait
+// for new messages. The device returns one record per read; the file of a test returns many.
 func (h *Host) kernelLog(ctx context.Context) ([]string, error) {
 	path := h.path("dev/kmsg")
-	// Not package os, whose poller would wait for the next message.
+	// Package os would wait for the next message in its poller.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
@@ -476,7 +476,7 @@ func (h *Host) kernelLog(ctx context.Context) ([]string, error) {
 		switch {
 		case errors.Is(err, unix.EAGAIN), err == nil && n == 0:
 			return messages(text.String()), nil
-		case errors.Is(err, unix.EPIPE), errors.Is(err, unix.EINTR): // overwritten meanwhile
+		case errors.Is(err, unix.EPIPE), errors.Is(err, unix.EINTR): // the kernel has overwritten the record
 		case err != nil:
 			return nil, &os.PathError{Op: "read", Path: path, Err: err}
 		default:
@@ -486,8 +486,8 @@ func (h *Host) kernelLog(ctx context.Context) ([]string, error) {
 	return messages(text.String()), nil
 }
 
-// messages removes the prefix of each record ("6,1234,5678,-;message") and the following lines of
-// keys, which begin with a blank.
+// messages removes the prefix of each record ("6,1234,5678,-;message") and the continuation lines
+// with keys, which begin with a blank.
 func messages(text string) (list []string) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")

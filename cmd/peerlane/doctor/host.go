@@ -34,34 +34,34 @@ type NVML interface {
 	Health() (nvml.Health, error)
 }
 
-// Host is the examined host. Checks use only this interface, so that tests can substitute a fake
+// Host is the examined host. Checks read only through Host, so that tests can substitute a fake
 // host.
 type Host struct {
-	// Sysfs and Proc are the roots of sysfs and procfs, and Root is that of the rest:
-	// /dev, /etc, /usr, /boot.
+	// Sysfs and Proc are the roots of sysfs and procfs. Root is the root of /dev, /etc, /usr and
+	// /boot.
 	Sysfs, Proc, Root string
 	Layout            paths.Layout
-	// SpecDirs are the directories that engines read, by priority.
+	// SpecDirs are the directories that engines read, in order of priority.
 	SpecDirs []string
-	// NVML is nil for a host that is not this machine: the library speaks of that.
+	// NVML is nil unless the host is this machine, which the library describes.
 	NVML NVML
-	// Software has plans use software RDMA, too.
+	// Software lets plans use software RDMA.
 	Software bool
-	// Relays lists the generations of a layout: generation.List.
+	// Relays lists the generations of a layout; usually generation.List.
 	Relays func(paths.Layout) ([]generation.Info, error)
-	// Ask asks relays for a report, for no longer than a time: control.Ask.
+	// Ask asks relays for a report, with a time limit; usually control.Ask.
 	Ask func(paths.Layout, []generation.Info, time.Duration) control.Reports
-	// Staged returns the staging memory of each GPU by PCI address: staging.Staged.
+	// Staged returns the staging memory of each GPU by PCI address; usually staging.Staged.
 	Staged func(paths.Layout) (map[string]uint64, error)
-	// Pairs are the results of a self-test that was just made and is not kept.
+	// Pairs are the results of a self-test of this command, which are not recorded.
 	Pairs []launch.Pair
 	// Meetings are the connections with other hosts; nil without --connect.
 	Meetings *Meetings
 	// Interval is the time between two readings of counters.
 	Interval time.Duration
-	// wait replaces the pause in tests; nil for the clock.
+	// wait replaces the pause in tests; nil to wait for the time.
 	wait func(context.Context, time.Duration)
-	// ask replaces running a program with --version in tests; nil for askVersion.
+	// ask replaces askVersion in tests; nil for askVersion.
 	ask func(ctx context.Context, path string) (string, error)
 
 	once   sync.Once
@@ -73,16 +73,16 @@ type Host struct {
 	relays func() ([]generation.Info, error)
 }
 
-// drift is the differences between installed specifications and host, and the hook in the
-// specifications.
+// drift holds the differences between the installed specifications and the host, and the hook that
+// the specifications name.
 type drift struct {
 	list  []cdi.Drift
 	files int
 	hook  string
 }
 
-// prepare creates the facts that several checks share: the first check that needs a fact looks it
-// up, and a hanging lookup blocks only checks of this fact.
+// prepare creates functions for the facts that several checks share. The first check that calls a
+// function reads the fact, and a read that hangs blocks only the checks of that fact.
 func (h *Host) prepare() {
 	h.once.Do(func() {
 		h.config = sync.OnceValues(func() (config.Config, error) { return config.Load(h.Layout.ConfigFile()) })
@@ -117,7 +117,7 @@ func (h *Host) prepare() {
 	})
 }
 
-// readPlan is that of the host by now.
+// readPlan returns the plan of the host as it is now.
 func (h *Host) readPlan() (*planner.Plan, error) { h.prepare(); return h.plan() }
 
 func (h *Host) topology() (*topo.Host, error)           { h.prepare(); return h.topo() }
@@ -135,10 +135,10 @@ func (h *Host) path(elem ...string) string {
 	return filepath.Join(append([]string{h.Root}, elem...)...)
 }
 
-// maxText is more than any file that a check reads whole.
+// maxText is above the size of any file that a check reads as a whole.
 const maxText = 4 << 20
 
-// read reads a file.
+// read returns the content of a file.
 func read(path string) (string, error) {
 	f, err := openFile(path)
 	if err != nil {
@@ -152,7 +152,7 @@ func read(path string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// readTail reads the end of a file that can be long: maxLog bytes at most.
+// readTail returns the last maxLog bytes of a file of any size.
 func readTail(path string) (string, error) {
 	f, err := openFile(path)
 	if err != nil {
@@ -167,7 +167,7 @@ func readTail(path string) (string, error) {
 	return string(text), err
 }
 
-// openFile opens nothing but a regular file, so that no pipe or device can hold a check.
+// openFile opens regular files only, so that no pipe or device can block a check.
 func openFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -186,7 +186,7 @@ func openFile(path string) (*os.File, error) {
 
 func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }
 
-// denied returns the words for an access that this user is denied.
+// denied describes an access that this user is denied.
 func denied(err error) string {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Sprintf("%v; run peerlane doctor as root", err)
@@ -194,23 +194,23 @@ func denied(err error) string {
 	return err.Error()
 }
 
-// oneLine is an error of several as a part of a sentence.
+// oneLine returns the text of a joined error as part of a sentence.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ", and ") }
 
 // gpuName returns the GPU's name for messages.
 func gpuName(g topo.GPU) string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.BusID) }
 
-// lanesOfGPU are the lanes that a GPU has or serves, by index.
+// lanesOfGPU returns the lanes that a GPU has or serves, by index.
 func (h *Host) lanesOfGPU(busID string) []int {
 	return h.lanesWith(func(l planner.Lane) bool { return l.GPU == busID || slices.Contains(l.Servers, busID) })
 }
 
-// lanesOfNIC are the lanes that a NIC carries.
+// lanesOfNIC returns the lanes that a NIC carries.
 func (h *Host) lanesOfNIC(name string) []int {
 	return h.lanesWith(func(l planner.Lane) bool { return slices.Contains(l.NICs, name) })
 }
 
-// lanesWith returns the lanes that match, or every lane if there is no plan.
+// lanesWith returns the lanes that match, or every lane without a plan.
 func (h *Host) lanesWith(touched func(planner.Lane) bool) []int {
 	p, err := h.readPlan()
 	if err != nil {
@@ -264,10 +264,10 @@ func (h *Host) aboutNICs(look func(topo.NIC) []Finding) []Finding {
 	return list
 }
 
-// programs are where programs of a host lie.
+// programs are the directories of a host's programs.
 var programs = []string{"usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"}
 
-// program returns the path of a program, or "".
+// program returns the path of a program, or "" if it is absent.
 func (h *Host) program(name string) string {
 	for _, dir := range programs {
 		if info, err := os.Stat(h.path(dir, name)); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
@@ -279,7 +279,7 @@ func (h *Host) program(name string) string {
 
 var versionForm = regexp.MustCompile(`\bv?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`)
 
-// errForeign is of a program below a root that is not this machine's.
+// errForeign is the error of a program below the root of another system.
 var errForeign = errors.New("not run, because it is outside the running system (root other than /)")
 
 // version runs a program with --version. With a root other than / it runs nothing: checks usually
@@ -301,12 +301,12 @@ func (h *Host) version(ctx context.Context, path string) (number [3]int, err err
 		return number, fmt.Errorf("%s --version says %.80q, which has no version", path, strings.TrimSpace(said))
 	}
 	for i := range number {
-		fmt.Sscan(m[i+1], &number[i]) // digits, or nothing, which leaves 0
+		fmt.Sscan(m[i+1], &number[i]) // a failure leaves 0
 	}
 	return number, nil
 }
 
-// askVersion returns the output of a program with --version.
+// askVersion returns the output of `path --version`.
 func askVersion(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -317,7 +317,7 @@ func askVersion(ctx context.Context, path string) (string, error) {
 	return string(said), err
 }
 
-// below reports whether a version is older than another.
+// below reports whether a version is lower than another.
 func below(number [3]int, than ...int) bool { return slices.Compare(number[:len(than)], than) < 0 }
 
 func dotted(number [3]int) string { return fmt.Sprintf("%d.%d.%d", number[0], number[1], number[2]) }

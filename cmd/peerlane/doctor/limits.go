@@ -32,11 +32,11 @@ var limitChecks = []Check{
 	},
 }
 
-// enough is the memlock limit that a process needs to register a GPU's memory. The default of every
-// distribution, at most 8 MiB, is lower.
+// enough is the memlock limit that a process requires to register a GPU's memory. The default of
+// every distribution is lower: 8 MiB at most.
 const enough = 1 << 30
 
-// memlock is the soft limit of a process, bytes.
+// memlock returns the soft limit of locked memory of a process in bytes.
 func (h *Host) memlock(pid int) (uint64, error) {
 	text, err := read(h.proc(strconv.Itoa(pid), "limits"))
 	if err != nil {
@@ -59,7 +59,7 @@ func (h *Host) memlock(pid int) (uint64, error) {
 	return 0, fmt.Errorf("/proc/%d/limits does not name locked memory", pid)
 }
 
-// shared says that containers of this host can register memory themselves.
+// shared reports whether a container of this host can register memory itself.
 func (h *Host) shared() (bool, error) {
 	c, err := h.configuration()
 	return err == nil && c.CDI.Tenancy != config.TenancyMulti, err
@@ -80,7 +80,7 @@ func checkInitMemlock(_ context.Context, h *Host) []Finding {
 	}
 	looked := 0
 	for _, g := range generations {
-		// A container with lane= alone registers no memory. With gpu=, its client makes copies.
+		// With lane=, a container registers no memory. With gpu=, its client copies itself.
 		if !g.Alive || !slices.ContainsFunc(g.Config.Lanes, func(l launch.Lane) bool { return l.Copy }) {
 			continue
 		}
@@ -103,7 +103,7 @@ func checkInitMemlock(_ context.Context, h *Host) []Finding {
 	return orFine(list, "%d containers have gpu=, and none has a low limit", looked)
 }
 
-// units maps engine processes that start containers to units.
+// units maps the processes that start containers to their units.
 var units = map[string]string{"dockerd": "docker", "containerd": "containerd", "crio": "crio"}
 
 func checkExecMemlock(_ context.Context, h *Host) []Finding {

@@ -31,7 +31,7 @@ import (
 )
 
 // made is a fake host in a directory: the recorded host with everything that checks examine. The
-// host is correct until a fault changes it, and again after undo.
+// host has no fault until a test changes it, and again after undo.
 type made struct {
 	t    *testing.T
 	root string
@@ -40,14 +40,14 @@ type made struct {
 	generations []generation.Info
 	generateErr error
 	staged      map[string]uint64
-	// answer is the reply of relays.
+	// answer is the answer of relays.
 	answer control.Answer
 	// between runs between two readings of counters.
 	between func()
 	undone  []func()
 }
 
-// fake is NVML.
+// fake is a fake NVML.
 type fake struct {
 	gpus   []topo.NVMLGPU
 	health nvml.Health
@@ -57,7 +57,7 @@ type fake struct {
 func (f *fake) GPUs() ([]topo.NVMLGPU, error) { return f.gpus, f.err }
 func (f *fake) Health() (nvml.Health, error)  { return f.health, f.err }
 
-// NICs of the recorded host.
+// Devices of the recorded host.
 const (
 	nic0 = "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1a:00.0"
 	nic1 = "sys/devices/pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:02.0/0000:9c:00.0"
@@ -73,7 +73,7 @@ const (
 		"      unlimited            unlimited            bytes\n"
 )
 
-// shared is the host of all tests, which run one after another.
+// shared is the host of all tests, which run in sequence.
 var shared *made
 
 func TestMain(m *testing.M) {
@@ -89,7 +89,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// newMade is the host that is right, and is made right again behind the test.
+// newMade returns the shared host without a fault, and undoes the changes of the test at its end.
 func newMade(t *testing.T) *made {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -209,13 +209,13 @@ func (m *made) build() {
 		m.link(below, up)
 	}
 	m.generations = []generation.Info{trainer()}
-	m.undone = nil // the host itself stays
+	m.undone = nil // keep the host itself
 	m.install()
 	m.passed(func(*launch.Pair) {})
 	m.undone = nil
 }
 
-// trainer is a container with a relay that works.
+// trainer is a container whose relay works.
 func trainer() generation.Info {
 	return generation.Info{
 		Generation: generation.Generation{
@@ -244,7 +244,7 @@ func (m *made) keep(path string) {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		for { // and of the directories that the write creates
+		for { // also the directories that the write creates
 			dir := filepath.Dir(path)
 			if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
 				break
@@ -281,7 +281,7 @@ func (m *made) write(path, text string) {
 	must(m.t, os.WriteFile(path, []byte(text+"\n"), 0o644))
 }
 
-// edit replaces a part of a file that must be there.
+// edit replaces a part of a file, which must be present.
 func (m *made) edit(path, old, with string) {
 	m.t.Helper()
 	text, err := os.ReadFile(m.path(path))
@@ -350,7 +350,7 @@ func (m *made) undo() {
 	m.undone = nil
 }
 
-// host returns the Host for checks.
+// host returns the Host that checks examine.
 func (m *made) host() *Host {
 	return &Host{
 		Sysfs: m.path("sys"), Proc: m.path("proc"), Root: m.root, Layout: paths.New(m.root), SpecDirs: []string{

@@ -104,7 +104,7 @@ func (h *Host) portFile(n topo.NIC, p topo.Port, elem ...string) string {
 	return h.sys(append([]string{"class/infiniband", n.Name, "ports", strconv.Itoa(p.Number)}, elem...)...)
 }
 
-// touches returns the lanes that a NIC carries. A NIC without lanes, for example a NIC that is
+// touches returns the lanes that a NIC carries. A NIC without lanes, such as a NIC whose link is
 // down, affects every lane that it could carry.
 func (h *Host) touches(n topo.NIC) []int {
 	if lanes := h.lanesOfNIC(n.Name); len(lanes) > 0 {
@@ -113,8 +113,8 @@ func (h *Host) touches(n topo.NIC) []int {
 	return nil
 }
 
-// amongOthers returns warning if another port of the host is usable, so that lanes have
-// alternatives, and else failure.
+// amongOthers returns warning if another port of the host is usable, because lanes then have an
+// alternative, and failure otherwise.
 func (h *Host) amongOthers() func(on, format string, args ...any) Finding {
 	t, err := h.topology()
 	if err == nil && slices.ContainsFunc(t.NICs, func(other topo.NIC) bool {
@@ -159,7 +159,7 @@ func checkPhysical(_ context.Context, h *Host) []Finding {
 	})
 }
 
-// model returns a key that identical NICs share; "" for software devices.
+// model returns a key that identical NICs have in common; "" for software devices.
 func model(n topo.NIC) string {
 	d := n.Device
 	if d.Vendor == "" || n.Software {
@@ -182,7 +182,7 @@ func checkRate(_ context.Context, h *Host) []Finding {
 	return h.aboutPorts("each port's rate is that of its model, and its slot carries it",
 		func(n topo.NIC, p topo.Port) []Finding {
 			if n.Software || !p.Active() {
-				return nil // there is no slot, or no rate yet
+				return nil // no slot, or an unknown rate
 			}
 			on := portName(n, p)
 			if p.RateGbps == 0 {
@@ -305,7 +305,7 @@ func (h *Host) counted(t *topo.Host) map[string]uint64 {
 			for _, name := range badCounters {
 				text, err := read(h.portFile(n, p, name))
 				if err != nil {
-					continue // absent in some drivers
+					continue // some drivers lack the counter
 				}
 				if value, err := strconv.ParseUint(text, 10, 64); err == nil {
 					all[portName(n, p)+" "+name] = value
@@ -351,7 +351,7 @@ func checkCounters(ctx context.Context, h *Host) []Finding {
 	return orFine(list, "none of %d rose in %v", len(after), h.Interval)
 }
 
-// pause waits between two readings.
+// pause waits between two readings of counters.
 func (h *Host) pause(ctx context.Context) {
 	if h.wait != nil {
 		h.wait(ctx, h.Interval)

@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Others returns the checks that need another host: those of peerlane doctor --connect.
+// Others returns the checks of `peerlane doctor --connect`, which involve another host.
 func Others() []Check { return slices.Clone(otherChecks) }
 
 const otherHosts = "other hosts"
@@ -104,24 +104,24 @@ var otherChecks = []Check{
 	},
 }
 
-// Other is another host.
+// Other is another host to connect to.
 type Other struct {
 	Name string
-	// Addresses are candidates for the address of the host's doctor: the first that answers counts.
-	// Err is the reason if there is no address.
+	// Addresses are the candidate addresses of the host's doctor; the first that answers counts.
+	// Err is the reason for an empty list.
 	Addresses []netip.AddrPort
 	Err       error
 }
 
-// Meetings are the connections with other hosts. The first check that needs a connection makes it.
+// Meetings are the connections to other hosts. The first check that uses them connects.
 type Meetings struct {
 	Others []Other
-	// Ours are this host's facts and Side its side; NoSide is the reason for a missing Side, such
-	// as a missing cluster key.
+	// Ours are this host's facts, and Side is its side of a meeting. NoSide is the reason for a
+	// missing Side, such as a missing cluster key.
 	Ours   meeting.Facts
 	Side   meeting.Side
 	NoSide error
-	// Meet is meeting.Meet.
+	// Meet is usually meeting.Meet.
 	Meet func(context.Context, meeting.Side, []netip.AddrPort) meeting.Meeting
 
 	once sync.Once
@@ -155,7 +155,7 @@ func (m *Meetings) hold(ctx context.Context) ([]meeting.Meeting, error) {
 	}
 }
 
-// each returns a check that calls look for the meeting with each other host.
+// each returns a check that calls look for the meeting with every other host.
 func each(look func(ours meeting.Facts, o Other, m meeting.Meeting) Finding) func(context.Context, *Host) []Finding {
 	return func(ctx context.Context, h *Host) (list []Finding) {
 		if h.Meetings == nil {
@@ -178,7 +178,7 @@ func each(look func(ours meeting.Facts, o Other, m meeting.Meeting) Finding) fun
 	}
 }
 
-// unmet is the finding of later checks if the host was unreachable.
+// unmet returns the finding of the other checks if the host was unreachable.
 func unmet(m meeting.Meeting) Finding {
 	return unknown("", "host unreachable").remedy("see the checks reached, cluster-keys and certificates")
 }
@@ -250,7 +250,7 @@ func checkProtocol(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	return ok("", "version %d, of %s there and %s here", min(ours.Newest, m.Theirs.Newest), m.Theirs.Release, ours.Release)
 }
 
-// maxSkew is how far two clocks may be apart.
+// maxSkew is the maximum difference between two clocks.
 const maxSkew = time.Second
 
 func checkClock(_ meeting.Facts, _ Other, m meeting.Meeting) Finding {
@@ -306,7 +306,7 @@ func checkInterfaces(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 
 var familyWords = []string{"no", "IPv4", "IPv6", "both kinds of"}
 
-// families has bit 0 for IPv4 and bit 1 for IPv6.
+// families returns the address families of the interfaces: bit 0 for IPv4 and bit 1 for IPv6.
 func families(f meeting.Facts) (bits int) {
 	for _, i := range f.Interfaces {
 		for _, text := range i.Addresses {

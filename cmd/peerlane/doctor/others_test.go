@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// twoHosts are a meeting of two hosts between which nothing is wrong.
+// twoHosts returns a meeting of two hosts without a fault.
 func twoHosts() (*Meetings, *meeting.Meeting) {
 	facts := func(host, at string) meeting.Facts {
 		return meeting.Facts{
@@ -37,8 +37,8 @@ func twoHosts() (*Meetings, *meeting.Meeting) {
 	}, met
 }
 
-// Each fault between two hosts is found by its check only; without a connection the dependent
-// checks are unknown.
+// Only the check of a fault finds it. Without a connection, the checks that depend on it are
+// unknown.
 func TestFaultsBetweenTwoHosts(t *testing.T) {
 	all := func(but ...string) (list []string) {
 		for _, c := range Others() {
@@ -175,7 +175,7 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 	}
 }
 
-// A host that delays a meeting delays no check beyond its limit.
+// A host that delays a meeting does not delay a check beyond its limit.
 func TestDoctorEndlessMeetingIsLimited(t *testing.T) {
 	meetings, _ := twoHosts()
 	release := make(chan struct{})
@@ -191,7 +191,7 @@ func TestDoctorEndlessMeetingIsLimited(t *testing.T) {
 	}
 }
 
-// The facts are the values that relays would use.
+// Facts returns the values that relays would use.
 func TestFactsOfAHost(t *testing.T) {
 	m := newMade(t)
 	m.write("sys/class/net/eth0/mtu", "9000")
@@ -216,7 +216,7 @@ func TestFactsOfAHost(t *testing.T) {
 		f.Newest != wire.NewestVersion {
 		t.Errorf("%+v", f)
 	}
-	// A single rail if nothing distinguishes the interfaces, as in relays.
+	// Indistinguishable interfaces are a single rail, as for relays.
 	if want := []meeting.Rail{{NIC: "eth0", LinkLayer: "Ethernet", Gbps: 100},
 		{NIC: "eth1", LinkLayer: "Ethernet"}}; !reflect.DeepEqual(f.Rails, want) || f.Numbered {
 		t.Errorf("rails %+v, want %+v", f.Rails, want)

@@ -40,7 +40,8 @@ var pcieChecks = []Check{
 	},
 }
 
-// link is a device's PCIe link in sysfs, and whether the device lowers the speed when idle.
+// link is the PCIe link of a device in sysfs. saves reports that the device lowers the speed when
+// idle.
 type link struct {
 	on, busID string
 	saves     bool
@@ -60,7 +61,7 @@ func (h *Host) links() ([]link, error) {
 		}
 	}
 	for _, n := range t.NICs {
-		// All functions of a card in the sense of NCCL share the card's link.
+		// The functions of a card, as NCCL defines it, share the link of the card.
 		busID := or(n.Card, n.BusID)
 		if busID == "" || slices.ContainsFunc(list, func(l link) bool { return l.busID == busID }) {
 			continue
@@ -81,7 +82,7 @@ func checkLinks(_ context.Context, h *Host) []Finding {
 	var list []Finding
 	for _, d := range devices {
 		value := func(name string) string {
-			text, _ := read(h.sys("bus/pci/devices", d.busID, name)) // absent in virtual machines
+			text, _ := read(h.sys("bus/pci/devices", d.busID, name)) // virtual machines lack the attributes
 			return text
 		}
 		width, most := number(value("current_link_width")), number(value("max_link_width"))
@@ -146,7 +147,7 @@ func checkACS(_ context.Context, h *Host) []Finding {
 	return orFine(list, "no switch redirects what GPUs and NICs send to each other")
 }
 
-// lanesBelow are the lanes of devices below some ports.
+// lanesBelow returns the lanes of devices below these ports.
 func (h *Host) lanesBelow(t *topo.Host, ports []string) []int {
 	above := map[string]string{}
 	for _, p := range t.PCIePorts {

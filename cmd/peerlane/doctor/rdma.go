@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// RDMAJob returns the job of an active RDMA test on this host: each lane's NICs with host memory,
-// and with memory of the lane's server GPUs, or of the lane's own GPU if direct.
+// RDMAJob returns the job of an active RDMA test on this host. It tests the NICs of each lane with
+// host memory, and with memory of the lane's server GPUs or, for a direct lane, of its own GPU.
 func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 	p, err := h.readPlan()
 	if err != nil {
@@ -55,11 +55,11 @@ func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 	return job, nil
 }
 
-// slow is the fraction of the estimate below which a rate is reported: a NIC in loopback uses the
+// slow is the fraction of the estimate below which a rate is a finding. A NIC in loopback uses its
 // PCIe slot in both directions.
 const slow = 0.5
 
-// RDMA returns the check for the results of an active test; failed is the error that ended the
+// RDMA returns the check of the results of an active test. failed is the error that ended the
 // test.
 func RDMA(results []launch.RDMAResult, failed error) Check {
 	return Check{
@@ -90,7 +90,7 @@ func (h *Host) rdma(results []launch.RDMAResult, failed error) []Finding {
 	return list
 }
 
-// tripleFinding judges a GPU, the GPU that has its slots and a NIC.
+// tripleFinding returns the finding for a GPU, the GPU with its slots, and a NIC.
 func tripleFinding(t launch.Triple) Finding {
 	on := t.TripleName.String()
 	switch t.Verdict {
@@ -148,8 +148,8 @@ func (h *Host) rdmaJudged(r launch.RDMAResult, all []launch.RDMAResult) Finding 
 	return ok(on, "%s", found)
 }
 
-// unregistered returns the finding for GPU memory that one method cannot register: a note if the
-// other method works.
+// unregistered returns the finding for GPU memory that one of two methods cannot register; if the
+// other method works, it is a note.
 func (h *Host) unregistered(on string, r launch.RDMAResult, all []launch.RDMAResult) Finding {
 	other := slices.ContainsFunc(all, func(o launch.RDMAResult) bool {
 		return o.NIC == r.NIC && o.GPU != nil && *o.GPU == *r.GPU && o.Memory != r.Memory && o.Failed == "" &&
@@ -165,8 +165,8 @@ func (h *Host) unregistered(on string, r launch.RDMAResult, all []launch.RDMARes
 		"DMA-BUF: NVIDIA's open kernel modules, Linux 5.12 and rdma-core 34 or newer; else modprobe nvidia-peermem")
 }
 
-// expected returns the estimated rate between NIC and memory, in GB/s in one direction; 0 without
-// an estimate, as for software RDMA.
+// expected returns the estimated rate between NIC and memory in GB/s in one direction; 0 without
+// an estimate, for example for software RDMA.
 func (h *Host) expected(r launch.RDMAResult) float64 {
 	t, err := h.topology()
 	if err != nil {

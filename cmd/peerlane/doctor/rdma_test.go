@@ -31,7 +31,7 @@ func TestRDMAJobFollowsLanes(t *testing.T) {
 	}
 }
 
-// The job follows the configuration, as relays do.
+// The job follows the configuration, like relays.
 func TestRDMAJobFollowsConfiguration(t *testing.T) {
 	m := newMade(t)
 	job, err := m.host().RDMAJob()
@@ -68,7 +68,8 @@ func TestRDMAResultsBecomeFindings(t *testing.T) {
 		results []launch.RDMAResult
 		failed  error
 		want    Status
-		says    string // the worst finding
+		// says is the worst finding.
+		says string
 	}{
 		{"all is well", []launch.RDMAResult{host, dmabuf}, nil, OK, ""},
 		{"it says which way it went", []launch.RDMAResult{with(host,

@@ -50,7 +50,7 @@ func lanesOf(g generation.Info) []int {
 	return lanes
 }
 
-// answerTimeout is the total limit for answers of relays, less than timeout.
+// answerTimeout limits the answers of all relays together, below timeout.
 const answerTimeout = 5 * time.Second
 
 func checkRelays(_ context.Context, h *Host) []Finding {
@@ -62,7 +62,7 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 	var ready []generation.Info
 	for _, g := range generations {
 		if !g.Alive {
-			continue // left, or ending
+			continue // without a supervisor, or ending
 		}
 		on, because := "container "+cut(g.Container.ID), ""
 		if g.Status.Error != "" {
@@ -154,7 +154,7 @@ func checkLeftovers(_ context.Context, h *Host) []Finding {
 		}
 		for _, e := range entries {
 			id := strings.TrimSuffix(e.Name(), ".sock")
-			// A generation that is being created has its directory first.
+			// The hook creates the directory of a generation first.
 			if _, err := os.Lstat(h.Layout.GenerationDir(id)); absent(err) && !known[id] {
 				list = append(list, warning(dir+"/"+e.Name(), "no generation has this socket"))
 			}

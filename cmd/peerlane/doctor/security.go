@@ -50,11 +50,11 @@ var securityChecks = []Check{
 	},
 }
 
-// auditLog is the file to which a running auditd diverts messages from the kernel's log.
+// auditLog is the file to which auditd diverts messages from the kernel's log.
 const auditLog = "var/log/audit/audit.log"
 
-// denials returns the lines with mark about Peerlane since boot, from the kernel's log and
-// auditd's; the error names the unreadable log.
+// denials returns the lines about Peerlane since boot that contain mark, from the logs of the
+// kernel and of auditd. The error names the unreadable log.
 func (h *Host) denials(ctx context.Context, mark string) (found []string, err error) {
 	about := func(line string) bool { return strings.Contains(line, mark) && strings.Contains(line, "peerlane") }
 	lines, err := h.kernelLog(ctx)
@@ -78,10 +78,10 @@ func (h *Host) denials(ctx context.Context, mark string) (found []string, err er
 	return found, err
 }
 
-// auditTime is the time of a record of auditd's.
+// auditTime matches the time of a record of auditd.
 var auditTime = regexp.MustCompile(`\baudit\((\d{1,12})\.\d+:\d+\)`)
 
-// audited returns the records since boot at the end of auditd's log; empty if auditd does not run.
+// audited returns the records since boot at the end of auditd's log; empty without auditd.
 func (h *Host) audited() (list []string, err error) {
 	daemons, err := h.processes(func(comm string) bool { return comm == "auditd" })
 	if err != nil || len(daemons) == 0 {
@@ -93,7 +93,7 @@ func (h *Host) audited() (list []string, err error) {
 	}
 	var start int64
 	for line := range strings.Lines(stat) {
-		fmt.Sscanf(line, "btime %d", &start) // another line leaves start unchanged
+		fmt.Sscanf(line, "btime %d", &start) // other lines leave start unchanged
 	}
 	text, err := readTail(h.path(auditLog))
 	if err != nil {
@@ -130,7 +130,8 @@ func checkSELinux(ctx context.Context, h *Host) []Finding {
 			remedy("ausearch -m avc -c peerlane-relay | audit2allow -M peerlane-local && semodule -i peerlane-local.pp, once "+
 				"you have read what that allows"))
 	}
-	// "1 1": now, and when pending changes are committed.
+	// The file has two values, "1 1": the present one, and the one after pending changes are
+	// committed.
 	if value, err := read(h.sys("fs/selinux/booleans/container_use_devices")); err == nil &&
 		!strings.HasPrefix(value, "1") {
 		list = append(list,
@@ -162,7 +163,7 @@ func checkAppArmor(ctx context.Context, h *Host) []Finding {
 	return orFine(list, "it has denied Peerlane nothing that the logs still have")
 }
 
-// relayProgram is where packages have the relay.
+// relayProgram is the path of the relay in packages.
 const relayProgram = "usr/libexec/peerlane/peerlane-relay"
 
 func checkSandbox(_ context.Context, h *Host) []Finding {
@@ -188,7 +189,7 @@ func checkSandbox(_ context.Context, h *Host) []Finding {
 					"it starts", info.Mode().Perm()).
 				remedy("chmod 711 %s", program))
 	}
-	if _, err := os.Lstat(h.Layout.Launcher()); err != nil { // else units have TasksMax=
+	if _, err := os.Lstat(h.Layout.Launcher()); err != nil { // systemd units have TasksMax=
 		v2, err := read(h.sys("fs/cgroup/cgroup.controllers"))
 		if absent(err) {
 			v2, err = read(h.sys("fs/cgroup/unified/cgroup.controllers"))
@@ -205,7 +206,7 @@ func checkSandbox(_ context.Context, h *Host) []Finding {
 						"relays: systemctl enable --now peerlane-relay.socket"))
 		}
 	}
-	generations, _ := h.generations() // the check relays reports the error
+	generations, _ := h.generations() // the check "relays" reports the error
 	for _, g := range generations {
 		if !g.Alive || g.Status.Sandbox == nil || len(g.Status.Sandbox.Missing) == 0 {
 			continue

@@ -60,7 +60,7 @@ func checkConfiguration(_ context.Context, h *Host) []Finding {
 	return []Finding{ok("host", "it can be read, and fits the host")}
 }
 
-// findDrift compares installed specifications with the host.
+// findDrift compares the installed specifications with the host.
 func (h *Host) findDrift() (d drift, err error) {
 	files, err := cdi.Load(h.SpecDirs)
 	if err != nil {
@@ -109,7 +109,8 @@ func checkSpecification(_ context.Context, h *Host) []Finding {
 	return orFine(list, "%d specifications fit this host", d.files)
 }
 
-// lanesNamed returns the lanes of a drift's subject: one lane, the lanes of a NIC, or every lane.
+// lanesNamed returns the lanes of the subject of a drift: one lane, the lanes of a NIC, or every
+// lane.
 func (h *Host) lanesNamed(subject string) []int {
 	p, err := h.readPlan()
 	if err != nil {
@@ -157,7 +158,7 @@ func checkHook(_ context.Context, h *Host) []Finding {
 	return list
 }
 
-// mountOf returns mount point and options of the mount that contains a path, from
+// mountOf returns the mount point and the options of the mount that contains a path, from
 // /proc/self/mountinfo (Documentation/filesystems/proc.rst, 3.5).
 func mountOf(mountinfo, path string) (at string, options []string) {
 	for line := range strings.Lines(mountinfo) {
@@ -167,7 +168,7 @@ func mountOf(mountinfo, path string) (at string, options []string) {
 		}
 		point := unescape(f[4])
 		inside := point == "/" || path == point || strings.HasPrefix(path, point+"/")
-		// A later mount at the same point covers the earlier.
+		// A later mount on the same point hides the earlier one.
 		if inside && len(point) >= len(at) {
 			at, options = point, strings.Split(f[5], ",")
 		}
@@ -175,7 +176,7 @@ func mountOf(mountinfo, path string) (at string, options []string) {
 	return at, options
 }
 
-// unescape undoes the kernel's \040 for a blank, and so on.
+// unescape decodes the kernel's octal escapes, such as \040 for a blank.
 func unescape(s string) string {
 	return octal.ReplaceAllStringFunc(s, func(e string) string {
 		var c byte
@@ -225,7 +226,7 @@ func checkDevChar(_ context.Context, h *Host) []Finding {
 	seen := 0
 	for _, n := range nodes {
 		if _, err := os.Lstat(h.path("dev", n.path)); absent(err) {
-			continue // reported by the check of the specification, if relevant
+			continue // the check of the specification reports a relevant error
 		}
 		seen++
 		if _, err := os.Lstat(h.path("dev/char", n.number)); absent(err) {
@@ -240,7 +241,7 @@ func checkDevChar(_ context.Context, h *Host) []Finding {
 
 var deviceNumber = regexp.MustCompile(`^\d{1,9}:\d{1,9}$`)
 
-// majorOf returns the major number of a driver in /proc/devices, or "".
+// majorOf returns the major number of a driver in the text of /proc/devices, or "".
 func majorOf(devices string, names ...string) string {
 	for line := range strings.Lines(devices) {
 		if f := strings.Fields(line); len(f) == 2 && slices.Contains(names, f[1]) && deviceNumber.MatchString(f[0]+":0") {

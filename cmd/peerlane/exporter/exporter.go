@@ -19,8 +19,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// relayStates are the states of the relay metric: the states of supervisors, "left" for a relay
-// without a supervisor, and "ended" for the remains of an ended container.
+// relayStates are the values of the label state: the states of supervisors, "left" for a relay
+// without a supervisor, and "ended" for the files of an ended container.
 var relayStates = []string{
 	generation.StateStarting, generation.StateReady, generation.StateWaiting, generation.StateDown,
 	generation.StateStopping, generation.StateStopped,
@@ -29,13 +29,13 @@ var relayStates = []string{
 
 const stateLeft, stateEnded = "left", "ended"
 
-// unwanted are the states of relays that are not meant to answer.
+// unwanted are the states of relays that are not expected to answer.
 var unwanted = []string{generation.StateStopping, generation.StateStopped, generation.StateDraining,
 	generation.StateDrained, generation.StateEnding}
 
-// Labels of metrics. relay is opaque and differs for every start of a container; container is
-// empty unless names are shown. The labels of a lane are the PCI address and the index of its
-// GPU, and its NICs, separated by commas.
+// Labels of metrics. relay is opaque and different for every start of a container. container is
+// empty unless names are shown. The labels of a lane are the PCI address and the index of its GPU,
+// and its NICs, separated by commas.
 var (
 	ofRelay     = []string{"container", "relay"}
 	ofLane      = append(slices.Clone(ofRelay), "gpu", "index", "nic", "direction")
@@ -47,7 +47,7 @@ func metric(name, help string, labels []string) *prometheus.Desc {
 	return prometheus.NewDesc("peerlane_"+name, help, labels, nil)
 }
 
-// The metrics, which docs/metrics.md, the dashboard and the alerts are about.
+// Metrics. docs/metrics.md, the dashboard and the alerts use them.
 var (
 	relays      = metric("relays", "Number of containers by the state of their relay.", []string{"state"})
 	relayUp     = metric("relay_up", "Whether the relay answered this scrape.", ofRelay)
@@ -105,15 +105,14 @@ var (
 	}
 )
 
-// answerTimeout limits the wait for relays: below the 10 s after which Prometheus gives up a
-// scrape of the host.
+// answerTimeout limits the wait for relays. Prometheus aborts a scrape of the host after 10 s.
 const answerTimeout = 3 * time.Second
 
-// Source reads the state of a host's relays. The error reports unreadable relays; the snapshot
+// Source reads the state of a host's relays. An error reports unreadable relays; the snapshot then
 // has the readable relays.
 type Source func() (Snapshot, error)
 
-// Host reads the state itself, which root can.
+// Host returns a source that reads the state directly, which requires root.
 func Host(l paths.Layout) Source {
 	return func() (Snapshot, error) {
 		infos, err := generation.List(l)
@@ -127,8 +126,8 @@ func Host(l paths.Layout) Source {
 	}
 }
 
-// Allowed refuses metrics of a host with several tenants: every user there could read the metrics of
-// each tenant.
+// Allowed refuses to export the metrics of a host with several tenants, unless
+// exporter.multi_tenancy permits it: every user of the host can read them.
 func Allowed(l paths.Layout) error {
 	c, err := config.Load(l.ConfigFile())
 	if err != nil {
@@ -142,27 +141,27 @@ func Allowed(l paths.Layout) error {
 	return nil
 }
 
-// Collector reads from a source at every scrape.
+// Collector reads its source at every scrape.
 type Collector struct {
 	look  Source
 	log   func(error)
 	names bool
 }
 
-// New returns the collector of a source. The metrics have ids of containers only with names. log
+// New returns the collector of a source. names adds the ids of containers to the metrics. log
 // receives read errors.
 func New(source Source, names bool, log func(error)) *Collector {
 	return &Collector{source, log, names}
 }
 
-// Describe names the metrics.
+// Describe sends the descriptions of the metrics.
 func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range all {
 		to <- d
 	}
 }
 
-// Collect reads the source, and sends the metrics of readable relays.
+// Collect reads the source and sends the metrics of readable relays.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	state, err := c.look()
 	failed := 0.0
@@ -179,11 +178,11 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		state := r.State
 		switch {
 		case !r.Supervised && !r.Alive:
-			count[stateEnded]++ // there is nothing to tell of a relay
+			count[stateEnded]++ // an ended container has no further metrics
 			continue
 		case !r.Supervised:
 			state = stateLeft
-		case !slices.Contains(relayStates, state): // not written yet, or of another release
+		case !slices.Contains(relayStates, state): // the state is not written yet, or of another release
 			state = generation.StateStarting
 		}
 		count[state]++
@@ -206,7 +205,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// emitter writes metrics.
+// emitter sends metrics.
 type emitter chan<- prometheus.Metric
 
 func (e emitter) gauge(d *prometheus.Desc, value float64, labels ...string) {
@@ -217,7 +216,7 @@ func (e emitter) counter(d *prometheus.Desc, value uint64, labels ...string) {
 	e <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), labels...)
 }
 
-// label returns text of a runtime or a relay as a valid label.
+// label converts text of a runtime or a relay to a valid label value.
 func label(text string) string { return strings.ToValidUTF8(text, "?") }
 
 func (e emitter) relay(is Relay) {
@@ -238,7 +237,7 @@ func (e emitter) relay(is Relay) {
 	e.counter(directBytes, r.Direct, of...)
 	has, stages := gpus(is.Lanes)
 	e.staging(r.Staging, has, stages, of)
-	seen := map[string]bool{} // a relay that was taken over can say anything
+	seen := map[string]bool{} // a compromised relay may repeat a lane
 	for _, l := range r.Lanes {
 		if seen[l.GPU] || !has[l.GPU] {
 			continue
@@ -251,8 +250,8 @@ func (e emitter) relay(is Relay) {
 	}
 }
 
-// gpus returns the GPUs of a relay's lanes, and the server GPUs of the lanes. The exporter
-// ignores other GPUs in the relay's report: a relay must not create series without limit.
+// gpus returns the GPUs of a relay's lanes, and the server GPUs of the lanes. The exporter ignores
+// other GPUs in a relay's report, so that no relay creates an unlimited number of series.
 func gpus(lanes []launch.Lane) (has, stages map[string]bool) {
 	has, stages = map[string]bool{}, map[string]bool{}
 	for _, l := range lanes {
@@ -313,7 +312,7 @@ func (e emitter) lane(f launch.Figures, of []string) {
 	e.gauge(laneInFlight, float64(f.InFlight), of...)
 	count, sum, buckets := histogram(f.Latency)
 	e <- prometheus.MustNewConstHistogram(laneLatency, count, sum, buckets, of...)
-	// Every cause has a series from the beginning, so that a rate has a first value.
+	// Export every cause from the beginning, so that a rate has a first value.
 	for _, cause := range causes {
 		var s launch.Stall
 		// A relay that started before an upgrade reports "no grant" for no_grant.
@@ -331,14 +330,15 @@ func (e emitter) lane(f launch.Figures, of []string) {
 	}
 }
 
-// causes are why operations wait.
+// causes are the reasons for which operations wait.
 var causes = []string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull}
 
-// Bounds of the histogram are powers of two of nanoseconds, where relays' own buckets
-// have theirs, from 1 µs to 34 s.
+// firstBound and lastBound are the exponents of the histogram's bounds, from 1 µs to 34 s: powers
+// of two of nanoseconds, as in the relays' buckets.
 const firstBound, lastBound = 10, 35
 
-// histogram returns a Prometheus histogram: the number of operations up to every bound.
+// histogram converts the buckets of a relay to a Prometheus histogram, whose buckets count the
+// operations up to their bound. sum is in seconds.
 func histogram(list []launch.Bucket) (count uint64, sum float64, buckets map[float64]uint64) {
 	buckets = map[float64]uint64{}
 	for power := firstBound; power <= lastBound; power++ {

@@ -34,8 +34,8 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 
 const gpu3 = "0000:3b:00.0"
 
-// working returns a host with a working relay, a silent relay, a relay without a supervisor, a
-// drained relay, and the remains of an ended container.
+// working returns a host with a working relay, a relay that does not answer, a relay without a
+// supervisor, a drained relay, and the files of an ended container.
 func working() ([]generation.Info, control.Reports, error) {
 	info := func(id, container, state string, supervised bool) generation.Info {
 		return generation.Info{
@@ -51,7 +51,7 @@ func working() ([]generation.Info, control.Reports, error) {
 	}
 	sent := launch.Figures{
 		Operations: 10, Bytes: 4096, Failed: 1, InPlace: 100, InFlight: 3,
-		// Relays of earlier releases spell the second cause with a blank.
+		// Relays of earlier releases write the second cause with a blank.
 		Stalls: []launch.Stall{{Cause: launch.StallNoGrant, Count: 4, Time: 3 * time.Second, Waiting: 2,
 			Longest: time.Second}, {Cause: "ring full", Count: 5}},
 		Latency: []launch.Bucket{{From: 768, To: 896, Count: 2}, {From: 1 << 20, To: 5 << 18, Count: 7},
@@ -65,7 +65,7 @@ func working() ([]generation.Info, control.Reports, error) {
 			{GPU: "0000:18:00.0", Bytes: 100, Wanted: 200, Clients: 5}, {GPU: "0000:18:00.0", Bytes: 11, Wanted: 22},
 			{GPU: "0000:5d:00.0", Bytes: 7},
 			{Host: true, Lane: gpu3, Bytes: 64},
-			// GPUs outside its configuration.
+			// The relay reports GPUs outside its configuration.
 			{GPU: "0000:99:00.0", Bytes: 1}, {Host: true, Lane: "0000:99:00.0", Bytes: 1},
 		},
 	}
@@ -207,7 +207,8 @@ func gather(t *testing.T, r prometheus.Gatherer) []*dto.MetricFamily {
 	return families
 }
 
-// Every user of a host can scrape loopback: no container's id and no generation is there.
+// Every user of the host can scrape the loopback address, so the metrics contain no container id
+// and no generation.
 func TestExporterHidesContainersWithoutNames(t *testing.T) {
 	source := func() (Snapshot, error) {
 		infos, reports, _ := working()
@@ -273,7 +274,7 @@ func TestRemoteReadsWhatWriteWrites(t *testing.T) {
 	}
 	got.Error = ""
 	want := snapshot(infos, reports)
-	text, err := json.Marshal(want) // which makes valid text of a name
+	text, err := json.Marshal(want) // encoding/json replaces invalid UTF-8
 	if err == nil {
 		err = json.Unmarshal(text, &want)
 	}
@@ -286,7 +287,7 @@ func TestRemoteReadsWhatWriteWrites(t *testing.T) {
 	_, err = Remote(socket)()
 	if f, ok := errors.AsType[*fault.Error](err); !ok || f.Object != socket || !errors.Is(err, io.ErrUnexpectedEOF) ||
 		f.Remedy != "journalctl -u 'peerlane-exporter-collector@*' has the collector's error" {
-		t.Errorf("of half a snapshot: %v", err)
+		t.Errorf("error of an incomplete snapshot: %v", err)
 	}
 	for range 2 {
 		if err := <-served; err != nil {
@@ -300,7 +301,7 @@ func TestRemoteReadsWhatWriteWrites(t *testing.T) {
 	}
 }
 
-// The rules of promtool check metrics; and every described metric exists.
+// promtool's rules accept the metrics, and the exporter exports every described metric.
 func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	r, _ := registry(t)
 	problems, err := testutil.GatherAndLint(r)
@@ -315,7 +316,7 @@ func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	}
 }
 
-// labelsOf returns the labels of every metric, by the name in queries.
+// labelsOf maps the names of metrics in queries to their labels.
 func labelsOf(t *testing.T) map[string][]string {
 	t.Helper()
 	r, _ := registry(t)
@@ -341,8 +342,7 @@ var (
 	matcher    = regexp.MustCompile(`([a-z_]+)(?:=~|!~|!=|=)"`)
 )
 
-// checkQuery returns the names in a query, with a single metric, that the exporter does not
-// export.
+// checkQuery returns the names in a query of one metric that the exporter does not export.
 func checkQuery(known map[string][]string, query string) (wrong []string) {
 	names := metricName.FindAllString(query, -1)
 	if len(names) == 0 {
@@ -405,19 +405,19 @@ func TestDashboardNamesExistingMetrics(t *testing.T) {
 	if queries < 10 {
 		t.Errorf("%d queries were looked at", queries)
 	}
-	// checkQuery finds wrong names.
+	// checkQuery reports wrong names.
 	for query, want := range map[string]string{
 		`rate(peerlane_lane_octets_total[5m])`: "peerlane_lane_octets_total",
 		`sum by (rail) (peerlane_relays)`:      "no label rail",
 		`peerlane_relays{nic="x"}`:             "no label nic", `up`: "no metric",
 	} {
 		if wrong := strings.Join(checkQuery(known, query), ", "); !strings.Contains(wrong, want) {
-			t.Errorf("of %s it says %q", query, wrong)
+			t.Errorf("checkQuery(%s) = %q", query, wrong)
 		}
 	}
 }
 
-// duration is Prometheus'.
+// duration matches a duration of Prometheus.
 var duration = regexp.MustCompile(`^([0-9]+(ms|[smhdwy]))+$`)
 
 func TestAlertsNameExistingMetrics(t *testing.T) {
@@ -449,7 +449,7 @@ func TestAlertsNameExistingMetrics(t *testing.T) {
 	for _, g := range rules.Groups {
 		for _, r := range g.Rules {
 			count++
-			if r.Expr == `up{job="peerlane"} == 0` { // Prometheus' own
+			if r.Expr == `up{job="peerlane"} == 0` { // a metric of Prometheus itself
 				up = true
 				r.Expr = "peerlane_relays"
 			}
@@ -538,7 +538,7 @@ address (` + "`gpu`" + `), index, and NICs with commas.
 	}
 }
 
-// The hook and the relay do not link Prometheus.
+// The hook and the relay do not link the Prometheus client.
 func TestHookAndRelayDoNotGrow(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "../../peerlane-hook", "../../peerlane-relay",
 		"../../peerlane-runtime").Output()

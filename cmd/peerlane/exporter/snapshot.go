@@ -14,11 +14,11 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Snapshot is the state of a host's relays at a moment, in the form of `peerlane exporter
-// collect`.
+// Snapshot is the state of a host's relays at one time. `peerlane exporter collect` writes it as
+// JSON.
 type Snapshot struct {
 	Relays []Relay `json:"relays"`
-	// Error is the state that could not be read.
+	// Error describes the relays that could not be read.
 	Error string `json:"error,omitempty"`
 }
 
@@ -37,7 +37,8 @@ type Relay struct {
 	Report     *launch.Report  `json:"report,omitempty"`
 }
 
-// Label is the label of a generation, which is 128 random bits: no dictionary inverts it.
+// Label returns the label of a generation: a hash, which cannot be inverted because a generation
+// has 128 random bits.
 func Label(generation string) string {
 	sum := sha256.Sum256([]byte("peerlane exporter: " + generation))
 	return hex.EncodeToString(sum[:8])
@@ -64,10 +65,10 @@ func Write(w io.Writer, source Source) error {
 	return json.NewEncoder(w).Encode(s)
 }
 
-// Limits of a snapshot that is read from a socket.
+// Limits for reading a snapshot from a socket.
 const (
 	maxSnapshot   = 256 << 20
-	remoteTimeout = 8 * time.Second // less than Prometheus' 10 s
+	remoteTimeout = 8 * time.Second // Prometheus waits 10 s
 )
 
 // collectorError is an error that the collector reports.
@@ -75,8 +76,8 @@ type collectorError struct{ text string }
 
 func (e *collectorError) Error() string { return e.text }
 
-// Remote reads snapshots from the socket of peerlane-exporter-collector.socket, one per
-// connection.
+// Remote returns a source that reads one snapshot per connection from the socket of
+// peerlane-exporter-collector.socket.
 func Remote(socket string) Source {
 	return func() (Snapshot, error) {
 		var s Snapshot

@@ -14,9 +14,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Client is this process attached to its relay, with two buffers of GPU memory that the relay has
-// mapped, and a connection in each direction after the setup. The client belongs to the thread
-// with the context.
+// Client is this process attached to its relay: two buffers of GPU memory that the relay has
+// mapped and, after the setup, a connection in each direction. Only the thread with the CUDA
+// context uses a Client.
 type Client struct {
 	driver    *cuda.Driver
 	GPU       wire.UUID
@@ -28,35 +28,37 @@ type Client struct {
 	Receiving *client.Connection
 
 	// Handed is the part of a message that this process sends after it has copied the whole
-	// message to staging memory: 8, for example, to measure the copy and its hand-over without
-	// the transport. The receiver then receives messages of that size. 0 means the whole message.
+	// message to staging memory; the receiver receives messages of that size. With 8, for example,
+	// a stream measures the copy and its hand-over without the transport. 0 means the whole
+	// message.
 	Handed uint64
 
 	context cuda.Context
-	// For a process that copies itself: the messages copied to Outgoing's staging memory, and the
-	// messages that arrive in Incoming's staging memory.
-	copied   uint64
-	landed   uint64
-	follower *client.Follower // of Outgoing's stream, for a Stream that needs a follower; nil before
+	// Numbers of messages of a process that copies itself: copied to Outgoing's staging memory,
+	// and received into Incoming's staging memory.
+	copied uint64
+	landed uint64
+	// follower follows Outgoing's stream; nil until a Stream uses it.
+	follower *client.Follower
 }
 
-// Timelines of a session, by their use in a Client.
+// Timelines of the session of a Client, with the process that advances the timeline.
 const (
-	Filled  = 0 // our stream: outgoing bytes are in place
+	Filled  = 0 // this client's stream: outgoing bytes are in place
 	Arrived = 1 // the relay: incoming bytes are in place
-	bounced = 2 // our stream: a hand-off came, send the next
+	bounced = 2 // this client's stream: a hand-off arrived, so send the next
 
-	// Of a Stream, where this process copies itself.
-	copiedLine  = 5 // our stream, or its follower: a message is in its slot
-	emptiedLine = 4 // our stream: a slot may be received into again
+	// Timelines of a Stream of a process that copies itself.
+	copiedLine  = 5 // this client's stream or its follower: a message is in its slot
+	emptiedLine = 4 // this client's stream: a slot is free for another message
 	// The relay: a message has arrived in its slot. One timeline per slot, because messages may
 	// end in any order.
 	landedLines = 64
 	maxSlots    = 128
 )
 
-// Buffer is GPU memory, a stream of its own, and the memory of messages: that GPU memory, or the
-// staging memory to which this process copies.
+// Buffer is GPU memory with its own stream. Memory is the memory of messages: the same GPU memory,
+// or the staging memory to which this process copies.
 type Buffer struct {
 	Ptr    cuda.Ptr
 	Stream cuda.Stream
@@ -70,11 +72,11 @@ func (b *Buffer) Bytes() uint64 { return b.bytes }
 // copies reports whether this process copies to and from staging memory itself.
 func (b *Buffer) copies() bool { return b.Memory.Ptr != 0 }
 
-// AttachCopying attaches to the relay at a socket, with buffers of bytes on the device, whose
-// context is current. With staging this process copies itself, to and from staging memory of
-// that size in each direction, enough for the messages that StreamSend has in flight; it takes
-// a container, or a plain process, that sees the lane's server GPUs (Host.ClientCopy of package
-// testbed). With 0 the relay copies.
+// AttachCopying attaches to the relay at a socket, with buffers of this size in bytes on the
+// device, whose context is current. With staging, this process copies itself, to and from staging
+// memory of that size in each direction, which must be enough for the messages in flight of
+// StreamSend. Such a process must see the lane's server GPUs (Host.ClientCopy of package testbed).
+// With 0 the relay copies.
 func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes,
 	staging uint64) (*Client, error) {
 	c := &Client{driver: d, GPU: gpu}
@@ -97,7 +99,7 @@ func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu 
 	return c, nil
 }
 
-// Close ends the session; the buffers end with the process.
+// Close ends the session. The end of the process frees the buffers.
 func (c *Client) Close() error {
 	var err error
 	if c.follower != nil {
@@ -145,7 +147,7 @@ func (c *Client) buffer(ctx context.Context, device cuda.Device, bytes, staging 
 	return b, err
 }
 
-// HostBuffer is pinned host memory.
+// HostBuffer allocates pinned host memory.
 func HostBuffer(d *cuda.Driver, bytes uint64) ([]byte, error) {
 	host, err := d.MemHostAlloc(bytes)
 	if err != nil {
@@ -154,7 +156,7 @@ func HostBuffer(d *cuda.Driver, bytes uint64) ([]byte, error) {
 	return unsafe.Slice((*byte)(host), bytes), nil
 }
 
-// Timeline returns a timeline of the session, by a number above.
+// Timeline returns a timeline of the session by number, one of the constants above.
 func (c *Client) Timeline(number uint32) *client.Timeline {
 	t, err := c.Session.Timeline(number)
 	if err != nil {
@@ -163,7 +165,7 @@ func (c *Client) Timeline(number uint32) *client.Timeline {
 	return t
 }
 
-// Meet synchronises both sides by a message of 8 bytes in each direction.
+// Meet synchronises both sides with a message of 8 bytes in each direction.
 func (c *Client) Meet(ctx context.Context, tag uint64) error {
 	receives, sends := c.NewStream(false, 8, 1, tag), c.NewStream(true, 8, 1, tag)
 	receive, err := receives.Post()
@@ -182,10 +184,10 @@ func (c *Client) Meet(ctx context.Context, tag uint64) error {
 	return errors.Join(receives.End(), sends.End())
 }
 
-// HandOff sends 8 bytes to and fro and returns half of the time of every iteration. No CPU of a
-// client takes part between posting and reading the clock: a relay advances a timeline, the
-// client's stream waits for it and advances another timeline, on which the next send waits. One
-// side starts; values of the timelines begin after base.
+// HandOff sends 8 bytes back and forth, and returns half of the time of every iteration. No CPU of
+// a client is involved between posting and reading the clock: a relay advances a timeline, the
+// client's stream waits for that timeline and advances another timeline, on which the next send
+// waits. One side starts. The values of the timelines begin after base.
 func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag uint64) ([]time.Duration, error) {
 	var times []time.Duration
 	for round := range rounds {
@@ -222,8 +224,8 @@ func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag
 	return times, c.driver.StreamSynchronize(c.Incoming.Stream)
 }
 
-// CopyOut has the stream of Outgoing copy the next message, from its begin, to the staging
-// memory; if the relay copies, CopyOut does nothing.
+// CopyOut queues the copy of the next message to staging memory on the stream of Outgoing. CopyOut
+// does nothing if the relay copies.
 func (c *Client) CopyOut(n uint64) error { return c.copyOut(c.Outgoing.Stream, n) }
 
 func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
@@ -233,8 +235,8 @@ func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
 	return c.driver.MemcpyAsync(c.Outgoing.Memory.Ptr, c.Outgoing.Ptr, n, stream)
 }
 
-// CopyIn has the stream of Incoming copy the received message out of the staging memory; if the
-// relay copies, CopyIn does nothing.
+// CopyIn queues the copy of the received message out of staging memory on the stream of Incoming.
+// CopyIn does nothing if the relay copies.
 func (c *Client) CopyIn(n uint64) error {
 	if !c.Incoming.copies() {
 		return nil
@@ -242,28 +244,30 @@ func (c *Client) CopyIn(n uint64) error {
 	return c.driver.MemcpyAsync(c.Incoming.Ptr, c.Incoming.Memory.Ptr, n, c.Incoming.Stream)
 }
 
-// Stream posts consecutive messages of one size. If this process copies itself, the staging
-// memory is a ring of slots: the stream copies a message to the next slot and hands the slot over
-// by a timeline, or receives into the slot and copies out when the relay's timeline reports the
-// arrival. No thread waits for a copy.
+// Stream posts consecutive messages of one size. If this process copies itself, the staging memory
+// is a ring of slots. A sender's CUDA stream copies a message to the next slot and hands the slot
+// over by a timeline. A receiver receives into the slot, and its CUDA stream copies the message
+// out when the relay's timeline reports the arrival. No thread waits for a copy.
 type Stream struct {
-	// Depth is how many messages may be in flight: as was asked for, or as there are
-	// slots.
+	// Depth is the maximum number of messages in flight: the requested number, or the number of
+	// slots if lower.
 	Depth int
-	// Followed has a follower of the stream report that a message is in its slot, in place of the
-	// stream.
+	// Followed makes a follower of the CUDA stream, in place of the stream, report that a message
+	// is in its slot.
 	Followed bool
 
 	c     *Client
 	sends bool
 	size  uint64
 	tag   uint64
-	next  uint64 // message
-	begin uint64 // landed before the first
+	// next is the number of the next message.
+	next uint64
+	// begin is the value of landed before the first message.
+	begin uint64
 }
 
-// NewStream makes a stream of sends or receives, of a size that Outgoing and Incoming
-// have. Everything that was posted before has to have ended.
+// NewStream returns a Stream of sends or receives whose size fits Outgoing and Incoming. All
+// earlier operations must have ended.
 func (c *Client) NewStream(sends bool, size uint64, depth int, tag uint64) *Stream {
 	s := &Stream{Depth: depth, c: c, sends: sends, size: size, tag: tag, begin: c.landed}
 	if b := s.buffer(); b.copies() && size > 0 {
@@ -279,7 +283,8 @@ func (s *Stream) buffer() *Buffer {
 	return s.c.Incoming
 }
 
-// Post posts the next message. A send first waits for the end of the send Depth before.
+// Post posts the next message. A send first waits for the end of the send that is Depth messages
+// earlier.
 func (s *Stream) Post() (*client.Operation, error) {
 	c, b, d := s.c, s.buffer(), s.c.driver
 	post := c.Receiving.Receive
@@ -338,12 +343,12 @@ func (s *Stream) End() error {
 	return s.c.driver.StreamSynchronize(b.Stream)
 }
 
-// keptTimes bounds the messages whose times are kept.
+// keptTimes limits the number of messages whose times StreamSend keeps.
 const keptTimes = 1 << 18
 
-// StreamSend sends messages of one size, depth messages in flight, and then an empty message, which
-// ends the stream. After a tenth of the duration as warm-up it measures GB/s, and the time of every
-// message since posting. as edits the Stream.
+// StreamSend sends messages of one size, depth messages in flight, and then an empty message,
+// which ends the stream. After a warm-up of a tenth of the duration StreamSend measures the rate
+// in GB/s, and the time of every message from post to completion. as changes the Stream.
 func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duration time.Duration, tag uint64,
 	as ...func(*Stream)) (float64, []time.Duration, error) {
 	type posted struct {
@@ -396,10 +401,10 @@ func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duratio
 	return float64(bytes) / elapsed.Seconds() / 1e9, times, messages.End()
 }
 
-// StreamReceive is the other side of StreamSend. Receives are always posted: StreamReceive
-// abandons the receives without a message.
+// StreamReceive receives the messages of StreamSend. StreamReceive always has receives posted, and
+// cancels the receives without a message at the end.
 func (c *Client) StreamReceive(ctx context.Context, size uint64, depth int, tag uint64) (err error) {
-	// The thread may differ from the thread with the context.
+	// The caller's thread may not be the thread with the context.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	before, err := c.driver.CtxGetCurrent()

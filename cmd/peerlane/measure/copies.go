@@ -1,4 +1,4 @@
-// Package measure has the measurements of `peerlane demo` and `peerlane bench`: copies by one
+// Package measure contains the measurements of `peerlane demo` and `peerlane bench`: copies by one
 // process that sees every GPU, and messages of a process that is attached to its relay.
 package measure
 
@@ -17,74 +17,74 @@ import (
 	"github.com/peerlane/peerlane/relay/rdmatest"
 )
 
-// Kinds of a Job.
+// Values of Job.Kind.
 const (
-	// Raw is cuMemcpyPeerAsync, with every copy queued on one stream of the issuer; or, Mapped,
+	// Raw is cuMemcpyPeerAsync with all copies queued on one stream of the issuer or, with Mapped,
 	// cuMemcpyAsync.
 	Raw = "raw"
-	// Batch is the same copies, eight to a call (cuMemcpyBatchAsync).
+	// Batch is the copies of Raw with eight in one call (cuMemcpyBatchAsync).
 	Batch = "batch"
-	// Bounce is the same through pinned host memory, down and up overlapping in
-	// chunks.
+	// Bounce copies through pinned host memory, in chunks that overlap the two halves.
 	Bounce = "bounce"
-	// Leg is a part of the staged route: copies between imported memory and a
-	// ring of slots, slot by slot, in a queue of a relay's.
+	// Leg is a leg of the staged route: copies between imported memory and a ring of slots, slot
+	// by slot, in a queue of a relay.
 	Leg = "leg"
-	// Local is a single such copy and the wait for its end, in one process.
+	// Local is a single copy of Raw and the wait for its end.
 	Local = "local"
-	// Queue is a copy by a relay's queue, until the queue reports the end.
+	// Queue is a single copy in a queue of a relay, until the queue reports the end.
 	Queue = "queue"
-	// Ring is an operation through a session's rings and back, without a copy.
+	// Ring is an operation through the rings of a session and back, without a copy.
 	Ring = "ring"
-	// PrepareNIC prepares NIC.
+	// PrepareNIC prepares the queue pairs of NIC.
 	PrepareNIC = "prepare-nic"
-	// NIC is the RDMA writes of a NIC between the memory of two GPUs, both of which the NIC reaches
-	// directly.
+	// NIC is RDMA writes between the memory of two GPUs by a NIC that reaches both directly.
 	NIC = "nic"
-	// Occupy keeps a GPU, From, busy with a Load until Vacate.
+	// Occupy keeps the GPU From busy with a Load until Vacate.
 	Occupy = "occupy"
 	Vacate = "vacate"
-	// Work runs a Load on a GPU, From, and returns its rate.
+	// Work runs a Load on the GPU From and returns its rate.
 	Work = "work"
-	// Free is how much memory a GPU, From, has left for everybody (cuMemGetInfo).
+	// Free is the free memory of the GPU From (cuMemGetInfo).
 	Free = "free"
 )
 
-// Job is a measurement. GPUs are named by PCI address.
+// Job is a measurement. From, To and Issuer are PCI addresses of GPUs.
 type Job struct {
 	Kind             string
 	From, To, Issuer string
-	Size             uint64 // bytes of a message
-	Depth            int    // messages in flight
-	// Bytes is the minimum to move; with 0, Duration limits the job.
+	// Size is the size of a message in bytes, and Depth the number of messages in flight.
+	Size  uint64
+	Depth int
+	// Bytes is the minimum number of bytes to copy. With 0, Duration limits the job.
 	Bytes    uint64
 	Duration time.Duration
-	// Of a Leg.
+	// Slots and SlotBytes are the number and the size of the slots of a Leg.
 	Slots     int
 	SlotBytes uint64
-	// Of a Bounce: its pieces, and the host buffers.
+	// Chunk and Buffers are the size of the pieces and the number of host buffers of a Bounce.
 	Chunk   uint64
 	Buffers int
 	// NIC is the RDMA device of PrepareNIC.
 	NIC string
 	// Load is LoadSMs or LoadMemory, for Occupy and Work.
 	Load string
-	// Mapped has Raw and Local copy by cuMemcpyAsync between memory that the issuer's context has
-	// mapped, like a relay: the issuer's GPU executes the copy. Without Mapped, cuMemcpyPeerAsync
-	// copies, which the GPU of the source executes for any issuer.
+	// Mapped makes Raw and Local copy with cuMemcpyAsync between memory that the issuer's context
+	// has mapped, like a relay: the issuer's GPU executes the copy. Without Mapped the jobs use
+	// cuMemcpyPeerAsync, which the GPU of the source executes for any issuer.
 	Mapped bool
 }
 
-// Result is the result of a Job: a rate, the times of single copies, or bytes.
+// Result is the result of a Job: a rate, the times of single copies, or a number of bytes.
 type Result struct {
-	GBs   float64 `json:"gbs,omitempty"` // 1e9 bytes a second
+	// GBs is in 1e9 bytes per second.
+	GBs   float64 `json:"gbs,omitempty"`
 	Times *Times  `json:"times,omitempty"`
 	Bytes uint64  `json:"bytes,omitempty"`
-	// PerSecond is the rate of iterations of a Load, by its blocks together.
+	// PerSecond is the rate of iterations of a Load, summed over the blocks.
 	PerSecond float64 `json:"perSecond,omitempty"`
 }
 
-// Times are percentiles, in microseconds.
+// Times are percentiles in microseconds.
 type Times struct {
 	Count int     `json:"count"`
 	P50   float64 `json:"p50"`
@@ -106,12 +106,13 @@ func TimesOf(list []time.Duration) *Times {
 	return &Times{Count: len(list), P50: at(500), P90: at(900), P99: at(990), P999: at(999), Max: at(1000)}
 }
 
-// copies measures with contexts of this process on the GPUs of a Job.
+// copies executes Jobs with contexts of this process on the GPUs.
 type copies struct {
 	driver *cuda.Driver
 	gpus   map[string]*device.Device
-	near   *rdmatest.Stream // prepared
-	loads  map[string]*load
+	// near is the stream of PrepareNIC; nil before.
+	near  *rdmatest.Stream
+	loads map[string]*load
 }
 
 // newCopies opens the driver.
@@ -123,7 +124,7 @@ func newCopies() (*copies, error) {
 	return &copies{driver: d, gpus: map[string]*device.Device{}, loads: map[string]*load{}}, nil
 }
 
-// Do does a Job.
+// Do executes a Job.
 func (c *copies) Do(j Job) (Result, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -195,7 +196,7 @@ func (c *copies) open(busID string) (*device.Device, error) {
 	return g, err
 }
 
-// rate times messages, after some to warm up.
+// rate returns the rate in GB/s of f, which copies n messages, after a warm-up.
 func (j Job) rate(f func(n int) error) (float64, error) {
 	count := int(max(j.Bytes/j.Size, uint64(2*j.Depth)))
 	warm := max(count/10, 2)
@@ -203,7 +204,7 @@ func (j Job) rate(f func(n int) error) (float64, error) {
 		return 0, err
 	}
 	if j.Bytes == 0 {
-		// Measure one more iteration, to compute the number for the duration.
+		// Measure one more iteration, from which the number for the duration follows.
 		start := time.Now()
 		if err := f(count); err != nil {
 			return 0, err
@@ -217,7 +218,7 @@ func (j Job) rate(f func(n int) error) (float64, error) {
 	return float64(j.Size) * float64(count) / time.Since(start).Seconds() / 1e9, nil
 }
 
-// times measures consecutive calls, after some calls as warm-up.
+// times returns the times of consecutive calls, after a warm-up.
 func (j Job) times(f func() error) (*Times, error) {
 	const warm, least, most = 100, 10, 1 << 20
 	for i, end := 0, time.Now().Add(j.Duration); i < warm && (i == 0 || time.Now().Before(end)); i++ {
@@ -236,7 +237,7 @@ func (j Job) times(f func() error) (*Times, error) {
 	return TimesOf(list), nil
 }
 
-// plain returns memory of a GPU from cuMemAlloc.
+// plain allocates memory of a GPU with cuMemAlloc.
 func (c *copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
 	if err := on.Use(); err != nil {
 		return 0, err
@@ -244,8 +245,8 @@ func (c *copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
 	return c.driver.MemAlloc(size)
 }
 
-// peers returns plain memory on two GPUs that reach each other, and a stream of the issuer, whose
-// context stays current. free releases them.
+// peers allocates memory on two GPUs with mutual peer access, and a stream of the issuer, whose
+// context stays current. free releases the memory and the stream.
 func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target cuda.Ptr, stream cuda.Stream,
 	free func() error, err error) {
 	d := c.driver
@@ -279,7 +280,7 @@ func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target c
 	return
 }
 
-// copier returns a copy of a Job in a stream of the issuer, whose context stays current.
+// copier returns the copy of a Job on a stream of the issuer, whose context stays current.
 func (c *copies) copier(j Job, from, to, issuer *device.Device) (copy func() error, stream cuda.Stream,
 	free func() error, err error) {
 	d := c.driver
@@ -323,7 +324,7 @@ func (c *copies) raw(j Job, from, to, issuer *device.Device) (float64, error) {
 	return result, errors.Join(err, free())
 }
 
-// batch copies as raw does, batchCopies in a call, at separate places: copies of a call have no
+// batch copies like Raw, batchCopies in a call, to separate places: the copies of a call have no
 // order.
 func (c *copies) batch(j Job, from, to, issuer *device.Device) (float64, error) {
 	const batchCopies = 8
@@ -367,7 +368,7 @@ func (c *copies) local(j Job, from, to, issuer *device.Device) (*Times, error) {
 	return result, errors.Join(err, free())
 }
 
-// bounceChunk is small enough to overlap the two halves of a message.
+// bounceChunk is small enough for the two halves of a message to overlap.
 const bounceChunk = 4 << 20
 
 func (c *copies) bounce(j Job, a, b *device.Device) (result float64, err error) {
@@ -443,12 +444,13 @@ func (c *copies) bounce(j Job, a, b *device.Device) (result float64, err error) 
 	})
 }
 
-// imports are the objects of a leg: a message and a ring of slots, as other processes would
-// export them, and a queue.
+// imports are the objects of a Leg: a message and a ring of slots, imported as if from other
+// processes, and a queue.
 type imports struct {
 	message, ring *device.Memory
 	queue         *device.Queue
-	pull          bool // the issuer copies towards itself
+	// pull reports that the issuer copies to its own memory.
+	pull bool
 }
 
 func (c *copies) imports(j Job, from, to, issuer *device.Device) (*imports, error) {
@@ -477,7 +479,7 @@ func (i *imports) close() error {
 	return errors.Join(i.queue.Close(), i.ring.Close(), i.message.Close())
 }
 
-// copy moves a piece of the message to or from the ring.
+// copy queues the copy of a piece of the message to or from the ring.
 func (i *imports) copy(offset, slot, n uint64, done func(error)) {
 	target, source := i.ring.Ptr+cuda.Ptr(slot), i.message.Ptr+cuda.Ptr(offset)
 	if i.pull {
@@ -497,8 +499,7 @@ func (c *copies) leg(j Job, from, to, issuer *device.Device) (float64, error) {
 		underWay--
 		failed = errors.Join(failed, err)
 	}
-	// So many pieces are under way as the depth in messages asks for, and as there
-	// are slots.
+	// The number of pieces in flight is limited by the depth in messages and by the slots.
 	pieces := int((j.Size + j.SlotBytes - 1) / j.SlotBytes)
 	most := min(j.Slots, max(j.Depth, 1)*pieces)
 	result, err := j.rate(func(n int) error {
@@ -538,7 +539,7 @@ func (c *copies) queue(j Job, from, to, issuer *device.Device) (*Times, error) {
 	return result, errors.Join(err, i.close())
 }
 
-// imported makes memory as another process would export it, and imports the memory.
+// imported allocates memory, exports it as another process would, and imports the memory.
 func (c *copies) imported(on, issuer *device.Device, bytes uint64) (*device.Memory, error) {
 	access := cuda.Access{Device: issuer.Ordinal, Write: true}
 	exported, err := device.Create(c.driver, on.Ordinal, bytes, access)
@@ -550,6 +551,6 @@ func (c *copies) imported(on, issuer *device.Device, bytes uint64) (*device.Memo
 		return nil, errors.Join(err, exported.Close())
 	}
 	memory, err := device.Import(c.driver, fd, exported.Bytes, access)
-	// The importer keeps the memory.
+	// The imported memory stays valid.
 	return memory, errors.Join(err, unix.Close(fd), exported.Close())
 }

@@ -12,17 +12,17 @@ import (
 
 // Loads that keep a GPU busy.
 const (
-	LoadSMs    = "sms"    // a kernel that holds every SM and never yields
-	LoadMemory = "memory" // reads and writes memory, more than a cache has
+	LoadSMs    = "sms"    // a kernel that occupies every SM and never yields
+	LoadMemory = "memory" // a kernel that reads and writes more memory than a cache has
 )
 
-// loadBytes is the memory of LoadMemory; less on the simulator.
+// loadBytes is the memory of LoadMemory in bytes; the simulator uses simulatedLoadBytes.
 const loadBytes, simulatedLoadBytes = 1 << 30, 1 << 20
 
 // neverEnds is longer than any measurement.
 const neverEnds = time.Hour
 
-// load is the kernels that keep a GPU busy.
+// load holds the kernels that keep a GPU busy.
 type load struct {
 	on      *device.Device
 	kernels *kernels.Kernels
@@ -33,7 +33,7 @@ type load struct {
 	running bool
 }
 
-// load prepares the kernels on a GPU, once.
+// load prepares the kernels on a GPU, unless they are already prepared.
 func (c *copies) load(on *device.Device) (*load, error) {
 	if l := c.loads[on.BusID]; l != nil {
 		return l, nil
@@ -63,7 +63,7 @@ func (c *copies) load(on *device.Device) (*load, error) {
 	return l, nil
 }
 
-// launch starts a kernel that runs for a time, or until the page's flag is set.
+// launch starts a kernel that runs for a duration, or until the flag in the page is set.
 func (l *load) launch(kind string, d time.Duration) error {
 	if l.running {
 		return errors.New("a kernel runs there already")
@@ -77,7 +77,7 @@ func (l *load) launch(kind string, d time.Duration) error {
 	return fmt.Errorf("%q is no load", kind)
 }
 
-// occupy keeps a GPU busy until vacate.
+// occupy starts a kernel that runs until vacate.
 func (c *copies) occupy(j Job, on *device.Device) error {
 	l, err := c.load(on)
 	if err != nil {
@@ -90,7 +90,7 @@ func (c *copies) occupy(j Job, on *device.Device) error {
 		return err
 	}
 	l.running = true
-	// No event reports the begin of the kernel; an idle GPU has begun by now.
+	// No event reports the start of a kernel; an idle GPU starts the kernel within this time.
 	time.Sleep(20 * time.Millisecond)
 	return nil
 }
@@ -108,8 +108,8 @@ func (c *copies) vacate(on *device.Device) error {
 	return err
 }
 
-// work runs a kernel for a time and returns its rate: iterations a second, and for LoadMemory
-// GB/s read and written.
+// work runs a kernel for a duration and returns its rate: iterations per second and, for
+// LoadMemory, GB/s of reads and writes.
 func (c *copies) work(j Job, on *device.Device) (r Result, err error) {
 	l, err := c.load(on)
 	if err != nil {

@@ -33,7 +33,7 @@ func TestRingTimesArePositive(t *testing.T) {
 	}
 }
 
-// aPipe is both ends of some TCP connections over loopback.
+// aPipe returns both ends of n TCP connections over loopback.
 func aPipe(t *testing.T, n int) (ours, theirs []*net.TCPConn) {
 	t.Helper()
 	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -65,7 +65,7 @@ func TestPlainSocketsMoveBytes(t *testing.T) {
 	if err := errors.Join(err, <-sent); err != nil || gbs <= 0 {
 		t.Errorf("%v GB/s, %v", gbs, err)
 	}
-	// Something comes also where the time is over before the first write.
+	// Every connection gets data, even if the time is over before the first write.
 	ours, theirs = aPipe(t, how.Count())
 	go func() { sent <- how.Send(ours, 0) }()
 	gbs, err = ReceiveAll(theirs, 0)
@@ -79,7 +79,7 @@ func TestPlainSocketsMoveBytes(t *testing.T) {
 	if err := errors.Join(err, <-answered); err != nil || len(times) == 0 {
 		t.Errorf("%d answers, %v", len(times), err)
 	}
-	// A peer that closes its connections is an error, not a rate.
+	// If the peer closes its connections, the result is an error, not a rate.
 	ours, theirs = aPipe(t, 1)
 	if err := ours[0].SetLinger(0); err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// prepareNear makes the stream of a GPU that a NIC reaches directly, for runNear.
+// prepareNear prepares writes between two GPUs by a NIC that reaches both directly, for runNear.
 func (c *copies) prepareNear(j Job, from, to *device.Device) error {
 	if c.near != nil {
 		return errors.New("a stream is prepared already")
@@ -20,7 +20,7 @@ func (c *copies) prepareNear(j Job, from, to *device.Device) error {
 	}
 	s, err := rdmatest.NewStream(l, j.NIC, from, to, uint32(j.Size), j.Depth)
 	if err == nil {
-		_, err = s.Run(0) // a first write
+		_, err = s.Run(0) // one write
 		if err != nil {
 			err = errors.Join(err, s.Close())
 		}
@@ -32,7 +32,7 @@ func (c *copies) prepareNear(j Job, from, to *device.Device) error {
 	return nil
 }
 
-// runNear measures and ends the prepared stream.
+// runNear measures the prepared stream, and closes the stream.
 func (c *copies) runNear(j Job) (gbs float64, err error) {
 	s := c.near
 	if s == nil {

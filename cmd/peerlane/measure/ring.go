@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// ringTimes posts consecutive operations and polls for the completion, while another thread takes
-// and completes them as a busy relay does: the cost of rings between two processors, without a
+// ringTimes posts consecutive operations and polls for their completion, while another thread
+// takes and completes them like a busy relay: the cost of rings between two processors, without a
 // copy.
 func ringTimes(j Job) (*Times, error) {
 	relay, err := ring.NewRelay()

@@ -11,7 +11,7 @@ type answer struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Serve does Jobs and answers with Results, JSON in both directions, until the end of in. One
+// Serve executes Jobs from in and writes Results to out, both as JSON, until the end of in. One
 // process serves a whole run, because its contexts take time and memory.
 func Serve(in io.Reader, out io.Writer) error {
 	jobs, answers := json.NewDecoder(in), json.NewEncoder(out)
@@ -41,7 +41,7 @@ func Serve(in io.Reader, out io.Writer) error {
 	}
 }
 
-// Ask has the process at the other end of Serve do a Job.
+// Ask sends a Job to the process that runs Serve, and returns the Result.
 func Ask(to io.Writer, from *json.Decoder, j Job) (Result, error) {
 	var a answer
 	if err := json.NewEncoder(to).Encode(j); err != nil {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Sockets is a number of threads and a number of sockets that a thread writes to in turn
-// (NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD).
+// Sockets is a number of threads, and a number of sockets per thread, to which the thread writes
+// in turn (NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD).
 type Sockets struct {
 	Threads int `json:"threads"`
 	Each    int `json:"each"`
@@ -19,18 +19,18 @@ type Sockets struct {
 
 func (s Sockets) String() string { return fmt.Sprintf("%d × %d", s.Threads, s.Each) }
 
-// Count is how many sockets that takes.
+// Count returns the total number of sockets.
 func (s Sockets) Count() int { return s.Threads * s.Each }
 
-// socketPiece is the size of a write or a read, bytes.
+// socketPiece is the size of a write or a read in bytes.
 const socketPiece = 1 << 20
 
-// warmUp is the part of a stream's time that does not count.
+// warmUp returns the first part of a stream's duration, which does not count.
 func warmUp(d time.Duration) time.Duration { return d / 10 }
 
-// Send writes for a time, a tenth of it as warm-up, and then ends its side of the connections.
-// There are Count connections, and every connection gets at least one write: if the threads begin
-// late, the time may be over before the first write.
+// Send writes for a duration, whose first tenth is the warm-up, and then closes its side of the
+// connections. to has Count connections, and every connection gets at least one write, even if the
+// threads start so late that the time is over.
 func (s Sockets) Send(to []*net.TCPConn, d time.Duration) error {
 	piece := make([]byte, socketPiece)
 	failed := make([]error, s.Threads)
@@ -59,9 +59,9 @@ func (s Sockets) Send(to []*net.TCPConn, d time.Duration) error {
 	return errors.Join(failed...)
 }
 
-// ReceiveAll reads the bytes of Send, until the end of every connection, and returns the rate in
-// GB/s after the warm-up of a stream of that time; without bytes that late, the rate of the whole
-// stream.
+// ReceiveAll reads the bytes of Send until the end of every connection, and returns the rate in
+// GB/s after the warm-up of a stream of that duration. If no bytes arrive after the warm-up, it
+// returns the rate of the whole stream.
 func ReceiveAll(from []*net.TCPConn, d time.Duration) (gbs float64, err error) {
 	var first time.Time
 	var begin sync.Once
@@ -102,8 +102,9 @@ func ReceiveAll(from []*net.TCPConn, d time.Duration) (gbs float64, err error) {
 	return float64(counted.Load()) / (took - warmUp(d)).Seconds() / 1e9, nil
 }
 
-// AskSocket sends messages of one size for a time, the next message after the answer of one byte,
-// and returns the time of every message. It ends its side of the connection.
+// AskSocket sends messages of one size for a duration, each after the answer of one byte to the
+// message before, and returns the time of every message. AskSocket closes the sending side of the
+// connection.
 func AskSocket(c *net.TCPConn, size uint64, d time.Duration) (times []time.Duration, err error) {
 	message, word := make([]byte, size), make([]byte, 1)
 	begin := time.Now()
@@ -125,7 +126,7 @@ func AskSocket(c *net.TCPConn, size uint64, d time.Duration) (times []time.Durat
 	}
 }
 
-// AnswerSocket is the other side of AskSocket.
+// AnswerSocket answers the messages of AskSocket until the end of the connection.
 func AnswerSocket(c *net.TCPConn, size uint64) error {
 	message := make([]byte, size)
 	for {

@@ -2,7 +2,7 @@ package testbed
 
 import "github.com/peerlane/peerlane/config/paths"
 
-// T is a test.
+// T is the part of testing.TB that this package uses.
 type T interface {
 	Helper()
 	Cleanup(func())
@@ -10,8 +10,8 @@ type T interface {
 	Fatal(...any)
 }
 
-// MountAnchor mounts the anchor of a layout, as `peerlane cdi generate` does, until
-// the end of a test. In a user namespace the anchor stays a directory.
+// MountAnchor mounts the anchor of a layout until the end of a test, like `peerlane cdi generate`.
+// In a user namespace the anchor stays a directory.
 func MountAnchor(t T, l paths.Layout) {
 	t.Helper()
 	if !paths.MountsAnchor() {
@@ -23,8 +23,7 @@ func MountAnchor(t T, l paths.Layout) {
 	}
 }
 
-// UnmountAnchor unmounts the anchor at the end of a test: a mount point cannot be
-// removed.
+// UnmountAnchor unmounts the anchor at the end of a test, because a mount point cannot be removed.
 func UnmountAnchor(t T, l paths.Layout) {
 	t.Helper()
 	t.Cleanup(func() {

@@ -16,9 +16,9 @@ import (
 //go:embed half.xml
 var halfPopulated []byte
 
-// half makes h the half-populated host of the README's picture, on the CUDA simulator. The XML
-// has neither UUIDs nor device nodes, so half makes them up; sysfs has only the files that the
-// hook reads.
+// half makes h the half-populated host of the README's picture, on the CUDA simulator. The XML has
+// neither UUIDs nor device nodes, so half invents them. sysfs has only the files that the hook
+// reads.
 func (h *Host) half() error {
 	_, proc, err := recorded.Unpack(filepath.Join(h.Root, "host"))
 	if err != nil {
@@ -29,7 +29,7 @@ func (h *Host) half() error {
 	if err != nil {
 		return err
 	}
-	// Plans of files are refused by the hook; that of this host is as good as read here.
+	// The hook refuses the plan of a file, so declare the topology read from sysfs.
 	topology.Source = topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs}
 	for i := range topology.GPUs {
 		g := &topology.GPUs[i]
@@ -55,7 +55,7 @@ func (h *Host) half() error {
 	return h.makeNodes(h.devRoot)
 }
 
-// attribute writes a file of a made-up sysfs.
+// attribute writes a file of a fake sysfs.
 func attribute(path, text string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

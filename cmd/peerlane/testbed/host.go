@@ -1,7 +1,7 @@
-// Package testbed is a host to run containers on, in a private directory: this machine's GPUs, or
-// a recorded host on the CUDA simulator; with Peerlane's configuration, plan and CDI
-// specifications, a fake of the GPU vendor's specification, and software devices as NICs. `peerlane demo`
-// and the integration tests use the package.
+// Package testbed provides a host to run containers on, in a private directory: this machine's
+// GPUs, or a recorded host on the CUDA simulator, with Peerlane's configuration, plan and CDI
+// specifications, a fake of the GPU vendor's specification, and software devices as NICs.
+// `peerlane demo` and the integration tests use the package.
 package testbed
 
 import (
@@ -38,30 +38,30 @@ import (
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// Which GPUs a Host has.
+// Kinds of GPUs of a Host.
 const (
-	GPUsAuto      = "auto" // real GPUs if the machine has GPUs
+	GPUsAuto      = "auto" // real GPUs if the machine has any
 	GPUsReal      = "real"
 	GPUsSimulated = "simulated"
 	GPUsOne       = "simulated-one"  // a single simulated GPU
 	GPUsHalf      = "simulated-half" // the GPUs of the half-populated host of the README's picture
-	GPUsOfKernel  = "kernel"         // simulated GPUs, on a kernel that shows GPUs
+	GPUsOfKernel  = "kernel"         // simulated GPUs, on a kernel with PCI devices of GPUs
 )
 
-// containers returns the prefix of the names of this host's containers: a process may have
-// several hosts, beside hosts of other processes.
+// containers returns the prefix of the names of this host's containers. It is unique, because a
+// process may have several hosts, and other processes may have hosts too.
 func (h *Host) containers() string {
 	f := fnv.New32a()
 	f.Write([]byte(h.Root)) // a hash's Write never fails
 	return fmt.Sprintf("peerlane-testbed-%d-%08x-", os.Getpid(), f.Sum32())
 }
 
-// ContainerID is a name for a container.
+// ContainerID returns the id of a container by its name on this host.
 func (h *Host) ContainerID(name string) string { return h.containers() + name }
 
-// Host is the machine that containers run on, real or simulated.
+// Host is a real or simulated machine that runs containers.
 type Host struct {
-	// Root is the directory of the host. The caller makes and removes it.
+	// Root is the directory of the host, which the caller creates and removes.
 	Root   string
 	Layout paths.Layout
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
@@ -70,36 +70,41 @@ type Host struct {
 	Words     string
 	Simulated bool
 	Topology  *topo.Host
-	// Config and Plan are set by Configure.
+	// Config and Plan are the results of Configure.
 	Config config.Config
 	Plan   *planner.Plan
 	// Environment is the environment of processes that use CUDA on the host.
 	Environment []string
-	// Libraries are mounted into containers.
+	// Libraries are the host's files to mount into containers.
 	Libraries []string
-	// Lanes are the lanes that the next Configure requests by configuration.
+	// Lanes are the lanes that the next Configure writes to the configuration.
 	Lanes []planner.Assignment
-	// ClientCopy lets plain processes see the server GPUs of their lanes, so that the processes
-	// can copy themselves.
+	// ClientCopy shows plain processes the server GPUs of their lanes, so that they can copy
+	// themselves.
 	ClientCopy bool
-	// Pace is the rate of a software device in GB/s; 0 for no limit.
+	// Pace is the rate of a software device in GB/s; 0 means no limit.
 	Pace float64
-	// Triples are the tests of GPUs and software devices by StartNICs, unless the self-test is off.
+	// Triples are the results of the tests of GPUs and software devices by StartNICs; empty if the
+	// self-test is off.
 	Triples []launch.Triple
 
-	rdma    *softdevice.Host // nil without software devices
-	key     []byte           // of the cluster, of relays with software devices
-	down    []string         // software devices whose port is down
-	engine  *nicProcesses    // of the software devices, the last one started
+	// rdma is nil without software devices.
+	rdma *softdevice.Host
+	// key is the cluster key of relays with software devices.
+	key []byte
+	// down are the software devices whose port is down.
+	down []string
+	// engine is the last started process of the software devices.
+	engine  *nicProcesses
 	devRoot string
 	proc    string
 	simDir  string
 }
 
-// Bytes are the counters of a device's log.
+// Bytes are the counters of a device's log, in bytes.
 type Bytes struct{ In, Out uint64 }
 
-// New makes a host below root.
+// New makes a host below root. gpus is one of the constants above.
 func New(root, binaries, gpus string) (*Host, error) {
 	h := &Host{Root: root, Layout: paths.New(root), Binaries: binaries}
 	if err := h.Layout.Create(); err != nil {
@@ -120,32 +125,32 @@ func New(root, binaries, gpus string) (*Host, error) {
 	return h, h.simulated(gpus == GPUsOne)
 }
 
-// OneGPU reports whether the host has a single GPU: its containers share that GPU, and no other
-// GPU can stage for it, so that route direct is the only route.
+// OneGPU reports whether the host has a single GPU: its containers share that GPU, and route
+// direct is the only route, because no other GPU can stage for it.
 func (h *Host) OneGPU() bool { return len(h.Topology.GPUs) == 1 }
 
-// RuntimeState is the OCI runtime's own directory.
+// RuntimeState returns the OCI runtime's own directory.
 func (h *Host) RuntimeState() string { return filepath.Join(h.Root, "runtime") }
 
-// CDIDir holds the CDI specifications.
+// CDIDir returns the directory of CDI specifications.
 func (h *Host) CDIDir() string { return filepath.Join(h.Root, "cdi") }
 
-// HookBinary is peerlane-hook.
+// HookBinary returns the path of peerlane-hook.
 func (h *Host) HookBinary() string { return filepath.Join(h.Binaries, "peerlane-hook") }
 
-// Configure writes the configuration, after change has edited it, the plan, and the
-// specifications, as an administrator and `peerlane cdi generate` do.
+// Configure writes the configuration, edited by change, the plan and the specifications, like an
+// administrator and `peerlane cdi generate`.
 func (h *Host) Configure(change func(*config.Config)) error {
 	h.Config = config.Default()
 	h.Config.Relay.Environment = h.Environment
 	h.Config.Relay.SandboxRead = h.Libraries
-	if h.simDir != "" { // the process that copies writes the devices' logs
+	if h.simDir != "" { // a relay that copies writes the logs of the devices
 		h.Config.Relay.SandboxWrite = []string{h.simDir}
 	}
 	h.Config.Relay.Binary = filepath.Join(h.Binaries, "peerlane-relay")
 	h.Config.Plan.Lanes = h.Lanes
-	// The self-test copies and has contexts on server GPUs, which tests count: a test that needs
-	// the self-test sets it.
+	// The self-test copies, and makes contexts on server GPUs, and tests count both. A test of the
+	// self-test enables it.
 	h.Config.Relay.SelfTest = launch.SelfTestOff
 	change(&h.Config)
 	if err := h.chooseNICs(&h.Config); err != nil {
@@ -179,7 +184,7 @@ func (h *Host) Configure(change func(*config.Config)) error {
 	return cdi.Write(h.CDIDir(), append(list, vendor))
 }
 
-// Bundle makes a bundle of a program, with its libraries, and injects devices.
+// Bundle makes a bundle of a program with its libraries, and injects CDI devices.
 func (h *Host) Bundle(name string, program bundle.File, devices []string, arguments ...string) (*bundle.Bundle, error) {
 	dir := filepath.Join(h.Root, "bundles", name)
 	b := bundle.New(dir, append([]string{program.Container}, arguments...)...)
@@ -192,20 +197,20 @@ func (h *Host) Bundle(name string, program bundle.File, devices []string, argume
 	return b, b.Write()
 }
 
-// Devices returns the CDI names of a GPU and its lane.
+// Devices returns the CDI devices of a GPU and its lane.
 func Devices(g topo.GPU) []string {
 	return []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index), fmt.Sprintf("%s=%d", cdi.KindLane, g.Index)}
 }
 
-// DevicesWithServers returns the CDI names for a container that sees the lane's server GPUs as
-// well: the vendor's devices, which bring the driver's libraries, and peerlane.dev/gpu=.
+// DevicesWithServers returns the CDI devices of a container that also sees the lane's server GPUs:
+// the vendor's devices, which add the driver's libraries, and peerlane.dev/gpu=.
 func DevicesWithServers(g topo.GPU) []string {
 	return []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index), fmt.Sprintf("%s=%d", cdi.KindGPU, g.Index)}
 }
 
 // StartNICs starts the process that moves the bytes of software devices, and verifies the GPUs and
-// NICs of lanes unless the self-test is off. stop ends the process. A host without software devices
-// has nothing to start.
+// NICs of lanes unless the self-test is off. stop ends the process. Without software devices,
+// StartNICs does nothing.
 func (h *Host) StartNICs(ctx context.Context, lanes ...planner.Lane) (stop func() error, err error) {
 	if !h.Software() {
 		return func() error { return nil }, nil
@@ -224,7 +229,7 @@ func (h *Host) StartNICs(ctx context.Context, lanes ...planner.Lane) (stop func(
 	return processes.stop, nil
 }
 
-// nicProcesses are processes of peerlane-relay that stand for NICs.
+// nicProcesses are processes of peerlane-relay that act as NICs.
 type nicProcesses struct {
 	host    *Host
 	started []*exec.Cmd
@@ -261,7 +266,7 @@ func (p *nicProcesses) stop() error {
 			err = errors.Join(err, fmt.Errorf("software devices: %w: %s", ended, c.Stderr))
 		}
 	}
-	for _, socket := range p.sockets { // on a busy host a NIC may be killed before it has removed its socket
+	for _, socket := range p.sockets { // a NIC that was killed leaves its socket
 		if removed := os.Remove(socket); !errors.Is(removed, fs.ErrNotExist) {
 			err = errors.Join(err, removed)
 		}
@@ -269,10 +274,10 @@ func (p *nicProcesses) stop() error {
 	return err
 }
 
-// ErrNoGPU is the cause of a measurement on real GPUs on a host without a GPU.
+// ErrNoGPU is the cause of a measurement on real GPUs on a host without GPUs.
 var ErrNoGPU = errors.New("this host has no NVIDIA GPU; use --gpus simulated for the CUDA simulator")
 
-// real makes h this machine, if the machine has a GPU and a driver.
+// real makes h this machine, which must have a GPU and a driver.
 func (h *Host) real() error {
 	topology, err := reader.Sysfs(topo.Options{NVML: nvml.New()})
 	if err != nil {
@@ -297,7 +302,7 @@ func (h *Host) real() error {
 	if len(relayed(plan)) >= 2 || len(topology.GPUs) == 1 {
 		return nil
 	}
-	// No NIC makes a GPU a server: the configuration makes servers, beside software devices.
+	// No NIC of this host makes a GPU a server, so configure servers beside software devices.
 	name := func(i int) string { return topology.GPUs[i].BusID }
 	a, serverA, b, serverB := 0, 1, 1, 0
 	if len(topology.GPUs) >= 4 {
@@ -311,7 +316,7 @@ func (h *Host) real() error {
 	return nil
 }
 
-// counted is a number of things, in words.
+// counted returns a number with its noun: "1 GPU", "2 GPUs".
 func counted(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -319,7 +324,7 @@ func counted(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// driverLibrary returns the path of the driver's library, found by loading the library.
+// driverLibrary returns the path of the driver's library. It loads the library to find the path.
 func driverLibrary() (string, error) {
 	d, err := cuda.Open()
 	if err != nil {
@@ -338,8 +343,7 @@ func driverLibrary() (string, error) {
 	return "", fmt.Errorf("the CUDA driver's library %s is loaded from no file", d.Library())
 }
 
-// simulated makes h a recorded host on the CUDA simulator: with every GPU, or with the first GPU
-// only.
+// simulated makes h a recorded host on the CUDA simulator, with every GPU or with the first GPU.
 func (h *Host) simulated(one bool) error {
 	sysfs, proc, err := recorded.Unpack(filepath.Join(h.Root, "host"))
 	if err != nil {
@@ -361,8 +365,8 @@ func (h *Host) simulated(one bool) error {
 	return h.makeNodes(h.devRoot)
 }
 
-// ofKernel makes h this machine, whose PCIe tree has GPUs without hardware: a guest of
-// integration/vm. The device nodes stay after the test.
+// ofKernel makes h this machine, whose PCI tree has GPUs without hardware: a guest of
+// integration/vm. The device nodes remain after the test.
 func (h *Host) ofKernel() error {
 	topology, err := reader.Sysfs(topo.Options{})
 	if err != nil {
@@ -376,7 +380,7 @@ func (h *Host) ofKernel() error {
 	return h.makeNodes("/")
 }
 
-// simulate has the CUDA simulator stand for the GPUs of a topology.
+// simulate makes the CUDA simulator present the GPUs of a topology.
 func (h *Host) simulate(topology *topo.Host) error {
 	h.simDir = filepath.Join(h.Root, "simulator")
 	var devices []sim.Device
@@ -401,8 +405,8 @@ func (h *Host) simulate(topology *topo.Host) error {
 	return nil
 }
 
-// makeNodes makes fakes of the GPUs' device nodes: device nodes with the GPUs' numbers or of the
-// null device if permitted, which CDI demands, and files otherwise.
+// makeNodes makes fakes of the GPUs' device nodes. CDI requires device nodes: with permission they
+// have the GPUs' numbers or those of the null device. Otherwise they are files.
 func (h *Host) makeNodes(root string) error {
 	names := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
 	for _, g := range h.Topology.GPUs {
@@ -422,13 +426,13 @@ func (h *Host) makeNodes(root string) error {
 		number := unix.Mkdev(1, 3)
 		var minor uint32
 		if n, _ := fmt.Sscanf(name, "nvidia%d", &minor); n == 1 {
-			number = unix.Mkdev(195, minor) // the hook identifies a GPU by the number; no process opens the node
+			number = unix.Mkdev(195, minor) // the hook identifies a GPU by the number, and no process opens the node
 		}
 		err := unix.Mknod(path, unix.S_IFCHR|0o666, int(number))
 		switch {
 		case errors.Is(err, unix.EPERM):
 			err = os.WriteFile(path, nil, 0o644)
-		case errors.Is(err, unix.EEXIST): // the kernel's own, of an RDMA device that is there
+		case errors.Is(err, unix.EEXIST): // the kernel's node of an RDMA device
 			err = nil
 		}
 		if err != nil {
@@ -438,7 +442,7 @@ func (h *Host) makeNodes(root string) error {
 	return nil
 }
 
-// relayed are the lanes that stage.
+// relayed returns the lanes that stage.
 func relayed(p *planner.Plan) []planner.Lane {
 	var list []planner.Lane
 	for _, l := range p.Lanes {
@@ -449,8 +453,8 @@ func relayed(p *planner.Plan) []planner.Lane {
 	return list
 }
 
-// TwoClients picks two far GPUs of the plan, of two NICs if possible. On a host with one GPU both
-// clients have the lane of the GPU.
+// TwoClients returns the lanes of two far GPUs of the plan, with different NICs if possible. On a
+// host with one GPU, both lanes are the lane of that GPU.
 func (h *Host) TwoClients() (lanes [2]planner.Lane, err error) {
 	if !h.OneGPU() {
 		return twoOf(h.Plan)
@@ -477,7 +481,7 @@ func twoOf(p *planner.Plan) (lanes [2]planner.Lane, err error) {
 	return lanes, nil
 }
 
-// vendorSpec returns a specification like the GPU vendor's toolkit writes.
+// vendorSpec returns a specification like that of the GPU vendor's toolkit.
 func (h *Host) vendorSpec() (*specs.Spec, error) {
 	s := &specs.Spec{Version: "0.5.0", Kind: "nvidia.com/gpu"}
 	shared := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
@@ -486,7 +490,7 @@ func (h *Host) vendorSpec() (*specs.Spec, error) {
 	}
 	s.ContainerEdits.Env = slices.Clone(h.Environment)
 	if h.Simulated {
-		// The process that copies writes the devices' logs.
+		// The process that copies writes the logs of the devices.
 		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts,
 			&specs.Mount{HostPath: h.simDir, ContainerPath: h.simDir,
 				Options: []string{"rw", "bind", "nosuid", "nodev", "noexec"}})
@@ -516,8 +520,8 @@ func readOnly(path string) *specs.Mount {
 	return &specs.Mount{HostPath: path, ContainerPath: path, Options: []string{"ro", "bind", "nosuid", "nodev"}}
 }
 
-// PlainEnvironment returns the environment of a process outside of a container that sees one GPU
-// only. If clients copy themselves, the process also has the device nodes of the lane's servers.
+// PlainEnvironment returns the environment of a process outside of a container that sees only one
+// GPU. With ClientCopy, the process also gets the device nodes of the lane's servers.
 func (h *Host) PlainEnvironment(g topo.GPU) ([]string, error) {
 	if !h.Simulated {
 		return append(slices.Clone(h.Environment), "CUDA_VISIBLE_DEVICES="+g.UUID), nil
@@ -546,7 +550,7 @@ func (h *Host) PlainEnvironment(g topo.GPU) ([]string, error) {
 		"CUDA_VISIBLE_DEVICES="+g.UUID), nil
 }
 
-// Log returns the log of every simulated device, by PCI address; empty on real GPUs.
+// Log returns the logged bytes of every simulated device by PCI address; empty on real GPUs.
 func (h *Host) Log() (map[string]Bytes, error) {
 	if !h.Simulated {
 		return nil, nil

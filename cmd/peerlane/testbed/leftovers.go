@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// Snapshot is the set of objects that Peerlane or an OCI runtime has made on a host, as
-// sentences, so that a test can compare two snapshots.
+// Snapshot is the set of objects that Peerlane or an OCI runtime has created on a host, as
+// sentences. A test compares two snapshots.
 type Snapshot map[string]bool
 
-// Look takes a snapshot of the objects of this host: other hosts may work beside it.
+// Look takes a snapshot of this host, without the objects of other hosts on the same machine.
 func (h *Host) Look() (Snapshot, error) {
 	s := Snapshot{}
 	for _, f := range []func(Snapshot) error{h.processes, h.mounts, h.sockets, h.files, h.cgroups} {
@@ -26,8 +26,7 @@ func (h *Host) Look() (Snapshot, error) {
 	return s, nil
 }
 
-// processes adds the processes of Peerlane's programs on this host, of the runtime, and in the
-// containers.
+// processes adds the processes of Peerlane's programs on this host, of the runtime and of containers.
 func (h *Host) processes(s Snapshot) error {
 	self := fmt.Sprint(os.Getpid())
 	entries, err := os.ReadDir("/proc")
@@ -38,7 +37,7 @@ func (h *Host) processes(s Snapshot) error {
 		if e.Name() == self || strings.Trim(e.Name(), "0123456789") != "" {
 			continue
 		}
-		// A process that ends meanwhile is not left.
+		// A process that has ended since the listing is no leftover.
 		p, err := readProcess(e.Name())
 		if err != nil || len(p.arguments) == 0 {
 			continue
@@ -116,8 +115,8 @@ func (h *Host) mounts(s Snapshot) error {
 	})
 }
 
-// sockets adds the sockets with a path of their own; sockets of generations are bound by a
-// shorter path, and appear among the files.
+// sockets adds the sockets that are bound by their own path. The sockets of generations are bound
+// by a shorter path, and appear among the files.
 func (h *Host) sockets(s Snapshot) error {
 	return lines("/proc/net/unix", func(line string) {
 		if f := strings.Fields(line); len(f) == 8 && strings.HasPrefix(f[7], h.Root) {
@@ -137,9 +136,9 @@ func lines(path string, each func(string)) error {
 	return nil
 }
 
-// files adds the files of Peerlane's trees and of the runtime's.
+// files adds the files of Peerlane's trees and of the runtime's tree.
 func (h *Host) files(s Snapshot) error {
-	tests := strings.TrimSuffix(h.Layout.SelfTestFile(), ".json") // of the results and their lock
+	tests := strings.TrimSuffix(h.Layout.SelfTestFile(), ".json") // prefix of the results and their lock
 	for _, dir := range []string{h.Layout.State(), h.Layout.Run(), h.RuntimeState()} {
 		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 			if os.IsNotExist(err) {
@@ -149,7 +148,7 @@ func (h *Host) files(s Snapshot) error {
 				return err
 			}
 			if strings.HasPrefix(path, h.Layout.GoodConfig()) || strings.TrimSuffix(path, filepath.Ext(path)) == tests {
-				return nil // the file stays for the next container
+				return nil // the next container uses the file
 			}
 			s["file "+path] = true
 			return nil
@@ -161,12 +160,12 @@ func (h *Host) files(s Snapshot) error {
 	return nil
 }
 
-// cgroups are the containers' and the relays'.
+// cgroups adds the cgroups of containers and relays.
 func (h *Host) cgroups(s Snapshot) error {
 	return filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case os.IsNotExist(err):
-			return nil // the cgroup ended meanwhile, or the host has no cgroups
+			return nil // the cgroup was removed, or the host has no cgroups
 		case err != nil:
 			return err
 		case d.IsDir() && (strings.Contains(path, h.Layout.Cgroup()) || strings.Contains(path, h.containers())):
@@ -176,8 +175,8 @@ func (h *Host) cgroups(s Snapshot) error {
 	})
 }
 
-// Left compares with an earlier snapshot until both are equal or the time is over: a supervisor
-// needs a moment after its container. It lists the additional objects.
+// Left returns the objects that an earlier snapshot lacks. It waits for at most patience until
+// there are none, because a supervisor ends later than its container.
 func (h *Host) Left(before Snapshot, patience time.Duration) ([]string, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		after, err := h.Look()

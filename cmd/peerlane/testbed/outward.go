@@ -9,15 +9,15 @@ import (
 	"github.com/peerlane/peerlane/topo/reader"
 )
 
-// Outward returns the lane by which clients of this host reach another host: its GPU, by PCI
-// address, and the [plan] of the configuration that makes the lane, from the host's own plan.
+// Outward returns the lane through which clients of this host reach another host: its GPU by PCI
+// address, and the [plan] of the configuration that makes the lane, based on the host's own plan.
 //
-// The lane is the lane of the first far GPU whose NICs this host has, or else of the first GPU
-// beside a NIC. Simulated GPUs are beside no NIC: the lane of a far GPU gets NIC, the host's
-// first NIC with an active port, so that tests can use RDMA without a GPU. A host without NICs
-// reaches others by TCP, with lanes as within the host.
+// It is the lane of the first far GPU whose NICs this host has, or else of the first GPU beside a
+// NIC. Simulated GPUs are beside no NIC: the lane of a far GPU gets nic, the host's first NIC with
+// an active port, so that tests can use RDMA without a GPU. A host without NICs reaches other
+// hosts over TCP, with the lanes within the host.
 func (h *Host) Outward(own config.Plan) (gpu string, plan config.Plan, nic string, err error) {
-	if h.proc != "" { // a recorded host
+	if h.proc != "" { // the host is recorded
 		kernel, err := reader.Sysfs(topo.Options{})
 		if err != nil {
 			return "", plan, "", err
@@ -52,7 +52,7 @@ func (h *Host) outwardNIC(nics *topo.Host, excluded []string) (gpu string, plan 
 	return first.GPU, plan, nic, nil
 }
 
-// reaching returns the lane of a plan that reaches other hosts by NICs; nil for none.
+// reaching returns the lane of a plan that reaches other hosts with NICs; nil without one.
 func reaching(p *planner.Plan) *planner.Lane {
 	there := func(name string) bool {
 		return slices.ContainsFunc(p.NICs, func(n topo.NIC) bool { return n.Name == name && n.Uverbs != "" })
@@ -67,7 +67,7 @@ func reaching(p *planner.Plan) *planner.Lane {
 	return nil
 }
 
-// firstNIC returns a NIC that relays can use, preferably of hardware; empty for none.
+// firstNIC returns a NIC that relays can use, preferably a hardware NIC; empty without one.
 func firstNIC(h *topo.Host, excluded []string) string {
 	for _, software := range []bool{false, true} {
 		for _, n := range h.NICs {

@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// twoNICs reads the recorded host: GPUs 0, 1, 4 and 5 are beside a NIC, and the others far. A
-// caller that changes the NICs gets a copy.
+// twoNICs reads the recorded host, and returns a function that copies it. GPUs 0, 1, 4 and 5 are
+// beside a NIC, and the others are far.
 func twoNICs(t *testing.T) func() *topo.Host {
 	t.Helper()
 	sysfs, proc, err := recorded.Unpack(t.TempDir())
@@ -35,13 +35,13 @@ func twoNICs(t *testing.T) func() *topo.Host {
 	}
 }
 
-// excluding is a [plan] without some GPUs, by index.
+// excluding returns a [plan] that excludes GPUs by index.
 func excluding(gpus string) config.Plan {
 	return config.Plan{Exclude: planner.Exclude{GPUs: strings.Fields(gpus)}}
 }
 
-// A host of real GPUs reaches other hosts by a planned lane with a NIC of the host; without such
-// a lane, by a lane that Outward makes.
+// A host with real GPUs reaches other hosts through a planned lane with a NIC of the host or,
+// without such a lane, through a lane that Outward makes.
 func TestOutwardRealGPUsUsePlannedNIC(t *testing.T) {
 	host := twoNICs(t)
 	software := []planner.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"software0"}},
@@ -95,7 +95,7 @@ func TestOutwardSimulatedGPUsUseHostNIC(t *testing.T) {
 		excluded []string
 		want     string
 	}{
-		"none": {want: "mlx5_0"}, // the NIC is missing: TCP
+		"none": {want: "mlx5_0"}, // without a NIC, the host uses TCP
 		"one":  {nics: []topo.NIC{{Name: "rocep0", Uverbs: "uverbs3", Ports: active}}, want: "rocep0"},
 		"of software": {nics: []topo.NIC{{Name: "rxe0", Uverbs: "uverbs0", Software: true, Ports: active}},
 			want: "rxe0"},

@@ -18,13 +18,13 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Process returns a command of `peerlane`, outside of a container, that sees one GPU, and also
-// the nodes of its server GPUs if clients copy themselves. The command is not started.
+// Process returns a `peerlane` command outside of a container that sees one GPU and, with
+// ClientCopy, its server GPUs. It does not start the command.
 func (h *Host) Process(ctx context.Context, g topo.GPU, arguments ...string) (*exec.Cmd, error) {
 	return h.Program(ctx, "peerlane", g, arguments...)
 }
 
-// Program is Process for another program of the directory Binaries.
+// Program is Process for another program in the directory Binaries.
 func (h *Host) Program(ctx context.Context, name string, g topo.GPU, arguments ...string) (*exec.Cmd, error) {
 	environment, err := h.PlainEnvironment(g)
 	if err != nil {
@@ -35,7 +35,7 @@ func (h *Host) Program(ctx context.Context, name string, g topo.GPU, arguments .
 	return c, nil
 }
 
-// Launch starts the relay of a GPU's lane for a plain process, as the hook does for a container.
+// Launch starts the relay of a GPU's lane for a plain process, like the hook for a container.
 func (h *Host) Launch(id string, g topo.GPU, pid int) (*generation.Generation, error) {
 	lanes, err := lanes.Find(h.Plan, []string{g.UUID + "@" + g.BusID})
 	if err != nil {
@@ -50,12 +50,12 @@ func (h *Host) Launch(id string, g topo.GPU, pid int) (*generation.Generation, e
 	})
 }
 
-// Socket is that of a generation's clients.
+// Socket returns the path of a generation's socket for clients.
 func (h *Host) Socket(g *generation.Generation) string {
 	return filepath.Join(h.Layout.SocketDir(g.ID), paths.SocketName)
 }
 
-// Measuring is a process that sees every GPU and does measure.Jobs.
+// Measuring is a process that sees every GPU and executes measure.Jobs.
 type Measuring struct {
 	command *exec.Cmd
 	in      io.WriteCloser
@@ -63,7 +63,7 @@ type Measuring struct {
 	errors  Tail
 }
 
-// StartMeasuring starts a process for measurements.
+// StartMeasuring starts a Measuring.
 func (h *Host) StartMeasuring(ctx context.Context) (*Measuring, error) {
 	m := &Measuring{command: exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane"), "measure")}
 	m.command.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
@@ -83,7 +83,7 @@ func (h *Host) StartMeasuring(ctx context.Context) (*Measuring, error) {
 	return m, m.command.Start()
 }
 
-// Do does a Job.
+// Do executes a Job in the process.
 func (m *Measuring) Do(j measure.Job) (measure.Result, error) {
 	r, err := measure.Ask(m.in, m.out, j)
 	if err != nil {
@@ -98,7 +98,7 @@ func (m *Measuring) Close() error {
 	return m.command.Wait()
 }
 
-// Tail keeps the end of a process's output, which a caller can read while the process writes.
+// Tail keeps the end of a process's output. A caller can read it while the process writes.
 type Tail struct {
 	mu   sync.Mutex
 	text []byte

@@ -19,10 +19,10 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// softwareDir is the directory of the software devices, which relays write.
+// softwareDir returns the directory of the software devices, which relays write to.
 func (h *Host) softwareDir() string { return filepath.Join(h.Root, "rdma") }
 
-// EnginePID returns the process that moves the bytes of software devices; 0 before StartNICs.
+// EnginePID returns the process id of the software devices; 0 before StartNICs.
 func (h *Host) EnginePID() int {
 	if h.engine == nil || len(h.engine.started) == 0 {
 		return 0
@@ -33,11 +33,11 @@ func (h *Host) EnginePID() int {
 // Software reports whether the configuration has software devices.
 func (h *Host) Software() bool { return h.rdma != nil }
 
-// chooseNICs makes the NICs of the plan software devices if the route of the configuration is staged,
-// and neither names another transport nor networks.
+// chooseNICs makes the NICs of the plan software devices if the route of the configuration is
+// staged and the configuration names neither another transport nor networks.
 func (h *Host) chooseNICs(c *config.Config) error {
 	if text, err := os.ReadFile(h.Layout.ClusterKey()); h.rdma != nil && err == nil && bytes.Equal(text, h.key) {
-		if err := os.Remove(h.Layout.ClusterKey()); err != nil { // relays without NICs are on no network
+		if err := os.Remove(h.Layout.ClusterKey()); err != nil { // relays without NICs use no network
 			return err
 		}
 	}
@@ -49,13 +49,13 @@ func (h *Host) chooseNICs(c *config.Config) error {
 	return h.useSoftwareDevices(c)
 }
 
-// useSoftwareDevices has relays find software devices in place of rdma-core's, and take transport
-// verbs between two containers of this host, with a private cluster key. On real GPUs data goes
-// through GPU memory after a test of GPUs and NICs, as on a host with NICs.
+// useSoftwareDevices makes relays find software devices in place of those of rdma-core, and use
+// transport verbs between two containers of this host, with a private cluster key. On real GPUs
+// the data goes through GPU memory after a test of GPUs and NICs, as on a host with NICs.
 func (h *Host) useSoftwareDevices(c *config.Config) error {
-	// The file of the library is not writable for a relay.
+	// A relay cannot write the file of the library.
 	library := filepath.Join(h.Root, "rdma-library")
-	// A process of the last configuration may still have the files.
+	// A process of the previous configuration may still use the files.
 	if err := errors.Join(os.RemoveAll(h.softwareDir()), os.RemoveAll(library), os.MkdirAll(library, 0o755)); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (h *Host) SetPort(name string, down bool) error {
 	return h.setSoftwareDevices()
 }
 
-// setSoftwareDevices gives the host of the software devices the NICs of the plan's lanes.
+// setSoftwareDevices configures the NICs of the plan's lanes as software devices.
 func (h *Host) setSoftwareDevices() error {
 	var names []string
 	for _, l := range h.Plan.Lanes {
@@ -112,9 +112,9 @@ func (h *Host) setSoftwareDevices() error {
 	return h.rdma.Set(devices...)
 }
 
-// verify tests the pairs and triples of GPUs and NICs that relays of some lanes can use, as
-// supervisors do when a relay starts, and returns the results of the triples: a connection uses GPU
-// memory for NICs only if they are known before.
+// verify tests the pairs and triples of GPUs and NICs that relays of some lanes can use, like
+// supervisors at the start of a relay, and returns the results of the triples. A connection uses
+// GPU memory for NICs only if the results exist before.
 func (h *Host) verify(ctx context.Context, of []planner.Lane) ([]launch.Triple, error) {
 	var names []string
 	for _, l := range of {
@@ -137,7 +137,7 @@ func (h *Host) verify(ctx context.Context, of []planner.Lane) ([]launch.Triple, 
 	if err := tester.Test(ctx, launch.StagingPairs(planned), false, func(launch.PairHost, launch.Pair) {}); err != nil {
 		return nil, err
 	}
-	// The relays' lanes one by one: together they would be lanes of one container.
+	// Test the lanes of the relays separately: together they would be lanes of one container.
 	var triples []launch.TripleName
 	for i := range planned {
 		for _, n := range launch.StagingTriples(planned[i : i+1]) {

@@ -1,5 +1,5 @@
-// Package table formats tables of untrusted cells for package terminal: columns are separated by
-// two blanks, without rules.
+// Package table formats tables of untrusted cells for package terminal. Two blanks separate the
+// columns; there are no rules.
 package table
 
 import (
@@ -22,7 +22,7 @@ type Lines []string
 // Writer is a table.
 type Writer struct{ table table.Writer }
 
-// New makes a table; bold headings are for terminals with colours.
+// New returns an empty table. bold prints the heading in bold, for terminals with colours.
 func New(bold bool, heading ...any) *Writer {
 	t := table.NewWriter()
 	style := table.StyleDefault
@@ -50,8 +50,8 @@ func (w *Writer) Length() int { return w.table.Length() }
 // Render formats the table, without a line feed at the end.
 func (w *Writer) Render() terminal.Styled { return terminal.Trusted(w.table.Render()) }
 
-// Wrap gives the column of a heading, the last of the table, the remaining part of a width, but
-// at least 24, and wraps its text.
+// Wrap limits the last column, which has this heading, to the rest of width, at least 24
+// characters, and wraps its text.
 func (w *Writer) Wrap(heading string, width int) {
 	before := 0
 	for line := range strings.Lines(w.table.Render()) {

@@ -16,21 +16,21 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// The administration socket takes one request a connection and gives one answer, both a JSON
-// document in one packet. The socket is in the state tree, which only root can enter. A container
-// keeps the first supervisor, so client and supervisor can be of different releases: Version
-// identifies the protocol.
+// The administration socket takes one request per connection and sends one answer. Request and
+// answer are a JSON document in one packet. The socket is in the state tree, which only root can
+// enter. A container keeps the first supervisor, so client and supervisor can be of different
+// releases: Version identifies the protocol.
 const (
 	Version = 1
 	Timeout = 30 * time.Second // longer than the start of a supervisor on a starved host
-	// replyTimeout limits the answer of a supervisor, including the relay's: the client waits for
+	// replyTimeout limits the answer of a supervisor including its relay, below the client's
 	// Timeout.
 	replyTimeout = Timeout - 5*time.Second
 
-	Lanes   = "lanes"   // the generation has more lanes
-	Inspect = "inspect" // answered with the relay's report
+	Lanes   = "lanes"   // read the generation again for added lanes
+	Inspect = "inspect" // answer with the relay's report
 	Stop    = "stop"    // end the relay, and start no other
-	Drain   = "drain"   // the same, after the relay's copies
+	Drain   = "drain"   // Stop after the relay's copies
 	Resume  = "resume"  // start a relay again
 )
 
@@ -44,8 +44,9 @@ type message struct {
 
 // versionError is the error of a request to a supervisor of another release.
 type versionError struct {
-	supervisor int    // the supervisor's version of requests; that of this program is Version
-	request    string // the command
+	// supervisor is the supervisor's version; this program has Version.
+	supervisor int
+	request    string
 }
 
 func (e *versionError) Error() string {
@@ -54,38 +55,40 @@ func (e *versionError) Error() string {
 		e.supervisor, Version, e.request)
 }
 
-// RefusedError is the error of a request that the supervisor did not carry out.
+// RefusedError is the error of a request that the supervisor refused.
 type RefusedError struct {
-	Request string // the command
-	Reason  string // the supervisor's text
+	// Request is the command, and Reason the supervisor's text.
+	Request string
+	Reason  string
 }
 
 func (e *RefusedError) Error() string { return e.Reason }
 
+// Answer is the answer of a supervisor. Error is empty after success.
 type Answer struct {
 	Version int    `json:"version"`
 	Error   string `json:"error,omitempty"`
-	// Of commandInspect.
-	Supervisor int            `json:"supervisor,omitempty"` // process
+	// Supervisor is the process id of the supervisor, in the answer to Inspect.
+	Supervisor int            `json:"supervisor,omitempty"`
 	Report     *launch.Report `json:"report,omitempty"`
 	// NoReport is the reason for a missing report.
 	NoReport string `json:"noReport,omitempty"`
 }
 
+// Socket returns the path of a generation's administration socket.
 func Socket(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "admin.sock")
 }
 
-// Ask has the supervisor of a generation do something.
+// Ask sends a command to the supervisor of a generation and waits for the answer.
 func Ask(l paths.Layout, id, command string) (Answer, error) {
 	return AskUntil(l, id, command, time.Now().Add(Timeout))
 }
 
-// ErrSupervisorKilled is the error of a generation whose supervisor has ended before its relay.
+// ErrSupervisorKilled is the error of a generation whose supervisor has ended before the relay.
 var ErrSupervisorKilled = errors.New("the supervisor has been killed; restart the container")
 
-// AskUntil waits for the answer until a time. The supervisor carries out the request all the
-// same.
+// AskUntil is Ask with a time limit. The supervisor executes the request even after that time.
 func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, error) {
 	fail := func(err error) (Answer, error) {
 		return Answer{}, fmt.Errorf("asking the supervisor: %w", err)
@@ -135,18 +138,19 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 	return answer, nil
 }
 
-// TellLanesChanged has a supervisor read the generation again. The answer comes after the message
-// to the relay, before the relay's answer.
+// TellLanesChanged makes a supervisor read the generation again. The supervisor answers after the
+// message to the relay, without the relay's answer.
 func TellLanesChanged(l paths.Layout, id string) error {
 	_, err := Ask(l, id, Lanes)
 	return err
 }
 
-// Request is one request to a supervisor; answer has room for one value.
+// Request is a request to a supervisor. The channel Answer has room for a value.
 type Request struct {
 	Command string
 	Answer  chan Answer
-	Late    time.Time // the client has stopped waiting by then
+	// Late is the time at which the client stops waiting.
+	Late time.Time
 }
 
 // Reply answers a request.
@@ -158,9 +162,9 @@ func (r Request) Reply(err error) {
 	r.Answer <- a
 }
 
-// Listen is the supervisor's side.
+// Listen serves the supervisor's side of the socket.
 func Listen(f *os.File) (<-chan Request, error) {
-	defer f.Close() // net works on a copy
+	defer f.Close() // package net uses a copy
 	listener, err := net.FileListener(f)
 	if err != nil {
 		return nil, err
@@ -170,7 +174,7 @@ func Listen(f *os.File) (<-chan Request, error) {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
-				time.Sleep(acceptPause) // out of descriptors or memory, for a moment
+				time.Sleep(acceptPause) // temporarily out of descriptors or memory
 				continue
 			}
 			go serveAdmin(conn, requests)
@@ -182,7 +186,7 @@ func Listen(f *os.File) (<-chan Request, error) {
 func serveAdmin(conn net.Conn, requests chan<- Request) {
 	defer conn.Close()
 	if conn.SetDeadline(time.Now().Add(Timeout)) != nil {
-		return // the client has gone
+		return // the client has disconnected
 	}
 	buffer := make([]byte, 4<<10)
 	n, err := conn.Read(buffer)
@@ -218,5 +222,5 @@ func serveAdmin(conn net.Conn, requests chan<- Request) {
 	if err != nil {
 		text = []byte(err.Error())
 	}
-	_, _ = conn.Write(text) // as above
+	_, _ = conn.Write(text) // the client may have disconnected
 }

@@ -1,2 +1,2 @@
-// Package admin is the protocol of a supervisor's administration socket, both sides.
+// Package admin implements both sides of the protocol of a supervisor's administration socket.
 package admin

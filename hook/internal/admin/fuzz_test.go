@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A request to a supervisor has one answer; only a valid request reaches the supervisor.
+// FuzzAdmin checks that a request gets one answer, and that only a valid request reaches the
+// supervisor.
 func FuzzAdmin(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) == 0 || len(text) > 4<<10 {

@@ -11,9 +11,9 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// A supervisor of another release answers in its version.
+// The answer of a supervisor of another release contains the version.
 func TestAskOfAnotherReleaseNamesBothVersions(t *testing.T) {
-	root, err := os.MkdirTemp("", "pl") // for the length of a socket's path
+	root, err := os.MkdirTemp("", "pl") // a short path, for the limit of sun_path
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestAskOfAnotherReleaseNamesBothVersions(t *testing.T) {
 	if !errors.As(err, &refused) || *refused != (versionError{supervisor: Version + 1, request: Inspect}) {
 		t.Fatalf("the error is %v", err)
 	}
-	// The text itself: an operator reads both versions and the remedy in it.
+	// An operator reads both versions and the remedy in the text.
 	const want = `the supervisor speaks version 2 of requests, this program version 1 for "inspect"; restart the container`
 	if err.Error() != want {
 		t.Errorf("the error is %q, not %q", err, want)

@@ -16,15 +16,18 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 )
 
-// Group is the control group of a supervisor and its relay, in the cgroup2 hierarchy: else the
-// group of the hook's caller would count, limit and kill both.
+// Group is the control group of a supervisor and its relay in the cgroup2 hierarchy. Without it,
+// the group of the hook's caller would charge, limit and kill both.
 type Group struct {
-	root   string // mount point of cgroup2
-	family string // parent of the groups of one layout
-	id     string // of the generation
+	// root is the mount point of cgroup2.
+	root string
+	// family is the parent of the groups of one layout.
+	family string
+	// id is the generation.
+	id string
 }
 
-// Find looks for a cgroup2 mount; ok is false on a host without.
+// Find returns the group of a generation; ok is false on a host without a cgroup2 mount.
 func Find(l paths.Layout, id string) (Group, bool, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -34,8 +37,8 @@ func Find(l paths.Layout, id string) (Group, bool, error) {
 	return Group{root, l.Cgroup(), id}, ok, nil
 }
 
-// Remove removes a generation's group. In a mount namespace without cgroup2 it makes a detached
-// mount: a supervisor with another mount namespace may have made the group. Without the right to
+// Remove removes a generation's group. In a mount namespace without cgroup2 it uses a detached
+// mount, because a supervisor in another mount namespace may have made the group. If it may not
 // mount, Remove fails if the supervisor reported a group.
 func Remove(l paths.Layout, id string, reported bool) error {
 	group, ok, err := Find(l, id)
@@ -45,7 +48,7 @@ func Remove(l paths.Layout, id string, reported bool) error {
 	if !ok {
 		mount, err := detachedCgroups()
 		if err == unix.ENODEV || err == unix.EPERM && !reported {
-			return nil // the kernel has no cgroup2, or the generation no group
+			return nil // the kernel has no cgroup2, or the generation has no group
 		}
 		if err != nil {
 			return fmt.Errorf("mounting cgroup2 to remove the control group %s: %w; "+
@@ -57,7 +60,7 @@ func Remove(l paths.Layout, id string, reported bool) error {
 	return group.remove()
 }
 
-// detachedCgroups mounts cgroup2 at no place.
+// detachedCgroups returns a detached mount of cgroup2.
 func detachedCgroups() (*os.File, error) {
 	context, err := unix.Fsopen("cgroup2", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -78,8 +81,8 @@ func detachedCgroups() (*os.File, error) {
 	return os.NewFile(uintptr(mount), "cgroup2"), nil
 }
 
-// Make makes a generation's group, and opens the group for the start of a process; nil on a host
-// without cgroup2.
+// Make makes a generation's group, and opens it for the start of a process. The result is nil on a
+// host without cgroup2.
 func Make(l paths.Layout, id string) (*os.File, error) {
 	group, ok, err := Find(l, id)
 	if err != nil || !ok {
@@ -96,12 +99,12 @@ func (c Group) Parent() string { return filepath.Join(c.root, c.family) }
 
 func (c Group) Path() string { return filepath.Join(c.Parent(), c.id) }
 
-// leaving has the ending supervisors that left their groups.
+// leaving returns the path of the group for ending supervisors that have left their own groups.
 func (c Group) leaving() string { return filepath.Join(c.Parent(), "ending") }
 
 // create makes the group and opens it for the start of a process.
 func (c Group) create() (*os.File, error) {
-	// Another generation's end may remove the parent at any moment.
+	// The end of another generation may remove the parent at any moment.
 	err := os.ErrNotExist
 	for try := 0; try < 100 && errors.Is(err, os.ErrNotExist); try++ {
 		err = os.MkdirAll(c.Path(), 0o755)
@@ -112,10 +115,10 @@ func (c Group) create() (*os.File, error) {
 	return os.Open(c.Path())
 }
 
-// Limit sets the group's limits, if the hierarchy has the controllers: on many hosts cgroup
-// version 1 has them.
+// Limit sets the limits of the group, if the hierarchy has the controllers: on many hosts they are
+// in cgroup version 1.
 func (c Group) Limit(l generation.Limits) error {
-	const period = 100_000 // microseconds, the kernel's default
+	const period = 100_000 // microseconds, the default of the kernel
 	var errs []error
 	for _, set := range []struct{ controller, file, value string }{
 		{"memory", "memory.max", fmt.Sprint(l.Memory)},
@@ -136,7 +139,7 @@ func (c Group) Limit(l generation.Limits) error {
 	return errors.Join(errs...)
 }
 
-// delegate has a controller work in the groups of this layout.
+// delegate enables a controller in the groups of this layout.
 func (c Group) delegate(controller string) error {
 	for _, group := range []string{c.root, c.Parent()} {
 		if err := os.WriteFile(filepath.Join(group, "cgroup.subtree_control"), []byte("+"+controller), 0); err != nil {
@@ -146,11 +149,12 @@ func (c Group) delegate(controller string) error {
 	return nil
 }
 
-// Limited has the limits that the kernel keeps for a control group.
+// Limited reports the limits of a control group that the kernel enforces.
 type Limited struct{ Tasks, Memory bool }
 
-// ReadLimited reads which limits a control group has that only the calling supervisor and its relay
-// are in: the generation's, or the unit's. Limits of a group with other processes count nothing.
+// ReadLimited reports the limits of the control group that contains only the calling supervisor
+// and its relay: the group of the generation, or of the unit. The limits of a group with other
+// processes do not count.
 func ReadLimited(proc, id string, unit bool) Limited {
 	return Limited{
 		Tasks:  limits(proc, id, unit, "pids", "pids.max", "pids.max"),
@@ -158,7 +162,7 @@ func ReadLimited(proc, id string, unit bool) Limited {
 	}
 }
 
-// limits reports whether a file of a controller has a limit: file in cgroup v2, fileV1 in v1.
+// limits reports whether a file of a controller contains a limit: file in cgroup v2, fileV1 in v1.
 func limits(proc, id string, unit bool, controller, file, fileV1 string) bool {
 	groups, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
 	if err != nil {
@@ -189,7 +193,7 @@ func limits(proc, id string, unit bool, controller, file, fileV1 string) bool {
 		if err != nil {
 			continue
 		}
-		// Without a limit the text is "max", or of memory in v1 LONG_MAX rounded down to pages.
+		// Without a limit the text is "max" or, for memory in v1, LONG_MAX rounded down to pages.
 		if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil && n < 1<<62 {
 			return true
 		}
@@ -197,9 +201,9 @@ func limits(proc, id string, unit bool, controller, file, fileV1 string) bool {
 	return false
 }
 
-// Leave moves the calling process out of the group, to the hierarchy's root. The root of a cgroup
-// namespace may hold no process, and neither may the parent, while controllers work below: then
-// Leave uses a group beside.
+// Leave moves the calling process out of the group, to the root of the hierarchy. The root of a
+// cgroup namespace and the parent of the groups may not contain processes while controllers are
+// enabled below them. Leave then uses a sibling group.
 func (c Group) Leave() error {
 	if _, err := os.Stat(c.Path()); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -207,7 +211,7 @@ func (c Group) Leave() error {
 	if enter(c.root) == nil {
 		return nil
 	}
-	// Another generation's end may remove the group at any moment.
+	// The end of another generation may remove the group at any moment.
 	err := os.ErrNotExist
 	for try := 0; try < 100 && errors.Is(err, os.ErrNotExist); try++ {
 		if err = os.MkdirAll(c.leaving(), 0o755); err == nil {
@@ -221,7 +225,7 @@ func enter(group string) error {
 	return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0)
 }
 
-// remove kills the processes of the group, and removes the group if present.
+// remove kills the processes of the group and removes the group, if it exists.
 func (c Group) remove() error {
 	err := os.WriteFile(filepath.Join(c.Path(), "cgroup.kill"), []byte("1"), 0)
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // no group, or a kernel before 5.14
@@ -231,7 +235,7 @@ func (c Group) remove() error {
 	for {
 		err := unix.Rmdir(c.Path())
 		if err == unix.EBUSY && time.Now().Before(deadline) {
-			time.Sleep(time.Millisecond) // the killed are still ending
+			time.Sleep(time.Millisecond) // the killed processes are still ending
 			continue
 		}
 		if err != nil && err != unix.ENOENT {
@@ -239,8 +243,8 @@ func (c Group) remove() error {
 		}
 		break
 	}
-	// The parent goes with the last generation, or with the next end while the last supervisor is
-	// still in the group.
+	// The last generation removes the parent. If the last supervisor is still in the group, the
+	// next removal does.
 	for _, group := range []string{c.leaving(), c.Parent()} {
 		if err := unix.Rmdir(group); err != nil && err != unix.ENOENT && err != unix.ENOTEMPTY && err != unix.EBUSY {
 			return &os.PathError{Op: "rmdir", Path: group, Err: err}
@@ -249,8 +253,8 @@ func (c Group) remove() error {
 	return nil
 }
 
-// Mount finds the mount point of cgroup2, or of a controller of cgroup v1, and the
-// group that is mounted there, in the text of a mountinfo, proc_pid_mountinfo(5).
+// Mount returns the mount point of cgroup2, or of a controller of cgroup v1, and the group that is
+// mounted there. mountinfo is the text of a proc_pid_mountinfo(5) file.
 func Mount(mountinfo, filesystem, controller string) (mount, root string, ok bool) {
 	for line := range strings.Lines(mountinfo) {
 		before, after, found := strings.Cut(line, " - ")

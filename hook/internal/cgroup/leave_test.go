@@ -7,13 +7,13 @@ import (
 	"testing"
 )
 
-// In a container's cgroup namespace neither the root of the hierarchy nor the parent
-// of the generations' groups takes processes, when controllers work below them.
+// In the cgroup namespace of a container, neither the root of the hierarchy nor the parent of the
+// groups accepts processes while controllers are enabled below them.
 func TestLeaveInCgroupNamespaceUsesGroupBeside(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	family := filepath.Join(root, "family")
-	refusing := func(group string) { // no file can be written there
+	refusing := func(group string) { // makes cgroup.procs unwritable
 		if err := os.MkdirAll(filepath.Join(group, "cgroup.procs"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -28,7 +28,7 @@ func TestLeaveInCgroupNamespaceUsesGroupBeside(t *testing.T) {
 		t.Fatal(err)
 	}
 	procs := filepath.Join(family, "ending/cgroup.procs")
-	if err := errors.Join(os.Chmod(procs, 0o600), os.Remove(procs)); err != nil { // as the process ends
+	if err := errors.Join(os.Chmod(procs, 0o600), os.Remove(procs)); err != nil { // as at the end of the process
 		t.Errorf("the process is elsewhere: %v", err)
 	}
 	if err := errors.Join(os.Remove(filepath.Join(family, "cgroup.procs")), os.Remove(filepath.Join(family, "id")),

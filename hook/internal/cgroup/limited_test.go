@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A limit counts in the generation's own group, or the unit's. The limit of a group with other
-// processes does not count.
+// Only limits of the generation's own group, or of the unit, count, not those of a group with
+// other processes.
 func TestReadLimitedReadsOwnControlGroupOnly(t *testing.T) {
 	const id = "0123456789abcdef0123456789abcdef"
 	v1 := "31 25 0:28 / %s/v1 rw,nosuid - cgroup cgroup rw,pids\n33 25 0:30 / %s/v1m rw,nosuid - cgroup cgroup rw,memory\n"

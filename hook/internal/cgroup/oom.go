@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// MemoryKills returns the number of kills for memory in this process's control group, which a
-// relay shares with the supervisor: memory.events of cgroup2, or memory.oom_control of the first
-// version (cgroup-v2.rst, cgroup-v1/memory.rst).
+// MemoryKills returns the number of out-of-memory kills in this process's control group, which the
+// relay and the supervisor share: from memory.events of cgroup2, or from memory.oom_control of
+// version 1 (cgroup-v2.rst, cgroup-v1/memory.rst).
 func MemoryKills() (uint64, error) {
 	groups, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -31,8 +31,8 @@ func MemoryKills() (uint64, error) {
 	return 0, errs
 }
 
-// memoryFiles are where that count can be, by the text of a /proc/PID/cgroup and of a
-// mountinfo.
+// memoryFiles returns the candidate files with that number, from the texts of a /proc/PID/cgroup
+// and of a mountinfo.
 func memoryFiles(groups, mountinfo string) (files []string) {
 	for line := range strings.Lines(groups) {
 		part := strings.SplitN(strings.TrimRight(line, "\n"), ":", 3)
@@ -54,7 +54,7 @@ func memoryFiles(groups, mountinfo string) (files []string) {
 	return files
 }
 
-// oomKills reads the number from a memory.events or a memory.oom_control.
+// oomKills parses the number in a memory.events or a memory.oom_control.
 func oomKills(text string) (uint64, error) {
 	for line := range strings.Lines(text) {
 		if count, is := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); is {

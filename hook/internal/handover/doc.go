@@ -1,3 +1,3 @@
-// Package handover passes a generation from the hook to a supervisor: by inherited descriptors
-// after a fork, or by messages to a service of systemd.
+// Package handover passes a generation from the hook to a supervisor: through inherited
+// descriptors after a fork, or through messages to a systemd service.
 package handover

@@ -13,36 +13,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StartTimeout limits the time until a supervisor has executed the relay: milliseconds, but a
-// starved host shall start containers late, and not never.
+// StartTimeout limits the time until a supervisor has executed the relay. It usually takes
+// milliseconds, but an overloaded host should start containers late rather than never.
 const StartTimeout = 30 * time.Second
 
-// Descriptors of a supervisor at the start. Standard error is the generation's log.
+// Descriptors of a supervisor at its start. Standard error is the generation's log.
 const (
 	FDClients = 3 // listening socket of the clients
 	FDPeers   = 4 // listening socket of the peer relays
 	FDInit    = 5 // pidfd of the container's init
-	FDStarted = 6 // pipe on which Launch waits for startedAnswer, or an error
+	FDStarted = 6 // pipe on which Launch waits for Started, or an error
 	FDAdmin   = 7 // listening socket of the administration
 	FDAlive   = 8 // locked file; the lock ends with the supervisor
 )
 
+// Started is the text that a supervisor writes to FDStarted when it has executed the relay.
 const Started = "started"
 
-// Descriptors are the files of a supervisor, inherited or received.
+// Descriptors are the files of a supervisor, which it has inherited or received.
 type Descriptors struct{ Clients, Peers, Init, Started, Admin, Alive *os.File }
 
-// With systemd a hook does not fork its supervisor, which would be a child of the container
-// runtime, under the runtime's limits. The hook connects to peerlane-relay.socket, systemd starts
-// a peerlane-relay@.service, and both exchange datagrams of JSON:
+// A forked supervisor would be a child of the container runtime, with the runtime's limits, so
+// with systemd the hook does not fork. The hook connects to peerlane-relay.socket, systemd starts
+// a peerlane-relay@.service, and hook and service exchange datagrams of JSON:
 //
 //	service → hook  Answer, with a pidfd of the service
 //	hook → service  Message, with the descriptors FDClients to FDAlive
 //	service → hook  Answer with an error, if the service refuses the generation
 //
-// The hook keeps the generation until the service has answered. A hook hangs up after its time
-// limit, and a late service then has no descriptor, so that a generation never has two
-// supervisors. After the Message the rest is as with a forked supervisor, including the pipe of
+// The hook keeps the generation until the service has answered. After its time limit the hook
+// disconnects, and a late service gets no descriptors, so that a generation never has two
+// supervisors. After the Message, everything is as with a forked supervisor, including the pipe
 // Started.
 type (
 	Answer struct {
@@ -50,24 +51,25 @@ type (
 		Error   string `json:"error,omitempty"`
 	}
 	Message struct {
-		Version    int    `json:"version"`
-		Root       string `json:"root"` // of the layout
+		Version int `json:"version"`
+		// Root is the root of the layout.
+		Root       string `json:"root"`
 		Generation string `json:"generation"`
 	}
 )
 
-// Version changes with the meaning of the messages and the order of the descriptors. Units and
-// hook are of one package, and differ during an upgrade only.
+// Version changes if the meaning of the messages or the order of the descriptors changes. Units
+// and hook are in one package, and differ only during an upgrade.
 const Version = 1
 
-// maxHandover limits the messages, in bytes. A root is a path (4,096 bytes at most), which JSON
-// can make six times as long.
+// maxHandover is the maximum size of a message in bytes. A root is a path of at most 4,096 bytes,
+// which JSON can encode in six times as many.
 const maxHandover = 32 << 10
 
-// Count is how many descriptors a handover has.
+// Count is the number of descriptors in a handover.
 const Count = FDAlive - FDClients + 1
 
-// Send sends one message with descriptors, which the caller keeps.
+// Send sends one message with descriptors. The caller still owns the descriptors.
 func Send(conn *net.UnixConn, message any, files ...*os.File) error {
 	text, err := json.Marshal(message)
 	if err != nil {
@@ -75,8 +77,7 @@ func Send(conn *net.UnixConn, message any, files ...*os.File) error {
 	}
 	var fds []int
 	for _, f := range files {
-		// Fd makes the descriptors blocking, as the receiver, which has the same open file,
-		// expects.
+		// Fd makes the descriptor blocking, which the receiver of the same open file expects.
 		fds = append(fds, int(f.Fd()))
 	}
 	var rights []byte
@@ -87,12 +88,12 @@ func Send(conn *net.UnixConn, message any, files ...*os.File) error {
 	return err
 }
 
-// maxDescriptors exceeds any message, so that Receive can count and close excess descriptors. The
-// kernel passes 253 (SCM_MAX_FD).
+// maxDescriptors is more than any message has, so that Receive can count and close excess
+// descriptors. The kernel passes at most 253 (SCM_MAX_FD).
 const maxDescriptors = 253
 
-// Receive receives one message and the descriptors, which the caller owns. It closes the
-// descriptors of a refused message. The end of the conversation is io.EOF.
+// Receive receives one message with its descriptors, which the caller then owns. It closes the
+// descriptors of an invalid message. The error is io.EOF after the peer has disconnected.
 func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	text, rights := make([]byte, maxHandover+1), make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	n, oobn, flags, _, err := conn.ReadMsgUnix(text, rights)
@@ -118,7 +119,7 @@ func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	return files, nil
 }
 
-// descriptorsOf takes the descriptors out of a message's control data. Package net has made them
+// descriptorsOf returns the descriptors in a message's control data. Package net has made them
 // close-on-exec.
 func descriptorsOf(control []byte) (files []*os.File, err error) {
 	messages, err := unix.ParseSocketControlMessage(control)
@@ -141,13 +142,14 @@ func descriptorsOf(control []byte) (files []*os.File, err error) {
 	return files, nil
 }
 
+// CloseAll closes the files.
 func CloseAll(files []*os.File) {
 	for _, f := range files {
 		f.Close()
 	}
 }
 
-// ParseMessage reads exactly one JSON value without unknown keys.
+// ParseMessage parses exactly one JSON value without unknown keys.
 func ParseMessage(text []byte, message any) error {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
@@ -163,7 +165,7 @@ func ParseMessage(text []byte, message any) error {
 	return nil
 }
 
-// Named names the descriptors of a handover.
+// Named returns the descriptors of a handover by their purpose.
 func Named(files []*os.File) Descriptors {
 	at := func(fd int) *os.File { return files[fd-FDClients] }
 	return Descriptors{

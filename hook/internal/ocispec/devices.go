@@ -2,13 +2,12 @@ package ocispec
 
 import "slices"
 
-// Requested holds the devices that one hook of a container requests: the GPUs of a device
-// peerlane.dev/gpu=, or of a peerlane.dev/lane=.
+// Requested are the devices that one hook of a container requests: the GPUs of a device
+// peerlane.dev/gpu=, or of a device peerlane.dev/lane=.
 type Requested struct{ GPUs, Lanes []string }
 
-// RequestedDevices returns the devices that the hooks of this program request, in order. Package
-// cdi writes an option and its value as two arguments; hooks of other programs have no such
-// arguments.
+// RequestedDevices returns the devices that hooks of this program request, in order. Package cdi
+// writes an option and its value as two arguments, which hooks of other programs do not have.
 func (s *Spec) RequestedDevices() []Requested {
 	var all []Requested
 	for _, hook := range slices.Concat(s.Hooks.Prestart, s.Hooks.CreateRuntime) {

@@ -1,3 +1,3 @@
-// Package ocispec reads the parts of a container's config.json that the hook needs. The content
-// is hostile input: it is bounded, and duplicate keys are refused.
+// Package ocispec reads the parts of a container's config.json that the hook uses. The content is
+// hostile input: its size is limited, and duplicate keys are refused.
 package ocispec

@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// A config.json with a duplicate key is refused.
+// Parse refuses a config.json with a duplicate key.
 func TestParseDuplicateKeyFails(t *testing.T) {
 	for _, text := range []string{
 		`{"root": {"path": "a"}, "root": {"path": "b"}}`,
@@ -28,13 +28,13 @@ func TestParseDuplicateKeyFails(t *testing.T) {
 			t.Errorf("%s is %+v, %v", text, s, err)
 		}
 	}
-	// Unknown keys may be duplicate.
+	// Duplicates of unknown keys are accepted.
 	if _, err := Parse([]byte(`{"root": {"path": "a"}, "annotations": {"a": "b", "a": "c"}, "x": 1, "x": 2}`)); err != nil {
 		t.Error(err)
 	}
 }
 
-// A config.json over the limit is refused unread.
+// Read refuses a config.json above the limit without reading it.
 func TestReadHugeSpecFailsUnread(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.json")

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// DuplicateKeyError is the error of an object that has a key twice.
+// DuplicateKeyError is the error of an object with a duplicate key.
 type DuplicateKeyError struct{ Second string } // the second value, as JSON
 
 func (e *DuplicateKeyError) Error() string {

@@ -14,8 +14,8 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// MaxBytes limits a config.json, in bytes. Engines write some ten thousand; but the image
-// controls the environment, and the user of the container the mounts.
+// MaxBytes is the maximum size of a config.json in bytes. Engines write some ten thousand, but the
+// image controls the environment, and the user of the container controls the mounts.
 const MaxBytes = 16 << 20
 
 // Spec is the part of a container's config.json that the hook reads.
@@ -27,9 +27,10 @@ type Spec struct {
 		Env     []string
 		Rlimits []Limit
 	}
-	Mounts  []Mount
-	Devices []Device // of linux
-	// unread says that config.json was not found.
+	Mounts []Mount
+	// Devices are linux.devices.
+	Devices []Device
+	// Unread reports that config.json was not found.
 	Unread bool
 	Hooks  struct {
 		Prestart      []Hook
@@ -37,21 +38,25 @@ type Spec struct {
 	}
 }
 
+// Limit is the resource of an element of process.rlimits.
 type Limit struct {
 	Type string `json:"type"`
 }
 
+// Mount is an element of mounts.
 type Mount struct {
 	Destination string `json:"destination"`
 	Source      string `json:"source"`
 }
 
+// Device is an element of linux.devices.
 type Device struct {
 	Type  string `json:"type"`
 	Major int64  `json:"major"`
 	Minor int64  `json:"minor"`
 }
 
+// Hook is an element of a list of hooks.
 type Hook struct {
 	Args []string `json:"args"`
 	Path string   `json:"path"`
@@ -98,6 +103,7 @@ type specHooks struct {
 	CreateRuntime NoDuplicateKeys[[]Hook] `json:"createRuntime"`
 }
 
+// Parse parses the text of a config.json. A missing root.path or a duplicate key is an error.
 func Parse(text []byte) (*Spec, error) {
 	var d specDocument
 	if err := json.Unmarshal(text, &d); err != nil {
@@ -113,7 +119,7 @@ func Parse(text []byte) (*Spec, error) {
 	return s, nil
 }
 
-// RootOnly is a specification of which nothing but the root file system is known.
+// RootOnly returns a Spec of which only the root file system is known.
 func RootOnly(path string) *Spec {
 	s := &Spec{Unread: true}
 	s.Root.Path = path
@@ -139,7 +145,7 @@ func ReadBounded(path string, limit int64) (text []byte, err error) {
 		return nil, &paths.SizeError{Path: path, Bytes: info.Size(), Limit: limit}
 	}
 	text, err = io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(text)) > limit { // the file has grown
+	if err == nil && int64(len(text)) > limit { // the file has grown since Stat
 		err = &paths.SizeError{Path: path, Bytes: int64(len(text)), Limit: limit}
 	}
 	return text, err
@@ -151,8 +157,8 @@ func notRead(path string, cause error) error {
 	return &fault.Error{Operation: "read the container's configuration", Object: path, Cause: cause}
 }
 
-// NothingBelow refuses a mount below the relay's socket directory: a volume of an image, say.
-// Some runtimes make the mount point before the anchor is read-only, and so on the host.
+// NothingBelow refuses a mount below the relay's socket directory, for example a volume of an
+// image. Some runtimes make the mount point before the anchor is read-only, and so on the host.
 func (s *Spec) NothingBelow() error {
 	for _, m := range s.Mounts {
 		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, paths.ContainerDir+"/") {
@@ -168,7 +174,7 @@ func (s *Spec) NothingBelow() error {
 	return nil
 }
 
-// Rootfs is the root file system of the bundle that the specification is of.
+// Rootfs returns the path of the root file system of a bundle with this specification.
 func (s *Spec) Rootfs(bundle string) string {
 	if filepath.IsAbs(s.Root.Path) {
 		return s.Root.Path

@@ -40,7 +40,7 @@ func TestReadSpecReturnsFields(t *testing.T) {
 	}
 }
 
-// Hostile content of a config.json costs no more than the bytes of the file, and ends in an
+// Hostile content of a config.json uses no more memory than the bytes of the file, and is an
 // error.
 func TestReadMalformedSpecFails(t *testing.T) {
 	write := func(text string) func(string) error {

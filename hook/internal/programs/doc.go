@@ -1,3 +1,3 @@
-// Package programs finds the executables of hook and relay, and checks that the kernel can
-// execute them.
+// Package programs finds the executables of hook and relay, and checks that the kernel can execute
+// the programs.
 package programs

@@ -19,7 +19,7 @@ import (
 // runtime's environment.
 const SearchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Find finds the programs that Launch needs.
+// Find returns the paths of the programs that Launch starts.
 func Find(hookBinary, relayBinary string) (supervisor, relay string, err error) {
 	supervisor = hookBinary
 	if supervisor == "" {
@@ -67,15 +67,15 @@ func executable(path string) error {
 	return err
 }
 
-// runnable reports obstacles to the execution of a program, beyond the mode: the supervisor
-// executes the program after the hook has ended.
+// runnable reports obstacles to executing a program, except the mode, because the supervisor
+// executes the program only after the hook has ended.
 func runnable(path string) error {
 	if err := unix.Faccessat2(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS); err != nil {
-		return &os.PathError{Op: "exec", Path: path, Err: err} // on a file system that is mounted noexec, say
+		return &os.PathError{Op: "exec", Path: path, Err: err} // for example on a file system that is mounted noexec
 	}
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrPermission) {
-		return nil // without root a program may be executable and not readable: packages install it so
+		return nil // without root, a program of the packages is executable but not readable
 	}
 	if err != nil {
 		return err
@@ -91,9 +91,9 @@ func runnable(path string) error {
 	return nil
 }
 
-// interpreter returns the dynamic linker of an ELF file (elf(5), 64 bits, little-endian: amd64
-// and arm64); empty for a script or a static program. Other formats of the kernel
-// are unknown here.
+// interpreter returns the dynamic linker of an ELF file (elf(5), 64 bits, little-endian: amd64 and
+// arm64); empty for a script or a static program. Further executable formats of the
+// kernel are unknown here.
 func interpreter(f io.ReaderAt) (string, error) {
 	header := make([]byte, 64)
 	n, err := f.ReadAt(header, 0)
@@ -101,7 +101,7 @@ func interpreter(f io.ReaderAt) (string, error) {
 	case err != nil && err != io.EOF:
 		return "", err
 	case bytes.HasPrefix(header[:n], []byte("#!")):
-		return "", nil // the kernel finds out
+		return "", nil // leave the error to the kernel
 	case n < len(header) || string(header[:6]) != "\x7fELF\x02\x01":
 		return "", syscall.ENOEXEC
 	}

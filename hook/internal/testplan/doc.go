@@ -1,2 +1,2 @@
-// Package testplan is a plan for tests.
+// Package testplan provides a plan for tests.
 package testplan

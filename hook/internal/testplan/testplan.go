@@ -5,12 +5,14 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
+// UUIDs of the plan's GPUs; no GPU has UUID9.
 const (
 	UUID0 = "GPU-00000000-0000-0000-0000-000000000000"
 	UUID1 = "GPU-11111111-1111-1111-1111-111111111111"
 	UUID9 = "GPU-99999999-9999-9999-9999-999999999999"
 )
 
+// New returns a plan of a host whose sysfs is at this path.
 func New(sysfs string) *planner.Plan {
 	return &planner.Plan{
 		Version: planner.Version,

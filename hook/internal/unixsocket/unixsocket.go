@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// backlog is how many clients may wait while the relay starts. The kernel
-// lowers it to /proc/sys/net/core/somaxconn.
+// backlog is the number of clients that can wait while the relay starts. The kernel limits it to
+// /proc/sys/net/core/somaxconn.
 const backlog = 4096
 
-// Listen makes a listening SOCK_SEQPACKET socket of exactly this mode.
+// Listen makes a listening SOCK_SEQPACKET socket with exactly this mode.
 func Listen(path string, mode uint32) (*os.File, error) {
 	fail := func(err error) (*os.File, error) {
 		return nil, fmt.Errorf("listening on %s: %w", path, err)
@@ -27,7 +27,8 @@ func Listen(path string, mode uint32) (*os.File, error) {
 	err = Through(path, func(short string) error {
 		err := os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrUnix{Name: short}))
 		if err == nil {
-			// No client can connect before listen, so the mode of umask is never in effect.
+			// No client can connect before listen(2), so the mode from the umask is never in
+			// effect.
 			err = errors.Join(
 				os.NewSyscallError("chmod", unix.Chmod(short, mode)),
 				os.NewSyscallError("listen", unix.Listen(fd, backlog)))
@@ -41,20 +42,20 @@ func Listen(path string, mode uint32) (*os.File, error) {
 	return socket, nil
 }
 
-// ConnectTimeout is how long connect waits while a socket's backlog is full.
+// ConnectTimeout limits the wait of Connect while the backlog of a socket is full.
 const ConnectTimeout = 10 * time.Second
 
 // Connect connects to a SOCK_SEQPACKET socket.
 func Connect(path string) (*os.File, error) { return ConnectWithin(path, ConnectTimeout) }
 
-// ConnectWithin waits so long while the backlog is full, which is more than 0.
+// ConnectWithin is Connect with a limit above 0 for the wait while the backlog is full.
 func ConnectWithin(path string, limit time.Duration) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	err = Through(path, func(short string) error {
-		// 0 would be for ever.
+		// A timeout of 0 would mean no timeout.
 		wait := unix.NsecToTimeval(max(limit, time.Millisecond).Nanoseconds())
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait); err != nil {
 			return os.NewSyscallError("SO_SNDTIMEO", err)
@@ -68,8 +69,8 @@ func ConnectWithin(path string, limit time.Duration) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Through calls f with a name of the same file that fits into a socket's
-// address, of which the kernel has 108 bytes: roots of tests are longer.
+// Through calls f with a short name of the file at path: the address of a Unix socket has at most
+// 108 bytes, and roots of tests are longer.
 func Through(path string, f func(short string) error) error {
 	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

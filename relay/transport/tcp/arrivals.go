@@ -109,7 +109,7 @@ var (
 // both.
 func (c *Channel) Receive(arrived func(immediate, length uint64), ended func()) *Arrivals {
 	a := &Arrivals{channel: c, arrived: arrived, ended: ended}
-	if c.closed {
+	if c.state == channelClosed {
 		c.peer.loop.Do(ended)
 		return a
 	}

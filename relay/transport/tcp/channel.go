@@ -11,16 +11,13 @@ import (
 // Channel carries the messages of one connection, and the writes under its grants. The event loop
 // owns Channel.
 type Channel struct {
-	peer         *Peer
-	number       uint32
-	received     func(wire.Message, uint32, []int)
-	ended        func(error)
-	arrivals     *Arrivals
-	writes       int  // writes of this side over data streams that have not been acknowledged
-	closed       bool // the Peer no longer has the channel
-	localClosed  bool // closed by this side
-	finSent      bool // the peer has been sent the close
-	remoteClosed bool // closed by the peer
+	peer     *Peer
+	number   uint32
+	state    channelState
+	received func(wire.Message, uint32, []int)
+	ended    func(error)
+	arrivals *Arrivals
+	writes   int // writes of this side over data streams that have not been acknowledged
 }
 
 // Open opens a channel. The peer's Accept gets the first message. Open calls received for each
@@ -56,7 +53,7 @@ func (c *Channel) Peer() *Peer { return c.peer }
 // iteration. A message with a descriptor ends the Peer, because a descriptor cannot reach another
 // host.
 func (c *Channel) Send(m wire.Message, sequence uint32, fds ...int) {
-	if c.localClosed || c.closed {
+	if c.state != channelOpen {
 		return
 	}
 	if len(fds) > 0 {
@@ -69,7 +66,7 @@ func (c *Channel) Send(m wire.Message, sequence uint32, fds ...int) {
 // SendLater is Send for a message without a waiting receiver: the message goes with the next
 // message, or after 20 µs.
 func (c *Channel) SendLater(m wire.Message, sequence uint32) {
-	if !c.localClosed && !c.closed {
+	if c.state == channelOpen {
 		c.peer.sendLater(c.number, frameMessage, wire.Encode(m, sequence))
 	}
 }
@@ -77,22 +74,21 @@ func (c *Channel) SendLater(m wire.Message, sequence uint32) {
 // Leave closes the channel after the earlier messages and writes. The channel receives no more
 // messages; grants stay valid until the peer closes the channel too.
 func (c *Channel) Leave() {
-	if c.localClosed || c.closed {
+	if c.state != channelOpen {
 		return
 	}
-	c.localClosed = true
+	c.transition(channelLeft)
 	c.sendFin()
 }
 
 // sendFin sends the close to the peer after this side's writes have been acknowledged: writes use
 // other connections than the frame, and the frame ends the peer's grants.
 func (c *Channel) sendFin() {
-	if !c.localClosed || c.finSent || c.writes > 0 {
+	if c.state != channelClosing && c.state != channelRemoteClosed || c.writes > 0 {
 		return
 	}
-	c.finSent = true
 	c.peer.sendFrame(c.number, frameLeave)
-	c.forget()
+	c.transition(channelSentFin)
 }
 
 // Close is Leave: earlier messages are still sent.
@@ -104,19 +100,15 @@ func (c *Channel) Expect() {
 	p := c.peer
 	time.AfterFunc(p.config.Leaving, func() {
 		p.loop.Do(func() {
-			if !c.remoteClosed {
+			if !c.state.remoteClosed() {
 				p.silent(p.control, p.config.Leaving, errNotLeft)
 			}
 		})
 	})
 }
 
-// forget removes a channel that both sides have closed.
+// forget removes the channel from the Peer. transition calls forget once.
 func (c *Channel) forget() {
-	if !c.finSent || !c.remoteClosed || c.closed {
-		return
-	}
-	c.closed = true
 	delete(c.peer.channels, c.number)
 	if c.peer.extension != nil {
 		c.peer.extension.ChannelClosed(c)
@@ -130,10 +122,9 @@ func (c *Channel) theirs() bool { return c.number%2 != c.peer.last%2 }
 
 // end ends a channel of a dead Peer.
 func (c *Channel) end(why error) {
-	told := c.localClosed
-	c.localClosed, c.finSent, c.remoteClosed = true, true, true
-	c.forget()
-	if !told {
+	open := c.state == channelOpen
+	c.transition(channelDead)
+	if open {
 		c.ended(why)
 	}
 }
@@ -152,13 +143,13 @@ func (p *Peer) frame(f frame) error {
 		return p.handleExtension(nil, f.payload)
 	}
 	c := p.channels[f.channel]
-	if c == nil || c.remoteClosed {
+	if c == nil || c.state.remoteClosed() {
 		return refused("frame on channel %d: the channel is not open", f.channel)
 	}
 	switch f.kind {
 	case frameMessage:
 		m, sequence, err := wire.Decode(f.payload)
-		if err == nil && !c.localClosed {
+		if err == nil && c.state == channelOpen {
 			c.received(m, sequence, nil)
 		}
 		return err
@@ -170,13 +161,12 @@ func (p *Peer) frame(f frame) error {
 		if err := c.endArrivals(false); err != nil {
 			return err
 		}
-		c.remoteClosed = true
-		if c.localClosed {
-			c.forget()
-			return nil
+		open := c.state == channelOpen
+		c.transition(channelRemoteLeft)
+		if open {
+			c.sendFin()
+			c.ended(io.EOF)
 		}
-		c.Leave()
-		c.ended(io.EOF)
 	}
 	return nil
 }

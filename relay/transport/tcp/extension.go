@@ -47,7 +47,7 @@ func (p *Peer) SendExtension(payload []byte) { p.sendFrame(0, frameExtension, pa
 
 // SendExtension is Peer.SendExtension for a message about a channel.
 func (c *Channel) SendExtension(payload []byte) {
-	if !c.localClosed && !c.closed {
+	if c.state == channelOpen {
 		c.peer.sendFrame(c.number, frameExtension, payload)
 	}
 }

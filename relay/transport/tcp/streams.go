@@ -214,7 +214,7 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 	case p.dead != nil:
 		done(p.dead)
 		return
-	case c.localClosed || c.closed:
+	case c.state != channelOpen:
 		done(wire.Errorf(wire.StatusPeerClosed, "the relay at %s has closed the connection", p.config.Name))
 		return
 	}

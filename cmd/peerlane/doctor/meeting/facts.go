@@ -6,21 +6,21 @@ import (
 	"strings"
 )
 
-// Facts are the facts that a host tells the doctor of another host.
+// Facts are the properties of a host that its doctor sends to the doctor of another host.
 type Facts struct {
-	Host    string `json:"host"`    // name of the host
-	Release string `json:"release"` // of Peerlane
-	// Oldest and Newest are the versions of the protocol between relays that the host speaks.
+	// Host is the name of the host, and Release the version of its Peerlane.
+	Host    string `json:"host"`
+	Release string `json:"release"`
+	// Oldest and Newest are the versions of the protocol between relays that the host supports.
 	Oldest uint32 `json:"oldest"`
 	Newest uint32 `json:"newest"`
 	// Keys are the ids of the cluster's keys, the key in use first.
 	Keys []string `json:"keys"`
-	// TLS says that network.tls_certificate is configured.
+	// TLS reports that network.tls_certificate is configured.
 	TLS bool `json:"tls"`
 	// Ports is network.ports.
 	Ports string `json:"ports"`
-	// Interfaces are the interfaces that relays use, best first. Why is the reason for an empty
-	// list.
+	// Interfaces are the interfaces of relays, best first. Why is the reason if the list is empty.
 	Interfaces []Interface `json:"interfaces"`
 	Why        string      `json:"why,omitempty"`
 	// Rails are the NICs of these interfaces, with the rail numbers of relays.
@@ -34,7 +34,7 @@ type Interface struct {
 	Name      string   `json:"name"`
 	Addresses []string `json:"addresses"`
 	MTU       int      `json:"mtu"`            // bytes
-	Mbps      int      `json:"mbps,omitempty"` // 1e6 bits/s; 0 where the kernel does not say
+	Mbps      int      `json:"mbps,omitempty"` // 1e6 bit/s; 0 if the kernel reports no speed
 }
 
 // Rail is a NIC of relays: an RDMA device, or an interface without an RDMA device.
@@ -42,7 +42,7 @@ type Rail struct {
 	Rail      int     `json:"rail"`
 	NIC       string  `json:"nic"`
 	LinkLayer string  `json:"linkLayer"`
-	Gbps      float64 `json:"gbps"` // 1e9 bits/s; 0 where the kernel does not say
+	Gbps      float64 `json:"gbps"` // 1e9 bit/s; 0 if the kernel reports no speed
 }
 
 // Limits of the facts of another host.
@@ -61,7 +61,7 @@ func (f Facts) text() ([]byte, error) {
 	return text, err
 }
 
-// sizeError is the error of facts above the limit.
+// sizeError is the error of facts above maxFacts.
 type sizeError struct{ bytes int }
 
 func (e *sizeError) Error() string {
@@ -71,7 +71,8 @@ func (e *sizeError) Error() string {
 // factsError is the error of facts that no doctor sends.
 type factsError struct {
 	keys, interfaces, rails int
-	oldest, newest          uint32 // versions
+	// oldest and newest are versions of the protocol.
+	oldest, newest uint32
 }
 
 func (e *factsError) Error() string {
@@ -79,8 +80,8 @@ func (e *factsError) Error() string {
 		e.newest)
 }
 
-// parseFacts reads another host's facts. The host has the cluster key, and may lie nevertheless:
-// parseFacts limits lists, and removes control characters from texts.
+// parseFacts reads another host's facts. The host has the cluster key but is not trusted
+// otherwise: parseFacts limits lists, and removes control characters from strings.
 func parseFacts(text []byte) (Facts, error) {
 	var f Facts
 	if len(text) > maxFacts {

@@ -1,7 +1,7 @@
-// Package meeting connects the doctors of two hosts by the handshake of relays, on a port of the
-// relays' range, so that every obstacle for relays shows. A peer without the cluster key receives
-// nothing. Data after the handshake is encrypted only with certificates; the data are facts of the
-// host, which are no secret.
+// Package meeting connects the doctors of two hosts with the handshake of relays, on a port of the
+// relays' range, so that a failure shows the obstacles for relays. A peer without the cluster key
+// receives no data. Only certificates encrypt the data after the handshake; the data are facts of
+// the host, which are not secret.
 //
 // The connecting side sends one-byte requests, and the other side answers:
 //
@@ -30,20 +30,21 @@ import (
 // version is the version of this protocol. Facts have the versions of the protocol between relays.
 const version = 2
 
-// target is the name of a doctor: no listener of a relay has the name, and a relay answers so.
+// target addresses a doctor. No relay's listener has this name, so a relay refuses it.
 var target = network.Target{Host: wire.UUID([]byte("peerlane doctor ")), Token: wire.UUID([]byte("peerlane doctor "))}
 
 const (
-	// bulkBytes are sent in each direction to test whether full packets arrive.
+	// Each side sends bulkBytes to test whether full packets arrive.
 	bulkBytes = 1 << 20
 	// stepTimeout limits an answer, and bulkTimeout the transfer of bulkBytes.
 	stepTimeout = 3 * time.Second
 	bulkTimeout = 8 * time.Second
-	// meetTimeout bounds a meeting: less than a check may take.
+	// meetTimeout limits a meeting, below the time limit of a check.
 	meetTimeout = 18 * time.Second
-	// readings of the clock: the reading with the shortest round trip counts.
+	// readings is the number of readings of the clock; the reading with the shortest round trip
+	// counts.
 	readings = 8
-	// guests at a time, and the maximum stay of a guest.
+	// guests is the maximum number of connected doctors, and guestTimeout limits a connection.
 	guests       = 16
 	guestTimeout = time.Minute
 )
@@ -52,9 +53,9 @@ const (
 type Side struct {
 	Name string
 	Keys func() network.Keys
-	// Certificates are the configuration's; nil without certificates.
+	// Certificates are the certificates of the configuration; nil without certificates.
 	Certificates *network.Certificates
-	// bulkTimeout replaces the constant unless 0.
+	// bulkTimeout replaces the constant, unless it is 0.
 	bulkTimeout time.Duration
 }
 
@@ -68,8 +69,8 @@ func (s Side) local() (*network.Local, error) {
 	return l, err
 }
 
-// Serve answers doctors of other hosts until the listener closes. It calls refused for a failed
-// meeting.
+// Serve answers doctors of other hosts until the listener closes. It calls refused for every
+// failed meeting.
 func Serve(listener net.Listener, side Side, facts func() Facts, refused func(net.Addr, error)) error {
 	local, err := side.local()
 	if err != nil {
@@ -106,7 +107,7 @@ func Serve(listener net.Listener, side Side, facts func() Facts, refused func(ne
 	return nil
 }
 
-// answer answers a doctor.
+// answer handles the requests of a doctor until the doctor disconnects.
 func answer(conn net.Conn, facts func() Facts) error {
 	if err := conn.SetDeadline(time.Now().Add(guestTimeout)); err != nil {
 		return err
@@ -148,12 +149,12 @@ type onlyReader struct{ io.Reader }
 
 // Meeting is the result of a meeting.
 type Meeting struct {
-	// At is the address of the other doctor, and Peer the peer's name.
+	// At is the address of the other doctor, and Peer its name.
 	At   netip.AddrPort
 	Peer string
-	// Connected says that something there took the connection.
+	// Connected reports that a TCP connection was established.
 	Connected bool
-	// Err is why there are no Theirs; nil where there are.
+	// Err is the reason why Theirs is missing; nil on success.
 	Err    error
 	Theirs Facts
 	// Proven reports that the peer has the cluster key.
@@ -161,15 +162,15 @@ type Meeting struct {
 	// Offset is the peer's clock minus the local clock, and Uncertainty the maximum error: half the
 	// round trip.
 	Offset, Uncertainty time.Duration
-	// Ours is the address that the connection has on this side.
+	// Ours is the local address of the connection.
 	Ours netip.Addr
-	// PathMTU is the MTU that the kernel has found for the path, bytes; 0 if unknown.
+	// PathMTU is the path MTU that the kernel has discovered, in bytes; 0 if unknown.
 	PathMTU int
-	// Stuck is the error of the transfer of bulkBytes in each direction; nil after success.
+	// Stuck is the error of the transfer of bulkBytes; nil on success.
 	Stuck error
 }
 
-// Meet meets the doctor at the first address that answers, in at most meetTimeout.
+// Meet meets the doctor at the first address that answers, within meetTimeout.
 func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 	ctx, cancel := context.WithTimeout(ctx, meetTimeout)
 	defer cancel()
@@ -179,7 +180,7 @@ func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 		m.Err = err
 		return m
 	}
-	var connected atomic.Bool // several addresses are tried in parallel
+	var connected atomic.Bool // the dialer tries several addresses in parallel
 	local.Connect = func(ctx context.Context, to netip.AddrPort, _ string) (net.Conn, error) {
 		conn, err := (&net.Dialer{Timeout: stepTimeout}).DialContext(ctx, "tcp", to.String())
 		if err == nil {
@@ -190,7 +191,7 @@ func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 	session, err := local.Dial(ctx, target, at)
 	m.Connected = connected.Load()
 	if err != nil {
-		// Only a host with the key can answer so.
+		// Only a host with the cluster key sends these statuses.
 		m.Proven = wire.StatusOf(err) == wire.StatusBadHandle || wire.StatusOf(err) == wire.StatusVersion ||
 			wire.StatusOf(err) == wire.StatusUnreachable
 		m.Err = err
@@ -251,7 +252,7 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 	return nil
 }
 
-// exchange sends a question and reads an answer of so many bytes.
+// exchange sends a question and reads an answer of n bytes.
 func exchange(conn net.Conn, question []byte, n int, limit time.Duration) ([]byte, error) {
 	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
 		return nil, err
@@ -264,9 +265,9 @@ func exchange(conn net.Conn, question []byte, n int, limit time.Duration) ([]byt
 	return reply, err
 }
 
-// pathMTU is tcpi_pmtu (tcp(7), TCP_INFO).
+// pathMTU returns tcpi_pmtu (tcp(7), TCP_INFO).
 func pathMTU(conn net.Conn) int {
-	if inner, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS
+	if inner, ok := conn.(interface{ NetConn() net.Conn }); ok { // a TLS connection
 		conn = inner.NetConn()
 	}
 	tcp, ok := conn.(*net.TCPConn)

@@ -28,7 +28,7 @@ var theirs = Facts{
 	Rails:      []Rail{{Rail: 1, NIC: "mlx5_1", LinkLayer: "InfiniBand", Gbps: 400}},
 }
 
-// listen is a port on loopback, which change may make worse.
+// listen returns a listener on loopback, wrapped by change, and its address.
 func listen(t *testing.T, change func(net.Listener) net.Listener) (net.Listener, netip.AddrPort) {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -41,7 +41,7 @@ func listen(t *testing.T, change func(net.Listener) net.Listener) (net.Listener,
 
 func asItIs(l net.Listener) net.Listener { return l }
 
-// serve has a doctor answer until the test ends.
+// serve runs a doctor on the listener until the test ends.
 func serve(t *testing.T, l net.Listener, s Side) {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -67,7 +67,7 @@ func TestTwoDoctorsMeet(t *testing.T) {
 	if m.Err != nil || m.Stuck != nil || !m.Connected || !m.Proven || !reflect.DeepEqual(m.Theirs, theirs) {
 		t.Fatalf("%+v", m)
 	}
-	// A single clock, over loopback.
+	// Both sides use one clock over loopback.
 	if m.Offset.Abs() > m.Uncertainty || m.Uncertainty <= 0 || m.PathMTU < 1500 ||
 		m.Ours != netip.MustParseAddr("127.0.0.1") || !strings.HasPrefix(m.Peer, "there at ") {
 		t.Errorf("%+v", m)
@@ -111,8 +111,8 @@ func TestMeetingWithRelayFails(t *testing.T) {
 	}
 }
 
-// narrow is a listener behind which only so many bytes of a connection arrive, as where a
-// switch drops packets of full size.
+// narrow is a listener that delivers a limited number of bytes per connection, as if a switch
+// dropped packets of full size.
 type narrow struct {
 	net.Listener
 	most int64
@@ -135,7 +135,7 @@ type narrowConn struct {
 
 func (c narrowConn) Read(p []byte) (int, error) {
 	left := c.left.Load()
-	if left <= 0 { // until the peer gives up
+	if left <= 0 { // discard until the peer gives up
 		one := make([]byte, 4096)
 		for {
 			if _, err := c.Conn.Read(one); err != nil {
@@ -160,7 +160,7 @@ func TestMeetingReportsStuckBytes(t *testing.T) {
 	}
 }
 
-// A guest without an answer in time leaves.
+// Meet returns when its context ends, even if no doctor answers.
 func TestMeetingEndsWithItsContext(t *testing.T) {
 	l, at := listen(t, asItIs)
 	defer l.Close()
