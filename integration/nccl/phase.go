@@ -197,7 +197,7 @@ func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, event
 					}
 				}
 			default:
-				if p.heard(e) {
+				if p.handleEvent(e) {
 					r.done = true
 					done++
 				}
@@ -266,8 +266,8 @@ func ncclError(dir string, rank int) string {
 	return "[Progress Thread]"
 }
 
-// heard processes an event of a rank, and reports whether the rank is done.
-func (p *phase) heard(e event) bool {
+// handleEvent processes an event of a rank, and reports whether the rank is done.
+func (p *phase) handleEvent(e event) bool {
 	switch e.Kind {
 	case "ready":
 		p.Torch, p.NCCL, p.NIXL, p.GPU = e.Torch, e.NCCL, e.NIXL, e.GPU
