@@ -186,8 +186,8 @@ func TestIDHasThirtyTwoHexadecimalDigits(t *testing.T) {
 			t.Errorf("%q: %t", name, got)
 		}
 	}
-	if NewID() == NewID() {
-		t.Error("two generations have one id")
+	if first, second := NewID(), NewID(); first == second {
+		t.Errorf("two generations have the id %s", first)
 	}
 }
 
