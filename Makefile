@@ -358,9 +358,11 @@ vulncheck: ## look up the known vulnerabilities of Go and of the modules in use 
 fuzz: ## fuzz every parser of untrusted input (FUZZTIME=60s each, RUN=hook.Fuzz)
 	@$(GO) run ./integration/fuzz -go $(GO) -time $(FUZZTIME) -run '$(RUN)' ./...
 
-# For `make mutation`: packages, and the packages whose tests test them, too.
+# For `make mutation`: the packages of docs/contributing.md.
 mutated = $(if $(filter-out ./...,$(PACKAGES)),$(PACKAGES),$(mutated_packages))
-mutated_packages = ./topo/virtualswitch
+mutated_packages = ./topo ./topo/virtualswitch ./topo/recorded ./topo/nvml ./topo/graph ./topo/reader ./topo/ncclxml \
+	$(addprefix ./topo/internal/,bandwidths cpuset pci textfile lazyregexp) \
+	./hook/internal/ocispec ./hook/lanes ./hook/hostnetwork ./hook/generation ./config ./relay/wire
 
 .PHONY: mutation
 mutation: ## change the code of packages in small steps and list the changes that tests do not notice (PACKAGES=./topo/graph ARGS="-sample 100 -seed 1")

@@ -291,6 +291,7 @@ func TestLoadBadValueIsRefused(t *testing.T) {
 		{"relative runtime", "[runtime]\npath = \"crun\"", "runtime.path"},
 		{"every device", "[runtime]\ndevices = [\"*\"]", "runtime.devices"},
 		{"devices of every vendor", "[runtime]\ndevices = [\"*/lane=1\"]", "runtime.devices"},
+		{"devices without a class", "[runtime]\ndevices = [\"peerlane.dev/=1\"]", "runtime.devices"},
 		{"devices without a name", "[runtime]\ndevices = [\"peerlane.dev/lane=\"]", "runtime.devices"},
 		{"a pattern without end", "[runtime]\ndevices = [\"peerlane.dev/lane=[1\"]", "runtime.devices"},
 		{"tenancy", "[cdi]\ntenancy = \"many\"", "cdi.tenancy"},

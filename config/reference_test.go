@@ -167,9 +167,53 @@ func TestDistanceCountsEdits(t *testing.T) {
 		a, b string
 		want int
 	}{{"", "", 0}, {"abc", "", 3}, {"", "ab", 2}, {"slots", "slots", 0}, {"slotsize", "slot_size", 1},
-		{"kitten", "sitting", 3}} {
+		{"kitten", "sitting", 3}, {"ab", "bab", 1}, {"xab", "ab", 1}, {"abcd", "dabc", 2}} {
 		if got := distance(c.a, c.b); got != c.want {
 			t.Errorf("distance(%q, %q) = %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
+}
+
+func TestNearestKeepsFirstOfEqualWords(t *testing.T) {
+	for _, c := range []struct {
+		word, want string
+		letters    int
+		known      []string
+	}{
+		{"slot", "slots", 1, []string{"chunk", "slots", "depth"}},
+		{"slots", "slots", 0, []string{"slots", "depth"}},
+		{"ab", "ac", 1, []string{"ac", "ad"}},
+		{"ab", "", 0, nil},
+	} {
+		if got, letters := Nearest(c.word, c.known); got != c.want || letters != c.letters {
+			t.Errorf("%s of %q: %q, %d; want %q, %d", c.word, c.known, got, letters, c.want, c.letters)
+		}
+	}
+}
+
+func TestBounceIsAtMostQuarterOfMemory(t *testing.T) {
+	for _, c := range []struct {
+		bounce        string
+		limit, memory Size
+		want          uint64
+	}{
+		{BounceAllow, 100, 400, 100}, {BounceAllow, 101, 400, 100}, {BounceAllow, 99, 400, 99}, {BounceNever, 100, 400, 0},
+	} {
+		config := Default()
+		config.Staging.Bounce, config.Staging.BounceLimit, config.Relay.Memory = c.bounce, c.limit, c.memory
+		if got := config.Bounce(); got != c.want {
+			t.Errorf("%+v: %d bytes", c, got)
+		}
+	}
+}
+
+func TestMarshalSizeUsesLargestExactUnit(t *testing.T) {
+	for size, want := range map[Size]string{
+		0: "0", 1: "1", 1023: "1023", 1024: "1KiB", 1025: "1025", 1 << 20: "1MiB", 1<<20 + 1024: "1025KiB",
+		1 << 30: "1024MiB",
+	} {
+		if text, err := size.MarshalText(); err != nil || string(text) != want {
+			t.Errorf("%d: %q, %v; want %q", uint64(size), text, err, want)
 		}
 	}
 }

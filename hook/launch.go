@@ -297,7 +297,7 @@ func extend(l paths.Layout, g *generation.Generation, lanes []launch.Lane) error
 	if err := g.Write(l); err != nil {
 		return err
 	}
-	if err := admin.TellLanesChanged(l, g.ID); err != nil {
+	if err := admin.NotifyLanesChanged(l, g.ID); err != nil {
 		g.Config = before
 		return errors.Join(fmt.Errorf("adding a lane to generation %s: %w", g.ID, err), g.Write(l))
 	}

@@ -128,7 +128,7 @@ func greet(path string, wait time.Duration) (*service, error) {
 	}
 	s := &service{conn: conn.(*net.UnixConn)} // a Unix socket has this type
 	if err = s.conn.SetDeadline(deadline); err == nil {
-		err = s.hear()
+		err = s.awaitGreeting()
 	}
 	if err != nil {
 		s.conn.Close()
@@ -143,8 +143,8 @@ func greet(path string, wait time.Duration) (*service, error) {
 	return s, nil
 }
 
-// hear waits for the service's greeting.
-func (s *service) hear() error {
+// awaitGreeting waits for the service's greeting.
+func (s *service) awaitGreeting() error {
 	var hello handover.Answer
 	files, err := handover.Receive(s.conn, &hello)
 	switch {

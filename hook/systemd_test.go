@@ -504,8 +504,8 @@ func newPlayHook(t *testing.T, h host) *playHook {
 	return &playHook{t, h, conn}
 }
 
-// hear returns the next answer of the service, and the number of descriptors with the answer.
-func (p *playHook) hear() (answer struct {
+// receive returns the next answer of the service, and the number of descriptors with the answer.
+func (p *playHook) receive() (answer struct {
 	Version int
 	Error   string
 }, files int) {
@@ -655,7 +655,7 @@ func TestHostileHandoversAreRefused(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newPlayHook(t, h)
-			if greeting, n := p.hear(); greeting.Version != 1 || greeting.Error != "" || n != 1 {
+			if greeting, n := p.receive(); greeting.Version != 1 || greeting.Error != "" || n != 1 {
 				t.Fatalf("greeting %+v with %d descriptors", greeting, n)
 			}
 			var fds []int
@@ -665,7 +665,7 @@ func TestHostileHandoversAreRefused(t *testing.T) {
 			if _, _, err := p.conn.WriteMsgUnix([]byte(test.text), unix.UnixRights(fds...), nil); err != nil {
 				t.Fatal(err)
 			}
-			if refused, _ := p.hear(); !strings.Contains(refused.Error, test.says) {
+			if refused, _ := p.receive(); !strings.Contains(refused.Error, test.says) {
 				t.Errorf("answer %q, want %q", refused.Error, test.says)
 			}
 			if n, err := p.conn.Read(make([]byte, 10)); n > 0 || !errors.Is(err, io.EOF) {
@@ -678,7 +678,7 @@ func TestHostileHandoversAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPlayHook(t, h)
-	p.hear()
+	p.receive()
 	var fds []int
 	for _, f := range all {
 		fds = append(fds, int(f.Fd()))
@@ -686,7 +686,7 @@ func TestHostileHandoversAreRefused(t *testing.T) {
 	if _, _, err := p.conn.WriteMsgUnix([]byte(right), unix.UnixRights(fds...), nil); err != nil {
 		t.Fatal(err)
 	}
-	if refused, _ := p.hear(); !strings.Contains(refused.Error, "its lock is not held") {
+	if refused, _ := p.receive(); !strings.Contains(refused.Error, "its lock is not held") {
 		t.Errorf("answer without a lock: %q", refused.Error)
 	}
 	// No refused handover started a relay.
@@ -738,7 +738,7 @@ func TestServiceRefusesOtherUsers(t *testing.T) {
 		return
 	}
 	defer p.conn.Close()
-	if refused, n := p.hear(); n > 0 ||
+	if refused, n := p.receive(); n > 0 ||
 		!strings.Contains(refused.Error, "of user 65534 requests a relay; only user 0 may") {
 		t.Errorf("answer %+v, with %d descriptors", refused, n)
 	}

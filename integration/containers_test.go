@@ -337,7 +337,7 @@ func (c *container) next(kind string) said {
 	}
 }
 
-func (c *container) tell(s said) {
+func (c *container) send(s said) {
 	c.bed.Helper()
 	if err := json.NewEncoder(c.in).Encode(s); err != nil {
 		c.bed.Fatal(err)
@@ -416,8 +416,8 @@ func (b *bed) waiting() (a, z *container) {
 func (b *bed) introduce(a, z *container) (*container, *container) {
 	b.Helper()
 	handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-	a.tell(said{Handle: handleZ})
-	z.tell(said{Handle: handleA})
+	a.send(said{Handle: handleZ})
+	z.send(said{Handle: handleA})
 	a.next("moving")
 	z.next("moving")
 	return a, z
@@ -854,7 +854,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 	a.mustLearn(time.Now(), "the relay of this container died")
 	b.mustPeerlane("relay", "resume", a.id)
 	for _, c := range []*container{a, z} {
-		c.tell(said{})
+		c.send(said{})
 		c.next("again")
 	}
 }
@@ -899,20 +899,20 @@ func TestDrainReleasesGPUs(t *testing.T) {
 			// Commands of a script: one relay, with its states as JSON.
 			for _, step := range []struct{ command, state string }{{"stop", generation.StateStopped},
 				{"resume", generation.StateReady}, {"drain", generation.StateDrained}, {"resume", generation.StateReady}} {
-				var told struct {
+				var list struct {
 					Relays []struct{ ID, Container, State string }
 				}
 				text := b.mustPeerlane("relay", step.command, a.id, "-o", "json")
-				if err := json.Unmarshal([]byte(text), &told); err != nil {
+				if err := json.Unmarshal([]byte(text), &list); err != nil {
 					t.Fatalf("relay %s: %v: %s", step.command, err, text)
 				}
-				if r := told.Relays; len(r) != 1 || r[0].ID != a.generation().ID || r[0].Container != a.id ||
+				if r := list.Relays; len(r) != 1 || r[0].ID != a.generation().ID || r[0].Container != a.id ||
 					r[0].State != step.state {
 					t.Errorf("relay %s says %s", step.command, text)
 				}
 			}
 			for _, c := range []*container{a, z} {
-				c.tell(said{})
+				c.send(said{})
 				c.next("again")
 			}
 		})

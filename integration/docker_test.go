@@ -144,8 +144,8 @@ func TestDockerWithoutCDI(t *testing.T) {
 		a := d.run("asks", []string{"--runtime=peerlane", "--env=PEERLANE_DEVICES=" + devices(b.lanes[0])}, "stream")
 		z := d.run("given", []string{"--runtime=peerlane-lane"}, "stream")
 		handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-		a.tell(said{Handle: handleZ})
-		z.tell(said{Handle: handleA})
+		a.send(said{Handle: handleZ})
+		z.send(said{Handle: handleA})
 		a.next("moving")
 		z.next("moving")
 	})

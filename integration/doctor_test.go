@@ -148,7 +148,7 @@ func TestExporterTellsWhatRelaysMove(t *testing.T) {
 	}
 	before := value(first, "peerlane_lane_bytes_total", lane(a, 0, "sent")...)
 	if before < 0 {
-		t.Fatalf("nothing is told of the lane of %s:\n%s", a.id, first)
+		t.Fatalf("the metrics lack the lane of %s:\n%s", a.id, first)
 	}
 	var last string
 	b.eventually("bytes rise at both ends", func() bool {

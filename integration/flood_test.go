@@ -142,7 +142,7 @@ func TestFloodedRelayOfAContainerAcceptsConnects(t *testing.T) {
 				b.follow("flood-"+uid, exec.Command(self, "role", "flood", socket, uid),
 					func(context.Context) error { return nil }).next("flooding")
 			}
-			connecting.tell(said{Handle: handle})
+			connecting.send(said{Handle: handle})
 			if s := connecting.next("connected"); s.Peer != strconv.Itoa(connects) {
 				t.Errorf("%s of %d connects beside a flood succeed: %s", s.Peer, connects, s.Error)
 			}

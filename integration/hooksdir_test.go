@@ -88,8 +88,8 @@ func TestLanesByAnnotation(t *testing.T) {
 			}
 			a, z := annotated(b.lanes[0]), annotated(b.lanes[1])
 			handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-			a.tell(said{Handle: handleZ})
-			z.tell(said{Handle: handleA})
+			a.send(said{Handle: handleZ})
+			z.send(said{Handle: handleA})
 			a.next("moving")
 			z.next("moving")
 		})

@@ -192,8 +192,8 @@ func (h *hostile) image(role ...string) *bundle.Bundle {
 	return b
 }
 
-// outcome is the result of a container.
-type outcome struct {
+// result is the result of a container.
+type result struct {
 	saw     *witness // nil if the container did not start
 	refusal string   // output of runtime and hook
 	hooked  bool     // the hook printed a message
@@ -201,7 +201,7 @@ type outcome struct {
 }
 
 // try runs a container to its end.
-func (h *hostile) try(t *testing.T, b *bundle.Bundle) outcome {
+func (h *hostile) try(t *testing.T, b *bundle.Bundle) result {
 	t.Helper()
 	if err := b.Write(); err != nil {
 		t.Fatal(err)
@@ -215,7 +215,7 @@ func (h *hostile) try(t *testing.T, b *bundle.Bundle) outcome {
 	run.WaitDelay = patience
 	begun := time.Now()
 	out, err := run.Output()
-	o := outcome{took: time.Since(begun)}
+	o := result{took: time.Since(begun)}
 	if ctx.Err() != nil {
 		t.Errorf("the container hangs: %v: %s", err, stderr.String())
 	}
@@ -276,7 +276,7 @@ func (h *hostile) said(t *testing.T) (entries []string) {
 
 // mustBeRight requires that a started container has its own relay's socket at a read-only place,
 // and that a refused container has a message.
-func (h *hostile) mustBeRight(t *testing.T, o outcome) {
+func (h *hostile) mustBeRight(t *testing.T, o result) {
 	t.Helper()
 	if o.saw == nil {
 		if strings.TrimSpace(o.refusal) == "" || strings.Contains(o.refusal, "goroutine ") ||
@@ -691,7 +691,7 @@ func TestEnvironmentOfAHostileImage(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := h.run(b)
-			o := outcome{saw: c.next("witness").Saw}
+			o := result{saw: c.next("witness").Saw}
 			h.mustBeRight(t, o)
 			text, err := os.ReadFile(written)
 			if err != nil {

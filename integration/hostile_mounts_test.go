@@ -87,7 +87,7 @@ func TestMountsOfAHostileContainer(t *testing.T) {
 					}
 					running := h.run(b)
 					saw := running.next("witness").Saw
-					h.mustBeRight(t, outcome{saw: saw})
+					h.mustBeRight(t, result{saw: saw})
 					t.Logf("mounting: %v; writing after that: %v", saw.Mounts, saw.Remounted)
 					// Without these mounts the test proves nothing.
 					for _, what := range []string{"over the socket", "over the directory", "below that", "over its parent"} {

@@ -181,8 +181,8 @@ func TestContainersOfTwoHosts(t *testing.T) {
 	verifier := beds[0].start(beds[0].lanes[0], "verify")
 	echo := beds[1].start(beds[1].lanes[1], "echo")
 	one, other := verifier.next("listening").Handle, echo.next("listening").Handle
-	verifier.tell(said{Handle: other})
-	echo.tell(said{Handle: one})
+	verifier.send(said{Handle: other})
+	echo.send(said{Handle: one})
 	verifier.next("verified")
 
 	for i, c := range []*container{verifier, echo} {
@@ -269,7 +269,7 @@ const once = "once"
 // verify sends random bytes to an echo on another host and compares the returned bytes. It repeats
 // until an exchange fails, and prints the error.
 func verify(arguments []string) error {
-	return apart(arguments, func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
+	return bothWays(arguments, func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
 		var memories [2]*client.Memory
 		for i := range memories {
 			m, err := c.session.HostMemory(ctx, client.HostMemory{Bytes: streamBytes, GPU: c.gpu})
@@ -315,7 +315,7 @@ func verify(arguments []string) error {
 
 // echo returns received messages.
 func echo(arguments []string) error {
-	return apart(arguments, func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
+	return bothWays(arguments, func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
 		for {
 			receive, err := receiving.Receive(c.in, 0, streamBytes)
 			if err != nil {
@@ -336,9 +336,9 @@ func echo(arguments []string) error {
 	})
 }
 
-// apart connects with a client on another host in both directions, connects again after the end,
+// bothWays connects with a client on another host in both directions, connects again after the end,
 // and waits for the end of input.
-func apart(arguments []string, exchange func(context.Context, *gpuClient, *client.Connection,
+func bothWays(arguments []string, exchange func(context.Context, *gpuClient, *client.Connection,
 	*client.Connection) error) error {
 	runtime.LockOSThread()
 	ctx := context.Background()

@@ -67,7 +67,7 @@ func TestLivesOfContainers(t *testing.T) {
 			b := newBed(t, runtimeName, func(c *config.Config) { c.Relay.SelfTest = "off" })
 			b.leavesNothing()
 			g := b.gpu(b.lanes[0])
-			s := &soak{bed: b, built: b.bundle(g, testbed.Devices(g), "linger"), outcomes: map[string]int{}}
+			s := &soak{bed: b, built: b.bundle(g, testbed.Devices(g), "linger"), results: map[string]int{}}
 			work := make(chan int)
 			var workers sync.WaitGroup
 			for range livesAtOnce {
@@ -87,7 +87,7 @@ func TestLivesOfContainers(t *testing.T) {
 			}
 			close(work)
 			workers.Wait()
-			t.Logf("%d lives in %v; actions: %v", done, time.Since(begun).Round(time.Second), s.outcomes)
+			t.Logf("%d lives in %v; actions: %v", done, time.Since(begun).Round(time.Second), s.results)
 			if _, err := collector.Collect(b.Layout); err != nil {
 				t.Error(err)
 			}
@@ -131,7 +131,7 @@ func (l *life) did1(format string, arguments ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	action, _, _ := strings.Cut(l.did[len(l.did)-1], ":")
-	l.outcomes[action]++
+	l.results[action]++
 }
 
 // runtimeDo runs a command of the runtime, and returns the output with an error.

@@ -133,8 +133,8 @@ func TestLostGPUEndsOperationsWithCause(t *testing.T) {
 			}
 		}
 		v.hasEnded(f.cause)
-		v.tell(said{}) // ends the containers
-		w.tell(said{})
+		v.send(said{}) // ends the containers
+		w.send(said{})
 		v.next("again")
 		w.next("again")
 		v.end()

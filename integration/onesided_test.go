@@ -182,11 +182,11 @@ func TestOneSidedBesideAStoppedClient(t *testing.T) {
 	b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = launch.RouteStaged })
 	b.nics()
 	a, z := b.start(b.lanes[0], "parent", "owner"), b.start(b.lanes[1], "remote")
-	z.tell(a.next("listening"))
+	z.send(a.next("listening"))
 	z.next("connected")
 	pid := child(t, a.init())
 	stop(t, pid)
-	z.tell(said{})
+	z.send(said{})
 	z.next("moving")
 	if !stopped(t, pid) {
 		t.Error("the owner was not stopped all the time")
@@ -194,7 +194,7 @@ func TestOneSidedBesideAStoppedClient(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	a.tell(said{})
+	a.send(said{})
 	a.next("checked")
 	stop(t, pid)
 	z.mustLearn(kill(t, pid), fmt.Sprintf("client process %d", pid), a.id, "died")

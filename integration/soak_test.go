@@ -68,7 +68,7 @@ func TestSoakLeavesNothing(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
 			b.leavesNothing()
 			g := b.gpu(b.lanes[0])
-			s := &soak{bed: b, built: b.bundle(g, testbed.Devices(g), "hold"), outcomes: map[string]int{}}
+			s := &soak{bed: b, built: b.bundle(g, testbed.Devices(g), "hold"), results: map[string]int{}}
 			r := rand.New(rand.NewPCG(seed, uint64(i)))
 			work := make(chan soaked)
 			var workers sync.WaitGroup
@@ -86,7 +86,7 @@ func TestSoakLeavesNothing(t *testing.T) {
 			}
 			close(work)
 			workers.Wait()
-			t.Logf("%d containers in %v: %v", share, time.Since(begun).Round(time.Second), s.outcomes)
+			t.Logf("%d containers in %v: %v", share, time.Since(begun).Round(time.Second), s.results)
 			// The collector removes the remains of a killed supervisor or hook.
 			if _, err := collector.Collect(b.Layout); err != nil {
 				t.Error(err)
@@ -97,9 +97,9 @@ func TestSoakLeavesNothing(t *testing.T) {
 
 type soak struct {
 	*bed
-	built    *bundle.Bundle
-	mu       sync.Mutex
-	outcomes map[string]int
+	built   *bundle.Bundle
+	mu      sync.Mutex
+	results map[string]int
 }
 
 // soaked is the plan for one container.
@@ -141,9 +141,9 @@ func (s *soak) one(c soaked) {
 	}
 	in.Close()
 	err = run.Wait()
-	outcome := c.victim + ", started"
+	result := c.victim + ", started"
 	if !bytes.Contains(out.Bytes(), []byte(`"hello"`)) {
-		outcome = c.victim + ", not started"
+		result = c.victim + ", not started"
 		if c.victim == killNothing || c.victim == killRelay {
 			s.Errorf("container %d: %s killed %v after its start (%t): %v: %s%s", c.number, c.victim, time.Since(begun), killed,
 				err, out.Bytes(), stderr.Bytes())
@@ -151,7 +151,7 @@ func (s *soak) one(c soaked) {
 	}
 	s.clean(id)
 	s.mu.Lock()
-	s.outcomes[outcome]++
+	s.results[result]++
 	s.mu.Unlock()
 }
 

@@ -32,7 +32,7 @@ func TestTenantsOfTwoHostsRefuseEachOther(t *testing.T) {
 				t.Helper()
 				c := start(0, tenant, "connects", "1")
 				c.next("hello")
-				c.tell(said{Handle: handle})
+				c.send(said{Handle: handle})
 				connected = c.next("connected")
 				report := beds[0].inspection(c).Report
 				if on := report != nil && report.Network != nil && report.Network.Listening != ""; on != (tenant != "") {

@@ -27,7 +27,9 @@ func (s *session) openEvent(m *wire.Event, sequence uint32) {
 	const instead = "hand over by a timeline, which needs nothing of this"
 	switch {
 	case !s.relay.config.IPCEvents:
-		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted, `events of CUDA's IPC are not taken, because relay.events in config.toml does not say "ipc"; %s`, instead).On("relay.events"))
+		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted,
+			"events of CUDA's IPC are not taken, because relay.events in config.toml does not say \"ipc\"; %s",
+			instead).On("relay.events"))
 		return
 	case len(s.events)+s.blocking >= wire.MaxEvents:
 		s.answer(sequence, wire.Errorf(wire.StatusLimit, "%d events are open, which is the limit", len(s.events)))
@@ -53,7 +55,10 @@ func (s *session) openEvent(m *wire.Event, sequence uint32) {
 			return err
 		})
 		if err != nil {
-			return wire.Errorf(wire.StatusBadDescriptor, `the driver does not open this event for the relay (%v): CUDA keeps the events of its IPC in /dev/shm, for one uid; the container has to share the host's (--ipc host) and to be of the relay's uid (relay.sandbox = "off" makes that root), or %s`, err, instead)
+			return wire.Errorf(wire.StatusBadDescriptor,
+				"the driver does not open this event for the relay (%v): CUDA keeps the events of its IPC in /dev/shm, for "+
+					"one uid; the container has to share the host's (--ipc host) and to be of the relay's uid (relay.sandbox = "+
+					"\"off\" makes that root), or %s", err, instead)
 		}
 		return nil
 	}, func(err error) {

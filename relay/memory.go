@@ -307,7 +307,9 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 	const instead = "allocate it by cuMemCreate (in PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or " +
 		"use host memory"
 	if !s.relay.config.CUDAIPC {
-		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted, `memory of cudaMalloc is not taken by its IPC handle, because relay.cuda_ipc in config.toml does not say "allow"; %s`, instead).On("relay.cuda_ipc"))
+		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted,
+			"memory of cudaMalloc is not taken by its IPC handle, because relay.cuda_ipc in config.toml does not "+
+				"say \"allow\"; %s", instead).On("relay.cuda_ipc"))
 		return
 	}
 	takes := quota{memories: 1}

@@ -112,7 +112,8 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 	}
 	switch {
 	case config.Transport == launch.TransportVerbs:
-		return nil, wire.Errorf(wire.StatusUnreachable, `relay.transport in config.toml is "verbs", and that cannot be: %w`, err).On("relay.transport")
+		return nil, wire.Errorf(wire.StatusUnreachable,
+			"relay.transport in config.toml is \"verbs\", and that cannot be: %w", err).On("relay.transport")
 	}
 	return nil, c.takeTCP(config.Network)
 }
@@ -131,7 +132,9 @@ func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.QPGroup, error) {
 	if by != nil {
 		why = by.Way()
 	}
-	return nil, wire.Errorf(wire.StatusUnreachable, `relay.transport in config.toml of host %s is "verbs", and the data would come over tcp: %s`, hostname(), why).On("relay.transport")
+	return nil, wire.Errorf(wire.StatusUnreachable,
+		"relay.transport in config.toml of host %s is \"verbs\", and the data would come over tcp: %s", hostname(),
+		why).On("relay.transport")
 }
 
 // take registers the slots of a connection, out or in, with the NICs, and makes the connection use

@@ -41,7 +41,9 @@ func (l *lane) openRemoteFor(c *connection, config launch.Config, asked uint32) 
 			Operation: "this relay is on no network", Cause: errors.New(config.NoNetwork)})
 	}
 	if route := routeNumber(config.Route); route == wire.RouteDirect || asked == wire.RouteDirect {
-		return wire.Errorf(wire.StatusUnreachable, `route direct is between two containers of one host; with another one relay.route has to be "auto" or "staged" in config.toml on both`)
+		return wire.Errorf(wire.StatusUnreachable,
+			"route direct is between two containers of one host; with another one relay.route has to be \"auto\" or "+
+				"\"staged\" in config.toml on both")
 	}
 	if err := l.open(); err != nil {
 		return err

@@ -122,7 +122,8 @@ func (l *lane) route(config launch.Config, hello *wire.PeerHello) (uint32, error
 		}
 		if ours != wire.RouteAuto || hello.Route != wire.RouteAuto {
 			return 0, wire.Errorf(wire.StatusUnreachable,
-				`route direct between %s and %s is not to be had: their self-test says %s: %s; with relay.route = "auto" it is staged`, other, own, p.Verdict, p.Reason).On(other)
+				"route direct between %s and %s is not to be had: their self-test says %s: %s; with relay.route = \"auto\" "+
+					"it is staged", other, own, p.Verdict, p.Reason).On(other)
 		}
 		logrus.Warnf("a sender on %s is staged, and not direct to %s: their self-test says %s: %s", other, own, p.Verdict,
 			p.Reason)

@@ -145,15 +145,15 @@ func create(args []string) error {
 	flags.Var(&nics, "nic", "")
 	l, err := parse(flags, args)
 	if err != nil {
-		return told(l, "", err)
+		return logError(l, "", err)
 	}
 	if len(lanes)+len(gpus)+len(nics) == 0 && !*auto {
-		return told(l, "", fmt.Errorf("create: --lane, --auto, --gpu or --nic is required; %w", errUsage))
+		return logError(l, "", fmt.Errorf("create: --lane, --auto, --gpu or --nic is required; %w", errUsage))
 	}
 	ahead := hook.ReadAhead(l)
 	state, err := hook.ReadState(os.Stdin)
 	if err != nil {
-		return told(l, "", err)
+		return logError(l, "", err)
 	}
 	warning, err := hook.Create(ahead, state, runtimeRoot(),
 		hook.Devices{Lanes: lanes, Auto: *auto, GPUs: gpus, NICs: nics})
@@ -161,12 +161,12 @@ func create(args []string) error {
 		logrus.Warn(warning)
 		tell(l, journal.SeverityWarning, state.ID, warning)
 	}
-	return told(l, state.ID, err)
+	return logError(l, state.ID, err)
 }
 
-// told writes an error to the host's log, because a runtime may not show the output of a failed
+// logError writes an error to the host's log, because a runtime may not show the output of a failed
 // hook, and returns the error.
-func told(l paths.Layout, container string, err error) error {
+func logError(l paths.Layout, container string, err error) error {
 	if err != nil {
 		tell(l, journal.SeverityError, container, err)
 	}
@@ -177,7 +177,7 @@ func tell(l paths.Layout, severity int, container string, what error) {
 	if l.Root == "" { // the command line is invalid
 		l = paths.New("/")
 	}
-	if err := journal.Tell(l, severity, container, "", what.Error()); err != nil {
+	if err := journal.Write(l, severity, container, "", what.Error()); err != nil {
 		logrus.WithError(err).Warn("the host's log did not accept the error")
 	}
 }
@@ -192,7 +192,7 @@ func remove(args []string) error {
 	// nevertheless: some runtimes fail if the hook does not read it.
 	_, read := io.Copy(io.Discard, os.Stdin)
 	_, err = collector.Collect(l)
-	return told(l, "", errors.Join(err, read))
+	return logError(l, "", errors.Join(err, read))
 }
 
 func supervise(args []string) error {
@@ -202,7 +202,7 @@ func supervise(args []string) error {
 	if err != nil {
 		return err
 	}
-	return told(l, "", supervisor.Supervise(l, *generation))
+	return logError(l, "", supervisor.Supervise(l, *generation))
 }
 
 // runtimeRoot returns the --root of the runtime that called the hook: the directory of the

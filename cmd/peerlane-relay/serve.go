@@ -77,7 +77,7 @@ func serve() error {
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	go func() { r.Stop((<-stop).String()) }()
 	err = r.Run()
-	supervisor.farewell(r.Ending())
+	supervisor.reportEnding(r.Ending())
 	return err
 }
 
@@ -92,17 +92,17 @@ type supervisor struct {
 	claims map[uint64]chan launch.Admission
 	// gone is closed when the supervisor has ended, so that no answer will come.
 	gone chan struct{}
-	// hears reports that the supervisor reads the reason for an end.
-	hears atomic.Bool
+	// acceptsEndings reports that the supervisor reads the reason for an end.
+	acceptsEndings atomic.Bool
 }
 
-// farewell reports to the supervisor the reason why this relay ends. A supervisor that is gone,
+// reportEnding reports to the supervisor the reason why this relay ends. A supervisor that is gone,
 // or does not read, does not delay the relay.
-func (s *supervisor) farewell(e launch.Ending) {
+func (s *supervisor) reportEnding(e launch.Ending) {
 	text, err := json.Marshal(struct {
 		Ending launch.Ending `json:"ending"`
 	}{e})
-	if err == nil && s.hears.Load() && s.conn.SetWriteDeadline(time.Now().Add(time.Second)) == nil {
+	if err == nil && s.acceptsEndings.Load() && s.conn.SetWriteDeadline(time.Now().Add(time.Second)) == nil {
 		_, _ = s.conn.Write(text)
 	}
 }
@@ -133,8 +133,8 @@ func (s *supervisor) ask(c launch.Claim) (launch.Admission, error) {
 	}
 }
 
-// answered passes an admission to the waiting request.
-func (s *supervisor) answered(a launch.Admission) {
+// deliver passes an admission to the waiting request.
+func (s *supervisor) deliver(a launch.Admission) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if waiting := s.claims[a.Claim]; waiting != nil {
@@ -177,7 +177,7 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 	case message.Claim != 0:
 		var a launch.Admission
 		if err = json.Unmarshal(buffer[:n], &a); err == nil {
-			s.answered(a)
+			s.deliver(a)
 			return false, nil
 		}
 	case asked == "":
@@ -186,7 +186,7 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 			break
 		}
 		sign(message.Config)
-		s.hears.Store(message.Endings)
+		s.acceptsEndings.Store(message.Endings)
 		err = r.Configure(message.Config)
 	case asked == launch.RequestReport:
 		status.Report = r.Report()

@@ -382,7 +382,7 @@ the relay's socket refuses clients with the reason, until peerlane relay resume.
 		if err == nil {
 			relays, err = a.await(infos, generation.StateStopped, 30*time.Second, form)
 		}
-		return a.tellAwaited(relays, err, form)
+		return a.printAwaited(relays, err, form)
 	})
 }
 
@@ -398,9 +398,9 @@ type awaitedRelay struct {
 	State string `json:"state"`
 }
 
-// tellAwaited prints the JSON document of a command that waited for relays. With form table, await
+// printAwaited prints the JSON document of a command that waited for relays. With form table, await
 // has printed the progress.
-func (a *app) tellAwaited(relays awaited, err error, form string) error {
+func (a *app) printAwaited(relays awaited, err error, form string) error {
 	if form == formJSON && relays.Relays != nil {
 		return errors.Join(asRoot(err), a.printJSON(relays))
 	}
@@ -528,7 +528,7 @@ starts only by name.
 		if err = a.all(chosen, control.Resume); err == nil {
 			relays, err = a.await(chosen, generation.StateReady, 30*time.Second, form)
 		}
-		return a.tellAwaited(relays, err, form)
+		return a.printAwaited(relays, err, form)
 	}
 	return a.onNamedOrAllRelays(cmd, usage, generation.ResumeAll, resume)
 }

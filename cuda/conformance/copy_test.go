@@ -159,8 +159,8 @@ func TestHostMemoryThatTwoProcessesRegister(t *testing.T) {
 	check(t, err)
 	fill(b, 50)
 	p := child(t, "registrar", nil)
-	p.say(t, message{}, fd)
-	p.hear(t)
+	p.mustSend(t, message{}, fd)
+	p.mustReceive(t)
 	if err := wrong(b, 51); err != nil {
 		t.Errorf("data written by the other process's device: %v", err)
 	}
@@ -316,7 +316,7 @@ func TestRelayStagesOnADeviceWithoutAContext(t *testing.T) {
 	check(t, err)
 	contextsBefore := simulatedContexts(t, 1)
 	p := child(t, "relay", nil)
-	p.say(t, message{}, fd)
+	p.mustSend(t, message{}, fd)
 	check(t, unix.Close(fd))
 	m, fds, err := p.receive()
 	check(t, err)

@@ -68,7 +68,7 @@ func TestMemoryByIPCHandle(t *testing.T) {
 		t.Error("a process opened its own memory")
 	}
 	p := child(t, "opener", nil)
-	p.say(t, message{Bytes: handle[:]})
+	p.mustSend(t, message{Bytes: handle[:]})
 	got, _, err := p.receive()
 	check(t, err)
 	if got.Error != "" {
@@ -87,7 +87,7 @@ func TestHandlesOfNoMemory(t *testing.T) {
 	_, err := driver.IPCGetMemHandle(m.p)
 	refused(t, "an IPC handle of a VMM allocation", err, cuda.ErrInvalidValue, cuda.ErrNotSupported, cuda.ErrInvalidHandle)
 	p := child(t, "opener", nil)
-	p.say(t, message{Bytes: make([]byte, 64)})
+	p.mustSend(t, message{Bytes: make([]byte, 64)})
 	got, _, err := p.receive()
 	check(t, err)
 	if got.Error == "" {

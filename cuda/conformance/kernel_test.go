@@ -45,7 +45,7 @@ func wrongAddress(p *peer) error {
 
 func TestKernelAtWrongAddressLosesContext(t *testing.T) {
 	p := child(t, "kernel on a wrong address", nil)
-	p.hear(t) // the launch itself succeeds
+	p.mustReceive(t) // the launch itself succeeds
 	for _, call := range []string{"waiting for it", "the next launch"} {
 		m, _, err := p.receive()
 		check(t, err)

@@ -71,13 +71,13 @@ func TestExportToAnotherProcess(t *testing.T) {
 		t.Error("the descriptor is not close-on-exec")
 	}
 	p := child(t, "importer", nil)
-	p.say(t, message{}, fd)
-	p.hear(t)
+	p.mustSend(t, message{}, fd)
+	p.mustReceive(t)
 	check(t, verify(driver, m.p+size/2, size/2, 2))
 	// The importer keeps the memory alive after the exporter has released every reference.
 	check(t, errors.Join(m.free(), unix.Close(fd)))
-	p.say(t, message{})
-	p.hear(t)
+	p.mustSend(t, message{})
+	p.mustReceive(t)
 }
 
 // exporter sends memory with pattern 3, and waits to be killed.
@@ -339,7 +339,7 @@ func TestCopyNeedsAccess(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			needDevices(t, c.devices)
 			p := child(t, "without access", nil)
-			p.say(t, message{Numbers: c.numbers})
+			p.mustSend(t, message{Numbers: c.numbers})
 			m, _, err := p.receive()
 			check(t, err)
 			switch m.Result {
@@ -436,9 +436,9 @@ func TestImportFromAHiddenDevice(t *testing.T) {
 	fd, err := driver.MemExportFD(m.handle)
 	check(t, err)
 	p := child(t, "import hidden", nil, "CUDA_VISIBLE_DEVICES="+uuid)
-	p.say(t, message{}, fd)
+	p.mustSend(t, message{}, fd)
 	check(t, unix.Close(fd))
-	if a := p.hear(t); a.Numbers[0] != 1 {
+	if a := p.mustReceive(t); a.Numbers[0] != 1 {
 		t.Errorf("the child has %d devices; CUDA_VISIBLE_DEVICES has 1", a.Numbers[0])
 	}
 }

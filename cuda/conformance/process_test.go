@@ -138,8 +138,8 @@ func (p *peer) receive() (m message, fds []int, err error) {
 	return m, fds, json.Unmarshal(b[:n], &m)
 }
 
-// hear receives a message and fails the test if the message is an error.
-func (p *peer) hear(t testing.TB) message {
+// mustReceive receives a message and fails the test if the message is an error.
+func (p *peer) mustReceive(t testing.TB) message {
 	t.Helper()
 	m, _, err := p.receive()
 	check(t, err)
@@ -149,8 +149,8 @@ func (p *peer) hear(t testing.TB) message {
 	return m
 }
 
-// say is send for a test.
-func (p *peer) say(t testing.TB, m message, fds ...int) {
+// mustSend sends a message and fails the test on an error.
+func (p *peer) mustSend(t testing.TB, m message, fds ...int) {
 	t.Helper()
 	check(t, p.send(m, fds...))
 }

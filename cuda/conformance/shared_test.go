@@ -84,9 +84,9 @@ func TestTimelinesAcrossProcesses(t *testing.T) {
 	fd, err := driver.MemExportFD(m.handle)
 	check(t, err)
 	p := child(t, "timeline", nil)
-	p.say(t, message{}, fd, wordsFD)
+	p.mustSend(t, message{}, fd, wordsFD)
 	check(t, unix.Close(fd))
-	p.hear(t)
+	p.mustReceive(t)
 	for round := uint64(1); round <= rounds; round++ {
 		fill(from, round)
 		check(t, driver.MemcpyHtoDAsync(m.p, address(from), 64<<10, s))
@@ -94,7 +94,7 @@ func TestTimelinesAcrossProcesses(t *testing.T) {
 		check(t, driver.StreamWaitValue64(s, words.address(1), round))
 		eventually(t, fmt.Sprintf("the answer of round %d", round), func() (bool, error) { return driver.StreamQuery(s) })
 	}
-	p.hear(t)
+	p.mustReceive(t)
 }
 
 // ipcEvent opens an event of the parent and reports its states.
@@ -142,10 +142,10 @@ func TestIPCEventOrdersProcesses(t *testing.T) {
 	use(t, 0)
 	gate, handle := gatedEvent(t)
 	p := child(t, "ipc event", nil)
-	p.say(t, message{Bytes: handle})
-	p.hear(t)
+	p.mustSend(t, message{Bytes: handle})
+	p.mustReceive(t)
 	gate.set(0, 1)
-	p.hear(t)
+	p.mustReceive(t)
 }
 
 // privateShm creates a mount namespace with a separate /dev/shm.
@@ -166,7 +166,7 @@ func TestIPCEventNeedsASharedDevShm(t *testing.T) {
 	use(t, 0)
 	_, handle := gatedEvent(t)
 	p := child(t, "ipc event, private /dev/shm", &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS})
-	p.say(t, message{Bytes: handle})
+	p.mustSend(t, message{Bytes: handle})
 	m, _, err := p.receive()
 	check(t, err)
 	if m.Result != cuda.ErrMapFailed {

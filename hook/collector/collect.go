@@ -190,7 +190,7 @@ func collectEnded(l paths.Layout, id string) (bool, error) {
 		status.Relay.PID,
 		CauseUnsupervised,
 	)
-	if err := journal.TellCause(l, journal.SeverityWarning, container, id, message, CauseUnsupervised); err != nil {
+	if err := journal.WriteCause(l, journal.SeverityWarning, container, id, message, CauseUnsupervised); err != nil {
 		return true, fmt.Errorf("saying in the host's log that relay %d has ended: %w", status.Relay.PID, err)
 	}
 	return true, nil

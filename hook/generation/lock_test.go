@@ -2,6 +2,7 @@ package generation
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -38,4 +39,74 @@ func TestLockAfterTimeoutIsReleased(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+}
+
+func TestLockGenerationGoneFails(t *testing.T) {
+	t.Parallel()
+	l := layout(t)
+	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("%v, %v", f, err)
+	}
+	made(t, l, firstID, time.Now())
+	held, err := LockGeneration(l, firstID, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, ErrLocked) {
+		t.Fatalf("%v, %v", f, err)
+	}
+	// Another directory takes the name during the wait.
+	done := make(chan error, 1)
+	opened := make(chan struct{})
+	go func() {
+		close(opened)
+		_, err := LockGeneration(l, firstID, time.Minute)
+		done <- err
+	}()
+	<-opened
+	time.Sleep(20 * time.Millisecond) // the goroutine waits for the lock, or finds the new directory
+	if err := os.Rename(l.GenerationDir(firstID), filepath.Join(l.Generations(), "gone")); err != nil {
+		t.Fatal(err)
+	}
+	held.Close()
+	if err := <-done; !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the lock of a generation that went: %v", err)
+	}
+}
+
+func TestSupervisedFollowsLockOfSupervisor(t *testing.T) {
+	t.Parallel()
+	l := layout(t)
+	made(t, l, firstID, time.Now())
+	check := func(name string, want bool) {
+		t.Helper()
+		if got, err := Supervised(l, firstID); got != want || err != nil {
+			t.Errorf("%s: %t, %v", name, got, err)
+		}
+	}
+	check("no lock", false)
+	if err := MakeSupervisorLock(l, firstID); err != nil {
+		t.Fatal(err)
+	}
+	if err := MakeSupervisorLock(l, firstID); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a second supervisor's lock: %v", err)
+	}
+	check("a free lock", false)
+	f, err := os.Open(SupervisorLock(l, firstID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Lock(f, unix.LOCK_SH, 0); err != nil {
+		t.Fatal(err)
+	}
+	check("a lock of another caller", false)
+	if err := Lock(f, unix.LOCK_EX, 0); err != nil {
+		t.Fatal(err)
+	}
+	check("a lock of a supervisor", true)
+	if used, err := markInUse(SupervisorLock(l, firstID)); !used || err != nil {
+		t.Errorf("the mark of a supervisor is in use: %t, %v", used, err)
+	}
+	f.Close()
+	check("a released lock", false)
 }

@@ -26,6 +26,8 @@ func TestPodOfAnnotationsOfContainerdAndCRIO(t *testing.T) {
 	}
 	long := without(containerd, "")
 	long["io.kubernetes.cri.sandbox-name"] = strings.Repeat("n", 254)
+	longest := without(containerd, "")
+	longest["io.kubernetes.cri.sandbox-name"] = strings.Repeat("n", 253)
 	pod := &Pod{Namespace: "research", Name: "job-0", Container: "main", UID: "0a1b"}
 	for _, c := range []struct {
 		name        string
@@ -40,6 +42,8 @@ func TestPodOfAnnotationsOfContainerdAndCRIO(t *testing.T) {
 		{"Docker", map[string]string{"a": "b"}, nil},
 		{"none", nil, nil},
 		{"a name that no pod has", long, nil},
+		{"the longest name", longest,
+			&Pod{Namespace: "research", Name: strings.Repeat("n", 253), Container: "main", UID: "0a1b"}},
 	} {
 		if got := PodOf(c.annotations); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, expected %+v", c.name, got, c.want)

@@ -26,16 +26,16 @@ const (
 // identifier is the program's name in the host's log.
 const identifier = "peerlane-hook"
 
-// Tell writes a message about a container, whose id may be empty, to the host's journal, or to
+// Write writes a message about a container, whose id may be empty, to the host's journal, or to
 // syslog on a host without a journal: some runtimes drop a hook's output, and a relay's log is
 // removed with the container. The sockets are below the layout's root, so that tests have their
 // own log. A host without both logs is no error.
-func Tell(l paths.Layout, severity int, container, generation, message string) error {
-	return TellCause(l, severity, container, generation, message, "")
+func Write(l paths.Layout, severity int, container, generation, message string) error {
+	return WriteCause(l, severity, container, generation, message, "")
 }
 
-// TellCause is Tell with the cause of a relay's end as a field.
-func TellCause(l paths.Layout, severity int, container, generation, message, cause string) error {
+// WriteCause is Write with the cause of a relay's end as a field.
+func WriteCause(l paths.Layout, severity int, container, generation, message, cause string) error {
 	native := filepath.Join(l.Root, "run/systemd/journal/socket")
 	err := datagram(native, journalEntry(severity, container, generation, message, cause))
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {

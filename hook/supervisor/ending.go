@@ -153,7 +153,7 @@ func (s *supervisor) ended(e ending) (cause, why string) {
 	}
 	line.Log(level, "the relay has ended")
 	message := fmt.Sprintf("relay %d has ended: %s: %s", s.relay.process.PID, cause, why)
-	if err := journal.TellCause(s.layout, severity, s.generation.Container.ID, s.generation.ID, message,
+	if err := journal.WriteCause(s.layout, severity, s.generation.Container.ID, s.generation.ID, message,
 		cause); err != nil {
 		s.log.WithError(err).Warn("writing to the host's log failed")
 	}

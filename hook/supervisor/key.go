@@ -28,55 +28,55 @@ func (s *supervisor) goOnNetwork() {
 	}
 }
 
-// tellSecrets sends the secrets to the relay. The relay's answer follows later.
-func (s *supervisor) tellSecrets() {
+// sendSecrets sends the secrets to the relay. The relay's answer follows later.
+func (s *supervisor) sendSecrets() {
 	if s.networking.Where == nil {
 		return
 	}
 	if err := s.relay.request(launch.Request{Request: launch.RequestSecrets, Secrets: &s.networking.Secrets}); err != nil {
-		s.complain(fmt.Sprintf("sending the cluster key to the relay failed: %v", err))
+		s.logKeyError(fmt.Sprintf("sending the cluster key to the relay failed: %v", err))
 	}
 }
 
-// toldSecrets handles the relay's answer to the secrets.
-func (s *supervisor) toldSecrets(a launch.Status) {
-	if s.relay.told = a.OK; a.OK {
+// secretsAnswered handles the relay's answer to the secrets.
+func (s *supervisor) secretsAnswered(a launch.Status) {
+	if s.relay.secretsAccepted = a.OK; a.OK {
 		s.keyError = ""
 		return
 	}
-	s.relay.tellAgain = time.Now().Add(refusedInterval)
-	s.complain("the relay refused the cluster key or the certificates: " + a.Error)
+	s.relay.secretsRetry = time.Now().Add(refusedInterval)
+	s.logKeyError("the relay refused the cluster key or the certificates: " + a.Error)
 }
 
-// lookAtKey sends a changed key to a relay on the network until the relay accepts the key. A
+// checkKey sends a changed key to a relay on the network until the relay accepts the key. A
 // relay without the new key would lose its connections when the rotation ends.
-func (s *supervisor) lookAtKey() {
+func (s *supervisor) checkKey() {
 	if s.relay == nil || s.networking.Where == nil || slices.Contains(s.relay.asked, launch.RequestSecrets) {
 		return
 	}
 	text, err := paths.ReadSecret(hostnetwork.KeyFile(s.layout, s.generation.Network), launch.MaxSecret)
 	if err != nil {
-		s.complain(fmt.Sprintf("the cluster key has become unreadable; the relay keeps the previous key: %v", err))
+		s.logKeyError(fmt.Sprintf("the cluster key has become unreadable; the relay keeps the previous key: %v", err))
 		return
 	}
 	if !bytes.Equal(text, s.networking.File) {
 		s.log.Info("the cluster key has changed")
 		if err := s.networking.Key(text, s.generation.Network, s.generation.Tenant); err != nil {
-			s.complain(fmt.Sprintf("the relay keeps the previous key: %v", err))
+			s.logKeyError(fmt.Sprintf("the relay keeps the previous key: %v", err))
 			return
 		}
-		s.relay.told, s.relay.tellAgain = false, time.Time{}
+		s.relay.secretsAccepted, s.relay.secretsRetry = false, time.Time{}
 	}
 	switch {
-	case s.relay.told:
+	case s.relay.secretsAccepted:
 		s.keyError = ""
-	case !time.Now().Before(s.relay.tellAgain):
-		s.tellSecrets()
+	case !time.Now().Before(s.relay.secretsRetry):
+		s.sendSecrets()
 	}
 }
 
-// complain logs an error of the key once, not at every check.
-func (s *supervisor) complain(text string) {
+// logKeyError logs an error of the key once, not at every check.
+func (s *supervisor) logKeyError(text string) {
 	if text != s.keyError {
 		s.keyError = text
 		s.log.Error(text)

@@ -21,7 +21,7 @@ import (
 )
 
 // The supervisor sends a changed key to a relay on the network, and no other key.
-func TestLookAtKeySendsChangedKey(t *testing.T) {
+func TestCheckKeySendsChangedKey(t *testing.T) {
 	l := paths.New(t.TempDir())
 	if err := l.Create(); err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestLookAtKeySendsChangedKey(t *testing.T) {
 	defer s.relay.overdue.Stop()
 	s.log.Logger.SetOutput(io.Discard)
 	s.goOnNetwork()
-	told := func() string {
+	received := func() string {
 		t.Helper()
 		text := make([]byte, launch.MaxDatagram)
 		n, err := unix.Read(fds[1], text)
@@ -71,7 +71,7 @@ func TestLookAtKeySendsChangedKey(t *testing.T) {
 			err = json.Unmarshal(text[:n], &r)
 		}
 		if err != nil || r.Request != launch.RequestSecrets || r.Secrets == nil {
-			t.Fatalf("told %s, %v", text[:n], err)
+			t.Fatalf("received %s, %v", text[:n], err)
 		}
 		return string(r.Secrets.ClusterKey.Bytes())
 	}
@@ -86,11 +86,11 @@ func TestLookAtKeySendsChangedKey(t *testing.T) {
 	lost := func() {
 		heard := s.relay.control
 		s.relay.control = &net.UnixConn{} // sends nothing
-		s.lookAtKey()
+		s.checkKey()
 		s.relay.control = heard
 	}
-	s.tellSecrets()
-	if got := told(); got != "old" {
+	s.sendSecrets()
+	if got := received(); got != "old" {
 		t.Fatalf("at the start the relay gets %q", got)
 	}
 	for _, step := range []struct {
@@ -104,7 +104,7 @@ func TestLookAtKeySendsChangedKey(t *testing.T) {
 		{"the key that it has", func() { s.answered(takes) }, ""},
 		{"another key", func() { write("newer") }, "newer"},
 		{"a key that it has just refused", func() { s.answered(refuses) }, ""},
-		{"one that it refused a while ago", func() { s.relay.tellAgain = time.Now() }, "newer"},
+		{"one that it refused a while ago", func() { s.relay.secretsRetry = time.Now() }, "newer"},
 		{"one that was changed since it refused", func() { s.answered(refuses); write("newest") }, "newest"},
 		{"the one before again", func() { s.answered(refuses); write("new") }, "new"},
 		{"a key that is gone", func() { s.answered(takes); remove() }, ""},
@@ -112,23 +112,23 @@ func TestLookAtKeySendsChangedKey(t *testing.T) {
 		{"a key that could not be sent", func() { write("late"); lost() }, "late"},
 	} {
 		step.do()
-		s.lookAtKey()
-		if got := told(); got != step.want {
+		s.checkKey()
+		if got := received(); got != step.want {
 			t.Errorf("%s: the relay gets %q, want %q", step.what, got, step.want)
 		}
 	}
 }
 
 // The supervisor logs a fault of the key once, and again after a correct key.
-func TestComplainLogsFaultOnce(t *testing.T) {
+func TestLogKeyErrorLogsFaultOnce(t *testing.T) {
 	var log bytes.Buffer
 	s := &supervisor{log: logrus.NewEntry(logrus.New()), relay: &relay{}}
 	s.log.Logger.SetOutput(&log)
 	for range 3 {
-		s.toldSecrets(launch.Status{Error: "peerlane-test"})
+		s.secretsAnswered(launch.Status{Error: "peerlane-test"})
 	}
-	s.toldSecrets(launch.Status{OK: true})
-	s.toldSecrets(launch.Status{Error: "peerlane-test"})
+	s.secretsAnswered(launch.Status{OK: true})
+	s.secretsAnswered(launch.Status{Error: "peerlane-test"})
 	if n := strings.Count(log.String(), "peerlane-test"); n != 2 {
 		t.Errorf("said %d times: %s", n, &log)
 	}

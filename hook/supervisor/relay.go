@@ -58,10 +58,10 @@ type relay struct {
 	devices []string
 	// renew reports that the supervisor ended the process in order to start the next one.
 	renew bool
-	// told reports that the relay has accepted the secrets. The supervisor sends refused secrets
-	// again after tellAgain.
-	told      bool
-	tellAgain time.Time
+	// secretsAccepted reports that the relay has accepted the secrets. The supervisor sends refused secrets
+	// again after secretsRetry.
+	secretsAccepted bool
+	secretsRetry    time.Time
 }
 
 // lastWords limits the wait for the last output of an ended relay, because another process may

@@ -25,8 +25,8 @@ type selfTests struct {
 	done  chan selfTestResult
 	// pairs are the known results.
 	pairs []launch.Pair
-	// told reports that the relay has the results of the servers' pairs.
-	told bool
+	// sent reports that the relay has the results of the servers' pairs.
+	sent bool
 }
 
 // selfTestResult is the result of a test of some pairs.
@@ -61,7 +61,7 @@ func (s *supervisor) selfTest() {
 	ctx, cancel := context.WithCancel(context.Background())
 	lanes := s.generation.Config.Lanes
 	found, done := make(chan launch.Pair, len(names)), make(chan selfTestResult, 1)
-	s.tests.cancel, s.tests.found, s.tests.done, s.tests.told = cancel, found, done, false
+	s.tests.cancel, s.tests.found, s.tests.done, s.tests.sent = cancel, found, done, false
 	s.log.Infof("testing %d pairs of GPUs without a result of this boot", len(names))
 	go func() {
 		begun := time.Now()
@@ -90,10 +90,10 @@ func (s *supervisor) selfTest() {
 func (s *supervisor) testFound(p launch.Pair) {
 	s.learn([]launch.Pair{p})
 	servers, _ := parted(launch.StagingPairs(s.generation.Config.Lanes), s.generation.Config.Lanes)
-	if s.tests.told || s.relay == nil || len(selftest.Unknown(s.tests.pairs, servers)) > 0 {
+	if s.tests.sent || s.relay == nil || len(selftest.Unknown(s.tests.pairs, servers)) > 0 {
 		return
 	}
-	s.tests.told = true
+	s.tests.sent = true
 	s.configure()
 }
 
@@ -128,7 +128,7 @@ func (s *supervisor) learn(found []launch.Pair) {
 // testsDone reports the results of a test to the log and the relay.
 func (s *supervisor) testsDone(t selfTestResult) {
 	s.tests.cancel()
-	s.tests.cancel, s.tests.told = nil, true
+	s.tests.cancel, s.tests.sent = nil, true
 	if errors.Is(t.err, context.Canceled) { // the relay was stopped or drained
 		s.learn(t.pairs)
 		if s.held == "" && s.relay != nil { // a relay has started meanwhile and waits
@@ -164,7 +164,7 @@ func (s *supervisor) testsDone(t selfTestResult) {
 		default:
 			text := fmt.Sprintf("pair %v is unfit: %s; relays of this boot stage elsewhere", p.PairName, p.Reason)
 			s.log.Error(text)
-			s.tell(journal.SeverityError, text)
+			s.logToHost(journal.SeverityError, text)
 		}
 	}
 	s.log.Infof("the self-test of %d pairs of GPUs took %v", len(t.names), t.took.Round(time.Millisecond))

@@ -67,11 +67,11 @@ func takeOver(connection *os.File) (l paths.Layout, g *generation.Generation, d 
 	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
 		return l, nil, d, io.EOF // the hook disconnected, before or after it read the greeting
 	}
-	if told := handover.Send(conn, handover.Answer{Version: handover.Version, Error: err.Error()}); !errors.Is(
-		told,
+	if sent := handover.Send(conn, handover.Answer{Version: handover.Version, Error: err.Error()}); !errors.Is(
+		sent,
 		unix.EPIPE,
 	) {
-		err = errors.Join(err, told)
+		err = errors.Join(err, sent)
 	}
 	return l, nil, d, err
 }

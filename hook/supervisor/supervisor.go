@@ -66,7 +66,7 @@ type supervisor struct {
 	triples    tripleTests
 	// networking is the network configuration of the relay.
 	networking hostnetwork.Networking
-	// keyError is the last error that complain logged.
+	// keyError is the last error that logKeyError logged.
 	keyError string
 	// asked reports that the supervisor must end although the container runs.
 	asked bool
@@ -227,7 +227,7 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 				s.failed(fmt.Sprintf("starting the relay: %v", err))
 			}
 		case <-keys.C:
-			s.lookAtKey()
+			s.checkKey()
 		case r := <-requests:
 			s.requested(r)
 		case p := <-s.tests.found:
@@ -422,7 +422,7 @@ func (s *supervisor) start() error {
 			s.log.Warn(lacking(lacks))
 		}
 	}
-	s.tellSecrets()
+	s.sendSecrets()
 	s.configure()
 	return nil
 }
@@ -444,7 +444,7 @@ func (s *supervisor) answered(a launch.Status) {
 		}
 		return
 	case launch.RequestSecrets:
-		s.toldSecrets(a)
+		s.secretsAnswered(a)
 		return
 	}
 	switch {
@@ -514,7 +514,7 @@ func (s *supervisor) failed(reason string) {
 	if len(s.failures) < maxFailures {
 		pause := firstPause << (len(s.failures) - 1)
 		s.log.Errorf("%s; starting it again in %v", reason, pause)
-		s.tell(journal.SeverityWarning, fmt.Sprintf("%s; starting it again in %v", reason, pause))
+		s.logToHost(journal.SeverityWarning, fmt.Sprintf("%s; starting it again in %v", reason, pause))
 		s.note(generation.StateWaiting, reason)
 		s.restart.Reset(pause)
 		return
@@ -533,14 +533,14 @@ func (s *supervisor) failed(reason string) {
 		),
 		Remedy: "read its log by peerlane relay inspect " + s.generation.ID + ", then run peerlane relay resume on the host",
 	}
-	s.tell(journal.SeverityError, down.Error())
+	s.logToHost(journal.SeverityError, down.Error())
 	s.note(generation.StateDown, reason)
 	s.refuse(down.Error())
 }
 
-// tell writes to the host's log, because the generation's log is removed with the container.
-func (s *supervisor) tell(severity int, message string) {
-	if err := journal.Tell(s.layout, severity, s.generation.Container.ID, s.generation.ID, message); err != nil {
+// logToHost writes to the host's log, because the generation's log is removed with the container.
+func (s *supervisor) logToHost(severity int, message string) {
+	if err := journal.Write(s.layout, severity, s.generation.Container.ID, s.generation.ID, message); err != nil {
 		s.log.WithError(err).Warn("writing to the host's log failed")
 	}
 }
@@ -571,8 +571,8 @@ func (s *supervisor) lanesChanged() error {
 	return nil
 }
 
-// told returns the generation's configuration with the network that this supervisor has found.
-func (s *supervisor) told() launch.Config {
+// relayConfig returns the generation's configuration with the network that this supervisor has found.
+func (s *supervisor) relayConfig() launch.Config {
 	config := s.generation.Config
 	config.Network, config.NoNetwork = s.networking.Where, s.networking.Why
 	if config.Scope == launch.ScopeAuto { // relays of earlier releases do not know auto
@@ -584,7 +584,7 @@ func (s *supervisor) told() launch.Config {
 // configure sends the configuration to the relay.
 func (s *supervisor) configure() {
 	s.writeTopology()
-	config := s.told()
+	config := s.relayConfig()
 	// This supervisor answers claims and reads reports of ends, even if the generation is of an
 	// earlier release.
 	config.Admission, config.HostAdmission, config.Endings = true, true, true

@@ -11,7 +11,7 @@ import (
 // the relay gets the lanes, so that every client that knows the lanes finds the file. Without the
 // file NCCL uses the topology of the host.
 func (s *supervisor) writeTopology() {
-	if err := writeTopology(s.layout, s.generation, s.told().Local()); err != nil {
+	if err := writeTopology(s.layout, s.generation, s.relayConfig().Local()); err != nil {
 		s.log.WithError(err).Warn("NCCL gets no topology file for this container")
 	}
 }

@@ -84,7 +84,7 @@ func (s *supervisor) tripleFound(t launch.Triple) {
 	default:
 		text := fmt.Sprintf("%v failed the test: %s; data bounces through host memory", t.TripleName, t.Reason)
 		s.log.Error(text)
-		s.tell(journal.SeverityError, text)
+		s.logToHost(journal.SeverityError, text)
 	}
 	if s.relay != nil {
 		s.configure()

@@ -339,7 +339,9 @@ func called(call *ast.CallExpr) string {
 }
 
 // sinks are functions whose argument reaches a user: the reason of a relay's kill or of a refusal.
-var sinks = map[string]bool{"failed": true, "kill": true, "complain": true, "refuse": true, "tell": true}
+var sinks = map[string]bool{
+	"failed": true, "kill": true, "logKeyError": true, "logToHost": true, "refuse": true, "tell": true,
+}
 
 // texts adds the formats of fmt.Sprintf within a node.
 func texts(part ast.Node, add func(ast.Expr)) {

@@ -1,11 +1,11 @@
-// Copies of each kind and size that a relay makes, while nobody uses the GPU and while another
-// process's kernels hold it:
+// Measures copies of every kind and size that a relay makes, on an idle GPU and on a GPU that is
+// busy with kernels of another process:
 //
 //   nvcc -O2 -std=c++17 -arch=native -o copies integration/gpus/copies.cu -lcuda && ./copies
 //
-// Each line has the median and the 99th percentile of 120 calls, microseconds, from the call
-// until an event behind it is seen. Each kind has a stream of its own, so that its first work
-// is of that kind. It needs CUDA 12.8 or newer and takes about 25 s.
+// A line has the median and the 99th percentile of 120 calls, microseconds, from the call until
+// the completion of an event after the call. Every kind has a separate stream, so that the first
+// work of the stream is of that kind. Needs CUDA 12.8 or newer, and about 25 s.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -64,7 +64,7 @@ static CUdeviceptr exportable(size_t bytes)
 	return at;
 }
 
-// hold keeps the GPU busy, for ever, when it is told to begin.
+// hold keeps the GPU busy without an end, after a byte on the descriptor begin.
 static void hold(int begin)
 {
 	char c;
@@ -156,7 +156,7 @@ int main()
 		if (busy) {
 			if (write(begin[1], "x", 1) != 1)
 				return 1;
-			sleep(2); // its context, and its first kernels
+			sleep(2); // for the context and the first kernels
 		}
 		for (const kind &k : kinds)
 			for (size_t n : {8, 16, 64, 1 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}) {

@@ -75,8 +75,11 @@ func beRank(how, text string) error {
 		return err
 	}
 	say("ready", map[string]any{"torch": "none", "nccl": "none", "gpu": "simulated"})
-	if how == "installed" {
+	switch how {
+	case "installed":
 		return beInstalled(j)
+	case "nixl":
+		return beAgent(j)
 	}
 	if err := os.WriteFile(os.Getenv("NCCL_DEBUG_FILE"), []byte(
 		"host:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Peerlane/0/GDRDMA\nhost:1:1 [0] NCCL INFO "+
@@ -142,6 +145,25 @@ func beInstalled(j job) error {
 		return nil
 	}
 	return exchange(j)
+}
+
+// beAgent is an agent of NIXL: rank 1 reports a time for each list, ten times Peerlane's for UCX.
+func beAgent(j job) error {
+	_, lane := os.Stat("/run/peerlane/relay.sock")
+	_, plugin := os.LookupEnv("NIXL_PLUGIN_DIR")
+	if ours := j.Backend == "PEERLANE"; ours != (lane == nil) || ours != plugin {
+		return fmt.Errorf("backend %s has a relay: %v, and a directory of plugins: %v", j.Backend, lane, plugin)
+	}
+	fmt.Fprintf(os.Stderr, "%s: agent rank-0: route direct\n", j.Backend)
+	if os.Getenv("RANK") == "0" {
+		return nil
+	}
+	for _, l := range j.Lists {
+		took := map[string]float64{"PEERLANE": 2, "UCX": 20}[j.Backend]
+		say("check", map[string]any{"operation": l.Name})
+		say("list", map[string]any{"name": l.Name, "operation": "READ", "median_ms": took, "post_ms": 1})
+	}
+	return nil
 }
 
 // exchange sends in both directions, through the relay.
@@ -350,6 +372,38 @@ func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
 		"| all_reduce 256 MiB without a variable against the best NET/Socket | 4.00 |", "over NVLink in one container, " +
 			"with lanes against without | 1.00 |"} {
 		if table := r.table(); !strings.Contains(table, want) {
+			t.Errorf("the table lacks %q:\n%s", want, table)
+		}
+	}
+}
+
+// Agents of NIXL have lanes and the plugin's directory in the phase over Peerlane alone.
+func TestHarnessComparesListsOfNIXL(t *testing.T) {
+	if _, err := exec.LookPath("runc"); err != nil || os.Geteuid() != 0 {
+		t.Skip("needs runc and root")
+	}
+	o := simulated(t, "nixl", "nixl-peerlane", "nixl-ucx-isolated", "nixl-ucx-shared")
+	o.runtime, o.installed, o.set = "runc", true, nil
+	if err := run(context.Background(), o); err != nil {
+		t.Fatal(err)
+	}
+	r := found(t, o)
+	if r.Row != "nixl" || len(r.Phases) != 3 {
+		t.Fatalf("row %q has %d phases", r.Row, len(r.Phases))
+	}
+	for _, p := range r.Phases {
+		if len(p.Lists) != len(p.Job.Lists) || p.Checked != len(p.Job.Lists) {
+			t.Errorf("%s: %d lists and %d checks of %d", p.Name, len(p.Lists), p.Checked, len(p.Job.Lists))
+		}
+	}
+	table := r.table()
+	for _, want := range []string{
+		"| A, READ, against ucx-isolated | 10.00 | ≥ 5 | 2.000 ms to 20.000 ms |",
+		"| A, READ, ms | 2.00 | ≤ 30 |",
+		"| A, WRITE, ms | not measured |",
+		"nixl-peerlane: PEERLANE: agent rank-0: route direct",
+	} {
+		if !strings.Contains(table, want) {
 			t.Errorf("the table lacks %q:\n%s", want, table)
 		}
 	}

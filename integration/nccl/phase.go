@@ -41,6 +41,9 @@ type phase struct {
 	Rates    []RateFound  `json:"rates,omitempty"`
 	Checked  int          `json:"checked,omitempty"` // compared buffers of every rank
 	Trained  []TrainFound `json:"trained,omitempty"`
+	Lists    []listRow    `json:"lists,omitempty"`
+	Routes   []string     `json:"routes,omitempty"` // lines in which NIXL's backend reports its route
+	NIXL     string       `json:"nixl,omitempty"`
 	// seconds from the kill to the error, or to the end, of each surviving rank
 	Noticed []float64      `json:"noticed,omitempty"`
 	Said    []string       `json:"said,omitempty"`   // errors of these ranks, in the same order
@@ -96,6 +99,9 @@ func (h *host) phase(ctx context.Context, s settings, limit time.Duration) *phas
 	}
 	p.readLogs(dir, h.ranks)
 	p.readChosen(dir)
+	if len(p.Job.Lists) > 0 {
+		p.readRoutes(dir, h.ranks)
+	}
 	if len(p.Problems) == 0 {
 		p.Doing = nil
 	}
@@ -191,7 +197,7 @@ func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, event
 					}
 				}
 			default:
-				if p.heard(e) {
+				if p.handleEvent(e) {
 					r.done = true
 					done++
 				}
@@ -260,11 +266,11 @@ func ncclError(dir string, rank int) string {
 	return "[Progress Thread]"
 }
 
-// heard processes an event of a rank, and reports whether the rank is done.
-func (p *phase) heard(e event) bool {
+// handleEvent processes an event of a rank, and reports whether the rank is done.
+func (p *phase) handleEvent(e event) bool {
 	switch e.Kind {
 	case "ready":
-		p.Torch, p.NCCL, p.GPU = e.Torch, e.NCCL, e.GPU
+		p.Torch, p.NCCL, p.NIXL, p.GPU = e.Torch, e.NCCL, e.NIXL, e.GPU
 	case "doing":
 		p.Doing[e.Rank] = e.What
 	case "check":
@@ -276,6 +282,8 @@ func (p *phase) heard(e event) bool {
 		if e.Rank == 0 {
 			p.Rates = append(p.Rates, e.RateFound)
 		}
+	case "list":
+		p.Lists = append(p.Lists, listRow{e.Operation, e.ListFound})
 	case "trained":
 		p.Trained = append(p.Trained, e.TrainFound)
 	}

@@ -59,6 +59,10 @@ type job struct {
 	Groups  [][]int `json:"groups,omitempty"` // groups of ranks, in addition to the group of every rank
 	Endless bool    `json:"endless,omitempty"`
 	Train   *train  `json:"train,omitempty"`
+	// Of NIXL: kv.py has no other job.
+	Backend string `json:"backend,omitempty"`
+	Memory  string `json:"memory,omitempty"` // cuMemCreate or cudaMalloc
+	Lists   []list `json:"lists,omitempty"`
 }
 
 type check struct {
@@ -126,7 +130,11 @@ func groups(ranks int) (list [][]int) {
 // plan returns the phases, most important first.
 func plan(o options, ranks int) (list []settings) {
 	if o.installed {
-		return planInstalled(o)
+		list = planInstalled(o)
+		if slices.ContainsFunc(o.phases, func(name string) bool { return strings.HasPrefix(name, nixlPrefix) }) {
+			list = append(list, planNIXL(o)...)
+		}
+		return list
 	}
 	largest := []int{256 * mib}
 	few, all := rates(0.4, []int{8, 64 << 10, mib, 16 * mib, 256 * mib}, "all_reduce"), rates(0.3, largest,

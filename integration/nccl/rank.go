@@ -53,11 +53,13 @@ type event struct {
 	What    string `json:"what"` // of "doing"
 	Torch   string `json:"torch"`
 	NCCL    string `json:"nccl"`
+	NIXL    string `json:"nixl"`
 	GPU     string `json:"gpu"`
 	Problem string `json:"problem"` // of "check"
 	Error   string `json:"error"`   // of "failed"
 	RateFound
 	TrainFound
+	ListFound
 	// ended reports the end of the rank; the harness sets it.
 	ended bool
 	exit  error

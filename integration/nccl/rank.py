@@ -1,7 +1,6 @@
-"""One rank of a run: PyTorch's collectives over NCCL, compared with a CPU reference, or
-timed. What it is told is JSON in its first argument; it answers in JSON lines on
-standard output. It knows nothing of Peerlane: NCCL's variables say which network it
-takes.
+"""A rank of a run: PyTorch's collectives over NCCL, compared with a CPU reference, or
+timed. The first argument is the job in JSON; standard output has results as JSON lines.
+The rank has no code for Peerlane: NCCL's variables select the network.
 
 The environment has RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
 """
@@ -101,7 +100,7 @@ class Operation:
                 work.wait()
 
     def reference(self):
-        """What the output must be, computed on the CPU alone."""
+        """The expected output, computed on the CPU."""
         def of(position):
             return pattern(self.ranks[position], self.inputs, self.dtype)
 
@@ -119,7 +118,7 @@ class Operation:
         return of(self.me - 1)
 
     def wrong(self):
-        """None, or where the output is not what it must be."""
+        """The first difference from the expected output, or None."""
         got, want = self.output.cpu(), self.reference()
         if torch.equal(got, want):
             return None
@@ -143,7 +142,7 @@ def check(what, groups):
 
 
 def agree(store, key, value):
-    """Rank 0's value, at every rank, without NCCL."""
+    """The value of rank 0, at every rank, without NCCL."""
     if RANK == 0:
         store.set(key, json.dumps(value))
     return json.loads(store.get(key))
@@ -182,8 +181,7 @@ def measure(what, ranks, store, key):
 
 
 def endless(ranks):
-    """Collectives until something ends them: NCCL has an error then, and PyTorch's watchdog
-    ends the process."""
+    """Collectives until an error of NCCL, after which PyTorch's watchdog ends the process."""
     o = Operation("all_reduce", 64 << 20, "float32", ranks)
     o.reserve()
     o.run()

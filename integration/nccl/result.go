@@ -19,6 +19,7 @@ import (
 
 // result is the content of result.json.
 type result struct {
+	Row    string `json:"row,omitempty"` // of integration/gpus/run
 	Time   string `json:"time"`
 	Host   string `json:"host"`
 	System string `json:"system"`
@@ -158,7 +159,13 @@ func (r *result) best(prefix string, row rate) (found RateFound, where string) {
 
 // judge sets the goals.
 func (r *result) judge() {
-	if r.Goals = nil; slices.ContainsFunc(r.Phases, func(p *phase) bool {
+	r.Goals = nil
+	if r.Row = ""; slices.ContainsFunc(r.Phases, func(p *phase) bool { return strings.HasPrefix(p.Name, nixlPrefix) }) {
+		r.Row = "nixl"
+		r.judgeLists()
+		return
+	}
+	if slices.ContainsFunc(r.Phases, func(p *phase) bool {
 		return strings.HasPrefix(p.Name,
 			installedPrefix)
 	}) {
@@ -274,11 +281,13 @@ func (r *result) table() string {
 	if len(r.Variables) > 0 {
 		fmt.Fprintf(&b, "Variables of this machine, which all ranks have: %s.\n\n", strings.Join(r.Variables, ", "))
 	}
-	fmt.Fprint(&b, "Median time below 1 MiB, else bus bandwidth:\n\n| operation | size |")
-	for _, p := range measured {
-		fmt.Fprintf(&b, " %s |", p.Name)
+	if len(measured) > 0 {
+		fmt.Fprint(&b, "Median time below 1 MiB, else bus bandwidth:\n\n| operation | size |")
+		for _, p := range measured {
+			fmt.Fprintf(&b, " %s |", p.Name)
+		}
+		fmt.Fprintf(&b, "\n|---|---|%s\n", strings.Repeat("---|", len(measured)))
 	}
-	fmt.Fprintf(&b, "\n|---|---|%s\n", strings.Repeat("---|", len(measured)))
 	for _, row := range rows {
 		size := humanize.IBytes(uint64(row.Bytes))
 		if row.Queued {
@@ -299,6 +308,7 @@ func (r *result) table() string {
 			fmt.Fprintf(&b, "\nNCCL chose in %s: %s\n", p.Name, p.Chosen)
 		}
 	}
+	b.WriteString(r.tableOfLists())
 	fmt.Fprint(&b, "\n| asked for | ratio | must be | |\n|---|---|---|---|\n")
 	for _, g := range r.Goals {
 		bound := "reported"

@@ -141,8 +141,8 @@ func TestLongLinesAboveLimitAreReported(t *testing.T) {
 	}
 }
 
-func TestUnwrittenPackageHasNoMeasuredWords(t *testing.T) {
-	for folder, words := range map[string]bool{"relay/transport/tcp": false, "relay/transport/local": true} {
+func TestWordsOfEachPackageAreMeasured(t *testing.T) {
+	for _, folder := range []string{"relay/transport/tcp", "topo"} {
 		root := t.TempDir()
 		if err := os.MkdirAll(filepath.Join(root, folder), 0o755); err != nil {
 			t.Fatal(err)
@@ -151,7 +151,7 @@ func TestUnwrittenPackageHasNoMeasuredWords(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(root, folder, "x.go"), source, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if found, err := measureAll(root); err != nil || (found[folder].words > 0) != words {
+		if found, err := measureAll(root); err != nil || found[folder].words == 0 {
 			t.Errorf("%s: %+v, %v", folder, found[folder], err)
 		}
 	}

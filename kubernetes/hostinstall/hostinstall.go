@@ -154,7 +154,7 @@ func replace(from, to string) (changed bool, err error) {
 		return false, err
 	}
 	if !info.Mode().IsRegular() {
-		return false, fmt.Errorf("%s of the image is no regular file", from)
+		return false, fmt.Errorf("%s of the image is not a regular file", from)
 	}
 	text, err := os.ReadFile(from)
 	if err != nil {

@@ -50,7 +50,7 @@ func CopyKey(secret, host string) (ids string, err error) {
 	}
 	// Refuse a link, which would direct the copy to another file.
 	if info, err := os.Lstat(host); err == nil && !info.Mode().IsRegular() {
-		return "", fmt.Errorf("cluster key %s is no regular file: %v", host, info.Mode())
+		return "", fmt.Errorf("cluster key %s is not a regular file: %v", host, info.Mode())
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}

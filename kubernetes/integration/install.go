@@ -76,7 +76,7 @@ func Install(ctx context.Context, progress pinned.Progress) error {
 		}
 		err = errors.Join(err, keyErr)
 	}
-	return err
+	return errors.Join(err, cache.Once(operatorsKey(), func(dir string) error { return copyCRDs(ctx, dir) }))
 }
 
 // find returns the directories of a cluster's programs, as Install builds them.

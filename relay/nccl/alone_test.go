@@ -231,7 +231,7 @@ func TestDevicesReportLanesAndRegisterMemory(t *testing.T) {
 			"to receive: 0 anew\n",
 			"before: 0, other memory there: 0 anew\n",
 			"sent from there: the other memory\n",
-			"at once: 8 groups, 126 sends\n",
+			"at once: 8 groups, 254 sends\n",
 			"another kind: 4\n",
 			"beyond it: 4 no request\n",
 			"a group of nine: 4\n",

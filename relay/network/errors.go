@@ -75,3 +75,11 @@ var (
 	errCertificate  = errors.New("the certificate and its key")
 	errNoAuthority  = errors.New("the authority's file has no certificate in PEM")
 )
+
+// certificateError is the cause of a handshake between a host with certificates and a host without.
+type certificateError struct{ has, lacks string }
+
+func (e *certificateError) Error() string {
+	return fmt.Sprintf("%s has certificates (network.tls_certificate in config.toml) and %s has none; give them to both "+
+		"or to neither", e.has, e.lacks)
+}

@@ -326,14 +326,7 @@ func tlsError(name string, theirs bool) error {
 	if !theirs {
 		has, lacks = lacks, has
 	}
-	return wire.Errorf(
-		wire.StatusUnreachable,
-		"%s has certificates (network.tls_certificate in config.toml) and %s has none; give them to both or to neither",
-		has,
-		lacks,
-	).On(
-		"network.tls_certificate",
-	)
+	return wire.Errorf(wire.StatusUnreachable, "%w", &certificateError{has, lacks}).On("network.tls_certificate")
 }
 
 // check is the initiator's judgement of an authentic welcome.

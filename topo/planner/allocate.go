@@ -652,9 +652,9 @@ func (a *allocation) nccl() (name string, lanes []mix) {
 			all = slices.Insert(all, f, m)
 		}
 		if all != nil && (lanes == nil || compareRoughly(a.slowest(all), a.slowest(lanes)) > 0) {
-			lanes, name = all, "as NCCL does it by its defaults"
+			lanes, name = all, "NCCL's default choice"
 			if pxn {
-				name = "as NCCL does it with PXN"
+				name = "NCCL's choice with PXN"
 			}
 		}
 	}

@@ -557,7 +557,7 @@ func (p *planner) reason(g int, l Lane) string {
 		sentence += "; " + l.Compared.String()
 	}
 	if p.ahead != "" {
-		sentence += "; the lanes are " + p.ahead + ", because by the estimate that is faster than the planner's choice"
+		sentence += "; the lanes are " + p.ahead + ", which the estimate shows as faster than the planner's choice"
 	}
 	var read []int
 	if kinds[KindDirect] {
@@ -763,7 +763,7 @@ func (p *planner) estimateNotes(lanes []Lane, relayed int, gdr bool) (notes []st
 			"lanes without relays is slower; a GPU alone is faster with it")
 	}
 	if p.ahead != "" {
-		notes = append(notes, "the lanes are "+p.ahead+": by the estimate, that is faster than the planner's choice")
+		notes = append(notes, "the lanes are "+p.ahead+", which the estimate shows as faster than the planner's choice")
 	}
 	if gpus := p.closeCalls(lanes); len(gpus) > 0 {
 		notes = append(notes, fmt.Sprintf("for %s the estimates differ by under 25 %% and depend on constants: try "+

@@ -31,7 +31,7 @@ func (f *far) ask(e benchTask) (taskResult, error) {
 	}
 	err := f.conn.SetDeadline(time.Now().Add(limit))
 	if err == nil {
-		err = f.say(e)
+		err = f.send(e)
 	}
 	var line []byte
 	if err == nil {
@@ -138,7 +138,7 @@ func meet(ctx context.Context, o Options, own *network.Local, to string) (*far, 
 func (f *far) giveUp(why error) error {
 	// Ignore errors: if the other bench has ended, the returned error reports the end.
 	_ = f.conn.SetDeadline(time.Now().Add(network.HandshakeTime))
-	_ = f.say(benchTask{Task: taskEnd, Why: why.Error()})
+	_ = f.send(benchTask{Task: taskEnd, Why: why.Error()})
 	return why
 }
 

@@ -135,8 +135,8 @@ type socketJob struct {
 
 // serve executes the other bench's tasks until that bench ends the run.
 func (g *guest) serve() (report *Report, err error) {
-	over, said := make(chan struct{}), make(chan line, 1) // buffered, so that the reader detects the end during a task
-	go g.hear(said, over)
+	over, received := make(chan struct{}), make(chan line, 1) // buffered, to detect the end during a task
+	go g.readLines(received, over)
 	defer func() {
 		close(over)
 		if g.spare != nil {
@@ -152,7 +152,7 @@ func (g *guest) serve() (report *Report, err error) {
 	}()
 	defer context.AfterFunc(g.ctx, func() { g.conn.Close() })()
 	for {
-		l := <-said
+		l := <-received
 		switch {
 		case g.ctx.Err() != nil:
 			return nil, context.Cause(g.ctx)
@@ -170,7 +170,7 @@ func (g *guest) serve() (report *Report, err error) {
 		if err != nil {
 			o.Error = err.Error()
 		}
-		if err := g.say(o); err != nil {
+		if err := g.send(o); err != nil {
 			return nil, &lostError{bench: g.name, err: err}
 		}
 	}
@@ -182,15 +182,15 @@ type line struct {
 	err  error
 }
 
-// hear reads the other bench's lines, even during a task, to detect its end.
-func (g *guest) hear(said chan<- line, over <-chan struct{}) {
+// readLines reads the other bench's lines, even during a task, to detect its end.
+func (g *guest) readLines(received chan<- line, over <-chan struct{}) {
 	for {
 		text, err := g.next()
 		if err != nil {
 			g.gone()
 		}
 		select {
-		case said <- line{bytes.Clone(text), err}:
+		case received <- line{bytes.Clone(text), err}:
 		case <-over:
 			return
 		}
@@ -208,7 +208,7 @@ func (g *guest) end(e benchTask) (*Report, error) {
 	if err := e.After.check(); err != nil {
 		return nil, fmt.Errorf("the result of the bench on %s: %w", g.name, err)
 	}
-	return e.After, g.say(taskResult{})
+	return e.After, g.send(taskResult{})
 }
 
 func (g *guest) do(e benchTask) (o taskResult, err error) {

@@ -303,7 +303,7 @@ func newLines(conn net.Conn) *lines {
 	return &lines{conn, in}
 }
 
-func (l *lines) say(v any) error {
+func (l *lines) send(v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return err

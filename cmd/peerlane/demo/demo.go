@@ -477,7 +477,7 @@ func (d *demo) exchange(ctx context.Context) error {
 					handles[i] <- e
 					select {
 					case other := <-handles[1-i]:
-						return c.tell(order{Connect: other.Handle})
+						return c.send(order{Connect: other.Handle})
 					case <-ctx.Done():
 						return ctx.Err()
 					}
@@ -514,7 +514,7 @@ func (d *demo) exchange(ctx context.Context) error {
 	for i, c := range clients {
 		err := errors.Join(problems[i], c.stop(context.WithoutCancel(ctx)))
 		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("container %s: %w%s", c.container.Name, err, c.said()))
+			failed = errors.Join(failed, fmt.Errorf("container %s: %w%s", c.container.Name, err, c.standardError()))
 		}
 	}
 	if failed != nil {
@@ -655,7 +655,7 @@ func (d *demo) launch(c *Container, r *running) error {
 	return err
 }
 
-func (r *running) tell(o order) error { return json.NewEncoder(r.in).Encode(o) }
+func (r *running) send(o order) error { return json.NewEncoder(r.in).Encode(o) }
 
 // follow reads the client's lines until the client is done.
 func (r *running) follow(act func(event) error) error {
@@ -724,8 +724,8 @@ func (r *running) remove(ctx context.Context) error {
 	return r.demo.runtime.Delete(ctx, r.container.ID)
 }
 
-// said returns the standard error of the client, its runtime and its hooks.
-func (r *running) said() string {
+// standardError returns the standard error of the client, its runtime and its hooks.
+func (r *running) standardError() string {
 	text := strings.TrimSpace(r.errors.String())
 	if text == "" {
 		return ""

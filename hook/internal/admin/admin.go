@@ -138,9 +138,9 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 	return answer, nil
 }
 
-// TellLanesChanged makes a supervisor read the generation again. The supervisor answers after the
+// NotifyLanesChanged makes a supervisor read the generation again. The supervisor answers after the
 // message to the relay, without the relay's answer.
-func TellLanesChanged(l paths.Layout, id string) error {
+func NotifyLanesChanged(l paths.Layout, id string) error {
 	_, err := Ask(l, id, Lanes)
 	return err
 }

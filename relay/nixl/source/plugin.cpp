@@ -135,6 +135,7 @@ public:
 		auto r = static_cast<const local_region *>(m);
 		guard g(&a->lock);
 
+		out.clear(); // NIXL reuses one string for all regions of a list
 		append(out, static_cast<uint32_t>(r->type));
 		append(out, uint32_t{0});
 		append(out, static_cast<uint64_t>(r->base));

@@ -202,7 +202,7 @@ struct region {
 struct side {
 	plugin *table;
 	engine *e;
-	std::string name, socket;
+	std::string name, socket, data;
 	parameters custom;
 	std::vector<region> own, remote;
 	notifications heard;
@@ -230,8 +230,10 @@ struct side {
 		d.length = bytes;
 		d.device = type == VRAM ? static_cast<uint64_t>(ordinal) : 0;
 		status s = e->register_memory(d, type, r.meta);
-		if (s != SUCCESS || !r.meta || e->public_data(r.meta, r.data) != SUCCESS || r.data.empty())
+		// NIXL passes one string for all regions: it has the data of the region before.
+		if (s != SUCCESS || !r.meta || e->public_data(r.meta, data) != SUCCESS || data.empty())
 			violation("registerMem: %d", s);
+		r.data = data;
 		own.push_back(r);
 	}
 

@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
@@ -102,9 +101,6 @@ func TestMissingConfiguredGIDEndsPeer(t *testing.T) {
 	words := []string{"b0 of host", "GID 3 (10.0.0.2, RoCE v2) is no longer an address", "b0 port 1",
 		"GID index 3 is empty", "GID 1 (fe80::2, RoCE v2)"}
 	w.b.until("the reason", func(s *QPGroup) bool { return strings.Contains(s.lastFault, "GID index 3") })
-	w.b.loop.Call(func() {
-		w.b.fabric.raising.Wait() // goroutines outside the loop read the configuration
-		w.b.fabric.config.Reconnect = time.Nanosecond
-	})
+	w.b.endReconnects()
 	demand(t, receive(t, w.b.down, "the Peer's end"), words)
 }

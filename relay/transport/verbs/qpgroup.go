@@ -437,18 +437,15 @@ func (s *QPGroup) HandleMessage(c *tcp.Channel, payload []byte) error {
 	if s.used && s.resetting() && !s.remoteReset {
 		return nil // the peer sent the message before the reset
 	}
+	return s.negotiate(m)
+}
+
+// negotiate handles a message of the negotiation.
+func (s *QPGroup) negotiate(m any) error {
 	dialed := s.peer.Dialed()
 	switch m := m.(type) {
 	case *refusal:
-		if s.used {
-			return malformed("refusal after the use of RDMA")
-		}
-		s.refusedThere = !s.settled
-		s.settle(unreachable("the relay at %s: %s", s.peer.Name(), wire.Text(m.Reason[:])))
-		if !s.working {
-			s.tear()
-		}
-		return nil
+		return s.refused(m)
 	case *offer:
 		if !dialed && !s.begun {
 			s.offered(m)
@@ -456,48 +453,74 @@ func (s *QPGroup) HandleMessage(c *tcp.Channel, payload []byte) error {
 		}
 	case *answer:
 		if dialed && s.begun && s.links == nil && s.nics != nil && (!s.used || !s.working) {
-			if s.settled && !s.used { // this side has given up
+			if s.gaveUp() {
 				return nil
 			}
 			return s.answered(m)
 		}
 	case *connect:
 		if !dialed && s.links != nil && int(m.Ends) == len(s.links)*s.perLink && !s.using && !s.joined {
-			if s.settled && !s.used || s.working {
-				return nil
+			if !s.gaveUp() && !s.working {
+				s.connected(m)
 			}
-			s.joined = true // accept connect once: otherwise the connection manager would replace queue pairs
-			s.page, s.cm.theirs = m.Page, m.Secret
-			s.work(func() error {
-				if err := s.connect(m.End[:m.Ends]); err != nil {
-					return err
-				}
-				if err := s.requestConnections(m.Ports); err != nil {
-					return err
-				}
-				return s.try()
-			}, func() {
-				s.peer.SendExtension(encode(&short{Kind: kindReady}))
-			})
 			return nil
 		}
 	case *short:
-		switch {
-		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.settled && !s.used:
-			// this side has given up
-			return nil
-		case m.Kind == kindReady && dialed && s.links != nil && !s.using && s.working && s.asking && !s.ready:
-			s.ready = true // ready comes before the event of the connection manager
-			return nil
-		case m.Kind == kindReady && dialed && s.links != nil && !s.using && !s.working:
-			s.confirm()
-			return nil
-		case m.Kind == kindUse && !dialed && s.links != nil && !s.using && (s.used || !s.settled) && !s.working:
-			s.start()
+		if s.links != nil && !s.using && s.advance(m.Kind) {
 			return nil
 		}
 	}
 	return malformed("unexpected %T message", m)
+}
+
+// gaveUp reports whether this side has given up the first negotiation.
+func (s *QPGroup) gaveUp() bool { return s.settled && !s.used }
+
+// refused ends the negotiation with the cause of the peer.
+func (s *QPGroup) refused(m *refusal) error {
+	if s.used {
+		return malformed("refusal after the use of RDMA")
+	}
+	s.refusedThere = !s.settled
+	s.settle(unreachable("the relay at %s: %s", s.peer.Name(), wire.Text(m.Reason[:])))
+	if !s.working {
+		s.tear()
+	}
+	return nil
+}
+
+// connected connects the queue pairs of the accepting side to the queue pairs of the dialing side.
+func (s *QPGroup) connected(m *connect) {
+	s.joined = true // accept connect once: otherwise the connection manager would replace queue pairs
+	s.page, s.cm.theirs = m.Page, m.Secret
+	s.work(func() error {
+		if err := s.connect(m.End[:m.Ends]); err != nil {
+			return err
+		}
+		if err := s.requestConnections(m.Ports); err != nil {
+			return err
+		}
+		return s.try()
+	}, func() {
+		s.peer.SendExtension(encode(&short{Kind: kindReady}))
+	})
+}
+
+// advance handles ready and use after the queue pairs exist. The result is false for an unexpected
+// message.
+func (s *QPGroup) advance(kind uint32) bool {
+	switch dialed := s.peer.Dialed(); {
+	case kind == kindReady && dialed && s.gaveUp():
+	case kind == kindReady && dialed && s.working && s.asking && !s.ready:
+		s.ready = true // ready comes before the event of the connection manager
+	case kind == kindReady && dialed && !s.working:
+		s.confirm()
+	case kind == kindUse && !dialed && !s.gaveUp() && !s.working:
+		s.start()
+	default:
+		return false
+	}
+	return true
 }
 
 // offered builds queue pairs for the ports of an offer.

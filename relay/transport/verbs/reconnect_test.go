@@ -31,6 +31,19 @@ func (e *side) until(what string, is func(*QPGroup) bool) {
 	})
 }
 
+// endReconnects makes the next try of a reconnect the last. Goroutines outside the loop read the
+// configuration, and may wait for the other side's loop, so endReconnects does not wait on the loop.
+func (e *side) endReconnects() {
+	e.t.Helper()
+	e.until("a pause between two tries", func(s *QPGroup) bool {
+		if s.working {
+			return false
+		}
+		e.fabric.config.Reconnect = time.Nanosecond
+		return true
+	})
+}
+
 // stream writes over a channel, with more writes at a time than tickets.
 type stream struct {
 	*two
@@ -329,10 +342,7 @@ func TestPermanentFaultsEndPeer(t *testing.T) {
 			})
 		}
 		for _, e := range []*side{w.a, w.b} {
-			e.loop.Call(func() {
-				e.fabric.raising.Wait() // goroutines outside the loop read the configuration
-				e.fabric.config.Reconnect = time.Nanosecond
-			})
+			e.endReconnects()
 		}
 		for range streamWrites {
 			if err := receive(t, s.done, "a write's end"); err != nil {
