@@ -370,7 +370,7 @@ func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 			f := newSelf(t, h, far(0, 1, "nic0"))
 			f.move(t)
 			on, host := f.staging(t, 1), f.bounced()
-			if !realGPUs && on.Bytes != c.gpu || on.Wanted != 512*mib || host.Bytes == 0 {
+			if !realGPUs && on.Bytes != c.gpu || on.Wanted != 512*mib || (host.Bytes == 0) != (c.gpu > 0) {
 				t.Errorf("staging is %+v and %+v", on, host)
 			}
 			if c.gpu == 0 {
@@ -409,6 +409,7 @@ func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 		h := newHost(t)
 		h.change = func(l *launch.Config) { asConfigured(l); l.Network.Memory = mib / 2 }
 		h.nic("nic0")
+		fillGPU(t, 1, 0)
 		f := newSelf(t, h, far(0, 1, "nic0"))
 		_, _, err := f.connect(t)
 		demandOf(t, err, wire.StatusNoStaging, devices[0].BusID)

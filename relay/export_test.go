@@ -34,6 +34,10 @@ func (r *Relay) SetReconnectLimit(limit time.Duration) { r.reconnectLimit = limi
 // Settling limits the first connection of the relay's queue pairs; it comes before Configure.
 func (r *Relay) Settling(limit time.Duration) { r.settle = limit }
 
+// RetryingPorts sets the time after which connections that were made without RDMA, because the other
+// relay's port was down, are made anew.
+func (r *Relay) RetryingPorts(after time.Duration) { r.loop.Call(func() { r.portRetry = after }) }
+
 // LendingAtMost limits the memory in place of a relay's first lane, which must be open, and returns
 // the previous limit, bytes.
 func (r *Relay) LendingAtMost(bytes uint64) (before uint64) {

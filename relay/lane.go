@@ -41,12 +41,14 @@ type lane struct {
 	// The same, by openStaging.
 	out *staging
 	in  *staging
-	// remote has the slots for remote hosts, by openRemote.
+	// remote has the host memory for remote hosts, by openRemote. No slots are made while every
+	// connection uses slots on server GPUs.
 	remote struct {
 		out, in *staging
 		placed  placed
-		// eagerBuffers are for short messages, out and in; nil where there was no room.
+		// quotas are for short messages, out and in; nil where there was no room.
 		quotas [2]*eagerBuffers
+		quoted bool // quotas were made, or had no room
 	}
 	// registered has the slots on server GPUs for NICs of remote hosts: out and in, or others.
 	registered gpuSlots
@@ -294,24 +296,21 @@ func (l *lane) openStaging() error {
 	return nil
 }
 
-// openRemote makes the slots for remote hosts, in host memory: TCP traffic uses these slots.
-func (l *lane) openRemote(n *launch.Network) error {
+// openRemote makes the host memory for remote hosts: buffers of short messages, and, on demand, the
+// slots, which tcp needs, and verbs without slots on server GPUs. Pages of slots take some 100 ms.
+func (l *lane) openRemote(n *launch.Network, slots bool) error {
 	if err := l.open(); err != nil {
 		return err
 	}
 	l.opening.Lock()
 	defer l.opening.Unlock()
-	if l.remote.out != nil {
+	if slots && l.remote.out == nil {
+		if err := l.openHostSlots(n); err != nil {
+			return err
+		}
+	}
+	if l.remote.quoted {
 		return nil
-	}
-	var out, in staging
-	p := l.bounce(size{n.Slots, n.SlotBytes}, n.Memory, device.CreateHuge, &out, &in)
-	if p.bytes == 0 {
-		return wire.Errorf(wire.StatusNoStaging, "the host's memory has no room for the slots of GPU %s that tcp needs: %s",
-			l.spec.GPU.BusID, p.note).On(l.spec.GPU.BusID)
-	}
-	if p.note != "" {
-		logrus.Warnf("the slots of GPU %s for other hosts are not as configured: %s", l.spec.GPU.BusID, p.note)
 	}
 	var short [2]*eagerBuffers
 	to, from, err := l.inHost(size{eagerQuotas, quotaBytes}, n.Memory, device.CreateHost)
@@ -321,9 +320,26 @@ func (l *lane) openRemote(n *launch.Network) error {
 	} else {
 		short = [2]*eagerBuffers{newEagerBuffers(to), newEagerBuffers(from)}
 	}
+	if !l.relay.loop.Call(func() { l.remote.quotas, l.remote.quoted = short, true }) {
+		return errEnding
+	}
+	return nil
+}
+
+// openHostSlots makes the slots of openRemote. The lane's lock is held.
+func (l *lane) openHostSlots(n *launch.Network) error {
+	var out, in staging
+	p := l.bounce(size{n.Slots, n.SlotBytes}, n.Memory, device.CreateHuge, &out, &in)
+	if p.bytes == 0 {
+		return wire.Errorf(wire.StatusNoStaging, "the host's memory has no room for the slots of GPU %s that tcp needs: %s",
+			l.spec.GPU.BusID, p.note).On(l.spec.GPU.BusID)
+	}
+	if p.note != "" {
+		logrus.Warnf("the slots of GPU %s for other hosts are not as configured: %s", l.spec.GPU.BusID, p.note)
+	}
 	out.fill()
 	in.fill()
-	if !l.relay.loop.Call(func() { l.remote.out, l.remote.in, l.remote.placed, l.remote.quotas = &out, &in, p, short }) {
+	if !l.relay.loop.Call(func() { l.remote.out, l.remote.in, l.remote.placed = &out, &in, p }) {
 		return errEnding
 	}
 	return nil

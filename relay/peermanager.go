@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -444,7 +445,7 @@ func (h *peerManager) useless(p *tcp.Peer) (why error) {
 		waits, here := by.WaitsForPort()
 		ask = transport == launch.TransportAuto && waits && here
 		if transport == launch.TransportVerbs && p.Channels() == 0 || ask ||
-			transport == launch.TransportAuto && waits && time.Since(since) >= portRetryTime {
+			transport == launch.TransportAuto && waits && time.Since(since) >= cmp.Or(h.relay.portRetry, portRetryTime) {
 			why = wire.Errorf(wire.StatusUnreachable, "the connections with the relay at %s are made anew, for RDMA: %s",
 				p.Name(), by.Way())
 		}
@@ -702,6 +703,8 @@ type networkState struct {
 	reconnectLimit time.Duration
 	// settle limits the first connection of queue pairs, 0 for verbs.SettleTime.
 	settle time.Duration
+	// portRetry is portRetryTime, except in tests.
+	portRetry time.Duration
 }
 
 // wires replaces TCP unless zero.

@@ -100,7 +100,7 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 			peer.Name())
 	}
 	if err == nil {
-		if err = r.take(c, by, true); err == nil {
+		if err = r.take(c, by, config.Network, true); err == nil {
 			return by, nil
 		}
 		if wire.StatusOf(err) == wire.StatusNoStaging {
@@ -115,8 +115,7 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 		return nil, wire.Errorf(wire.StatusUnreachable,
 			"relay.transport in config.toml is \"verbs\", and that cannot be: %w", err).On("relay.transport")
 	}
-	c.transport = launch.TransportTCP
-	return nil, nil
+	return nil, c.takeTCP(config.Network)
 }
 
 // receiverBy returns the transport of the data of a new channel: nil for tcp. Call receiverBy on the
@@ -140,9 +139,12 @@ func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.QPGroup, error) {
 
 // take registers the slots of a connection, out or in, with the NICs, and makes the connection use
 // the slots: those on server GPUs, or else those in the host's memory. take may block.
-func (r *Relay) take(c *connection, by *verbs.QPGroup, sends bool) error {
+func (r *Relay) take(c *connection, by *verbs.QPGroup, n *launch.Network, sends bool) error {
 	way, onGPU, err := r.takeGPU(c, by, sends)
 	if err != nil {
+		return err
+	}
+	if err := c.takeHost(n, !onGPU); err != nil {
 		return err
 	}
 	slots := c.in

@@ -845,12 +845,22 @@ func TestDemandedRDMAComesBackWithThePort(t *testing.T) {
 }
 
 // With transport auto a port that was down when two relays connected keeps later connections from RDMA
-// only until it is back. A connection that uses TCP meanwhile goes on, and loses nothing.
+// only until it is back. A connection that uses TCP meanwhile goes on, and loses nothing. The sending
+// relay sees its own port; the other host's it tries after portRetryTime, which is shorter here.
 func TestConnectionsReturnToRDMAWithThePort(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		port int // in the list of both hosts' NICs
+	}{{"of this host", 0}, {"of the other host", len(ofA)}} {
+		t.Run(c.name, func(t *testing.T) { returnsToRDMA(t, c.port) })
+	}
+}
+
+func returnsToRDMA(t *testing.T, port int) {
 	p := &byRDMA{}
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
 	down := slices.Concat(ofA, ofB)
-	down[0].Down = true
+	down[port].Down = true
 	if err := p.rdma.Set(down...); err != nil {
 		t.Fatal(err)
 	}
@@ -858,6 +868,9 @@ func TestConnectionsReturnToRDMAWithThePort(t *testing.T) {
 	p.arrive(t, 1<<20)
 	if c := p.relayA.Report().Connections; len(c) != 1 || c[0].Transport != launch.TransportTCP {
 		t.Fatalf("inspect shows %+v, want tcp while the port is down", c)
+	}
+	if port >= len(ofA) {
+		p.relayA.RetryingPorts(time.Second)
 	}
 	first := pair{a: p.a, b: p.b, sending: p.sending, receiving: p.receiving, source: p.source, target: p.target}
 	if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {

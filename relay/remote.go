@@ -45,12 +45,31 @@ func (l *lane) openRemoteFor(c *connection, config launch.Config, asked uint32) 
 			"route direct is between two containers of one host; with another one relay.route has to be \"auto\" or "+
 				"\"staged\" in config.toml on both")
 	}
-	if err := l.openRemote(config.Network); err != nil {
+	if err := l.open(); err != nil {
 		return err
 	}
-	c.route, c.transport = wire.RouteStaged, launch.TransportTCP
-	c.out, c.in, c.quotas = l.remote.out, l.remote.in, l.remote.quotas
+	c.route = wire.RouteStaged
 	return nil
+}
+
+// takeHost makes a connection use the lane's host memory for remote hosts, with the slots or
+// without. takeHost may block.
+func (c *connection) takeHost(n *launch.Network, slots bool) error {
+	l := c.lane
+	if err := l.openRemote(n, slots); err != nil {
+		return err
+	}
+	if slots {
+		c.out, c.in = l.remote.out, l.remote.in
+	}
+	c.quotas = l.remote.quotas
+	return nil
+}
+
+// takeTCP makes the connection's data go over tcp.
+func (c *connection) takeTCP(n *launch.Network) error {
+	c.transport = launch.TransportTCP
+	return c.takeHost(n, true)
 }
 
 // --- the sender's side ------------------------------------------------------------
@@ -273,10 +292,13 @@ func (r *Relay) welcome(a *arriving) {
 	go func() {
 		l, c, welcome, err := r.invite(a.hello, func(l *lane, c *connection, config launch.Config,
 			hello *wire.PeerHello) error {
-			if err := l.openRemoteFor(c, config, hello.Route); err != nil || a.by == nil {
+			if err := l.openRemoteFor(c, config, hello.Route); err != nil {
 				return err
 			}
-			return r.take(c, a.by, false)
+			if a.by == nil {
+				return c.takeTCP(config.Network)
+			}
+			return r.take(c, a.by, config.Network, false)
 		})
 		r.loop.Do(func() {
 			r.welcoming--

@@ -152,9 +152,9 @@ func (p *Peer) writeNow() bool {
 	o.socket.Lock()
 	_ = p.bare.Control(func(fd uintptr) { // the writer detects a closed socket
 		var err error
-		n, err = unix.SendmsgN(int(fd), data, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		n, err = writeSocket(fd, data)
 		if err != nil && err != unix.EAGAIN && err != unix.EPIPE {
-			o.said = os.NewSyscallError("sendmsg", err)
+			o.said = os.NewSyscallError("sendto", err)
 		}
 	})
 	o.socket.Unlock()
@@ -467,6 +467,17 @@ func readSocket(fd uintptr, b []byte) (int, error) {
 			return int(n), nil
 		}
 	}
+}
+
+// writeSocket writes without blocking. Neither it nor readSocket tells the runtime of the system call,
+// which would wake the runtime's monitor for each heartbeat of an idle relay.
+func writeSocket(fd uintptr, b []byte) (int, error) {
+	n, _, err := unix.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	if err != 0 {
+		return 0, err
+	}
+	return int(n), nil
 }
 
 // took counts n read bytes and finds the frames. The caller holds the lock.

@@ -1,13 +1,18 @@
 package tcp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net"
+	"os"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -111,5 +116,43 @@ func TestPeersShareHeartbeatTimer(t *testing.T) {
 	made[1].Close()
 	if running() {
 		t.Error("the timer runs without Peers")
+	}
+}
+
+// The kernel's timer sends heartbeats, and the runtime's where the kernel gives none.
+func TestHeartbeatTimerFallsBack(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name     string
+		newTimer func(time.Duration) (*os.File, error)
+		kernel   bool
+	}{
+		{"timerfd", newTimer, true},
+		{"no timerfd", func(time.Duration) (*os.File, error) { return nil, unix.EMFILE }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ours, theirs := loopback(t)
+			defer ours.Close()
+			u := newPulse(time.Millisecond)
+			u.newTimer = c.newTimer
+			config := Config{Heartbeat: time.Hour, Dead: 3 * time.Hour}
+			config.pulse = u
+			newSide(t, &Streams{control: theirs, piece: rawPiece, ours: rawPiece}, config)
+			u.mu.Lock()
+			if (u.timer != nil) != c.kernel {
+				t.Errorf("the timer is %v", u.timer)
+			}
+			u.mu.Unlock()
+			three := make([]byte, 3*len(heartbeat))
+			if err := ours.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(ours, three); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(three, slices.Repeat(heartbeat, 3)) {
+				t.Errorf("the peer sent %x", three)
+			}
+		})
 	}
 }
