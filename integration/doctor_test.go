@@ -76,7 +76,7 @@ func TestDoctorFindsWhatIsLeft(t *testing.T) {
 		found = b.diagnosis()
 		return doctor.Worst(found["relays"]) == doctor.OK
 	})
-	b.wants(found, "relays", doctor.OK, "1 containers have one")
+	b.wants(found, "relays", doctor.OK, "containers with a relay: 1,")
 	b.wants(found, "leftovers", doctor.OK)
 	b.wants(found, "configuration", doctor.OK)
 
