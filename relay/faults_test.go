@@ -245,13 +245,13 @@ const hostSlots = 8
 const hostSlotsFile = "/memfd:peerlane-slots"
 
 func (h holding) within(most holding) bool {
-	return h.files <= most.files && h.slots <= max(most.slots, hostSlots) && h.mappings <= most.mappings && h.streams <= most.streams &&
-		h.gpuBytes <= most.gpuBytes && h.goroutines <= most.goroutines
+	return h.files <= most.files && h.slots <= max(most.slots, hostSlots) && h.mappings <= most.mappings &&
+		h.streams <= most.streams && h.gpuBytes <= most.gpuBytes && h.goroutines <= most.goroutines
 }
 
 func (h holding) String() string {
-	return fmt.Sprintf("%d files, %d mappings of slots, %d of shared memory with %d bytes of GPU memory, %d streams, %d "+
-		"goroutines; files: %s",
+	return fmt.Sprintf("%d files, %d mappings of slots, %d of shared memory with %d bytes of GPU memory, %d streams, "+
+		"%d goroutines; files: %s",
 		h.files, h.slots, h.mappings, h.gpuBytes, h.streams, h.goroutines, strings.Join(h.list, " "))
 }
 
