@@ -251,8 +251,8 @@ const (
 // Limits limits the resources of a relay that all clients of one container use together, so that
 // no client can make the relay grow without limit.
 type Limits struct {
-	// Maximum number of attached processes. A process has two rings in shared memory, 180 KiB
-	// together.
+	// Maximum number of sessions: one for each process, and of NCCL one for each 8 communicators. A
+	// session has two rings in shared memory, 180 KiB together.
 	Clients int `toml:"clients"`
 	// Maximum number of exported memories.
 	Memories int `toml:"memories"`

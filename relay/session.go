@@ -199,7 +199,7 @@ func (s *session) begin(fd int, version uint32) {
 	case r.dying != nil:
 		err = r.dying
 	case len(r.sessions) >= r.limits.Clients:
-		err = limitMet("relay.limits.clients", "%d processes of %s are attached, which is the limit", len(r.sessions),
+		err = limitMet("relay.limits.clients", "%d sessions of %s are open, which is the limit", len(r.sessions),
 			r.name())
 	default:
 		err = r.reserve(ofSession)

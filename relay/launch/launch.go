@@ -210,7 +210,7 @@ type Limits struct {
 
 // DefaultLimits are the limits of a configuration without limits.
 var DefaultLimits = Limits{
-	Clients: 256, Memories: 16384, Connections: 4096, Descriptors: 32768, HostMemory: 4 << 30, ClientHostMemory: 1 << 30,
+	Clients: 512, Memories: 16384, Connections: 4096, Descriptors: 32768, HostMemory: 4 << 30, ClientHostMemory: 1 << 30,
 	Staging: 4 << 30, ClientStaging: 2 << 30,
 }
 

@@ -91,8 +91,10 @@ func (h *Host) ofAnotherHost(p process) bool {
 	self := fmt.Sprint(os.Getpid())
 	for p.pid != self && !p.names(h.Root) {
 		if strings.HasPrefix(p.program, h.Binaries+"/") {
-			if slices.ContainsFunc(p.arguments, func(a string) bool { return a == "--root" || a == "--socket" }) {
-				return true
+			for i := 1; i < len(p.arguments); i++ {
+				if flag := p.arguments[i-1]; (flag == "--root" || flag == "--socket") && filepath.IsAbs(p.arguments[i]) {
+					return true
+				}
 			}
 			if len(p.arguments) > 1 && (p.arguments[1] == "demo" || p.arguments[1] == "bench") {
 				return true

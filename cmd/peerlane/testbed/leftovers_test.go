@@ -37,6 +37,7 @@ func TestSnapshotHasProcessesOfItsHostOnly(t *testing.T) {
 		ours    bool
 	}{
 		{"relay of this process", []string{relay, "-c", waits}, true},
+		{"client of this process", []string{relay, "-c", waits, "--socket", "-"}, true},
 		{"relay of this directory", []string{relay, "-c", waits, "--root", root}, true},
 		{"relay of another directory", []string{relay, "-c", waits, "--root", other}, false},
 		{"software device of another directory", []string{relay, "-c", waits, "--socket", other + "/engine"}, false},
