@@ -358,7 +358,8 @@ vulncheck: ## look up the known vulnerabilities of Go and of the modules in use 
 fuzz: ## fuzz every parser of untrusted input (FUZZTIME=60s each, RUN=hook.Fuzz)
 	@$(GO) run ./integration/fuzz -go $(GO) -time $(FUZZTIME) -run '$(RUN)' ./...
 
-# For `make mutation`: the packages of docs/contributing.md.
+# For `make mutation`: the packages of docs/contributing.md, without relay, whose row
+# needs other ARGS.
 mutated = $(if $(filter-out ./...,$(PACKAGES)),$(PACKAGES),$(mutated_packages))
 mutated_packages = ./topo ./topo/virtualswitch ./topo/recorded ./topo/nvml ./topo/graph ./topo/reader ./topo/ncclxml \
 	$(addprefix ./topo/internal/,bandwidths cpuset pci textfile lazyregexp) \
@@ -397,8 +398,8 @@ soak-faults: ## inject every fault into every CUDA call and system call of relay
 soak-network: test-needs build ## test containers of two hosts, in network namespaces, with each failure of the network: loss, resets, black holes, MTU, interface, address
 	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaultsLoseNoMessage|TestContainersOfTwoHosts|TestRailUnpluggedMovesConnections|TestOneOfTwoRailsIsPulled|TestBenchKilledEndsOtherSide)$$' ./integration
 
-# For `make soak-model`, `make soak-reuse` and `make sanitize`: the number of
-# runs.
+# For `make soak-model`: the number of programs; and for `make soak-reuse`: the
+# number of operations.
 PROGRAMS   ?= 10000
 OPERATIONS ?= 1000000
 
@@ -415,7 +416,7 @@ soak-reuse: ## reuse memory as soon as its operation has ended (OPERATIONS=10000
 soak-nccl: ## test NCCL's plugin with messages of up to 64 MiB, and ten times as many schedules
 	@PEERLANE_NCCL_SOAK=1 $(GO) test -race -count=10 -v -timeout 2h -run 'Version|Requests|Mebibytes|Sanitizers|Receives' ./relay/nccl
 
-# For `make soak-nixl`: the number of runs.
+# For `make soak-nixl`: the number of kills.
 KILLS ?= 1000
 
 .PHONY: soak-nixl

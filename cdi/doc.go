@@ -23,7 +23,6 @@
 // socket over that directory. At poststop the hook removes the state of ended containers. A gpu=
 // or nic= device states how to register GPU memory on this host ([Peermem.Registration]), and
 // makes the hook lift the limit of locked memory.
-// lift the limit of locked memory.
 //
 // A specification has no value that changes while the host runs: the engine reads major and minor
 // numbers when a container starts. Each specification states the lowest CDI version with its

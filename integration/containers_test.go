@@ -849,7 +849,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 		t.Errorf("a client hears %v", err)
 	}
 	b.mustLog(journal, says, "starting it again", a.id, g.ID)
-	b.mustLog(journal, says, "stays down", a.id, g.ID, "PRIORITY=3")
+	b.mustLog(journal, says, "stays down after 5 failures", a.id, g.ID, "PRIORITY=3")
 	z.mustLearnOfRelay(time.Now(), a.id)
 	a.mustLearn(time.Now(), "the relay of this container died")
 	b.mustPeerlane("relay", "resume", a.id)

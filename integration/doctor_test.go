@@ -76,7 +76,7 @@ func TestDoctorFindsWhatIsLeft(t *testing.T) {
 		found = b.diagnosis()
 		return doctor.Worst(found["relays"]) == doctor.OK
 	})
-	b.wants(found, "relays", doctor.OK, "1 containers have one")
+	b.wants(found, "relays", doctor.OK, "containers with a relay: 1,")
 	b.wants(found, "leftovers", doctor.OK)
 	b.wants(found, "configuration", doctor.OK)
 
@@ -105,7 +105,7 @@ func TestDoctorFindsWhatIsLeft(t *testing.T) {
 	b.wants(b.diagnosis(), "leftovers", doctor.OK)
 	c.end()
 	found = b.diagnosis()
-	b.wants(found, "relays", doctor.OK, "0 containers")
+	b.wants(found, "relays", doctor.OK, "containers with a relay: 0,")
 	b.wants(found, "leftovers", doctor.OK)
 }
 

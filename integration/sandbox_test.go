@@ -112,7 +112,7 @@ func TestBounceWorksInSandbox(t *testing.T) {
 				if host != 64<<20 || gpu != 0 || i.Report.Staged == 0 { // 32 slots of 1 MiB in each direction
 					t.Errorf("staging is %+v, %d bytes were staged", i.Report.Staging, i.Report.Staged)
 				}
-				if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // if the kernel has cgroup v2
+				if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // if cgroup v2 has the memory controller
 					var shmem uint64
 					for line := range strings.Lines(string(stat)) {
 						_, _ = fmt.Sscanf(line, "shmem %d", &shmem) // other lines do not match

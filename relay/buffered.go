@@ -22,8 +22,8 @@ import (
 // number of buffers bounds the sends of a slice.
 var bufferSizes = [...]struct{ bytes, count int }{{4 << 10, 512}, {64 << 10, 128}, {1 << 20, 16}}
 
-// largestBuffer holds the longest message that is buffered.
-const largestBuffer = 1 << 20
+// largestBuffer is the size of the largest buffers, in bytes: a longer message is not buffered.
+var largestBuffer = uint64(bufferSizes[len(bufferSizes)-1].bytes)
 
 func bufferBytes() (sum uint64) {
 	for _, size := range bufferSizes {

@@ -65,7 +65,7 @@ func TestReportOfManyClientsFitsDatagram(t *testing.T) {
 	r := &launch.Report{Clients: make([]launch.Client, toldClients)}
 	for i := range r.Clients {
 		r.Clients[i] = launch.Client{PID: 1<<22 - toldClients + i, Memories: 16384, Bytes: 1 << 40, HostMemory: 1 << 40,
-			Connections: 4096}
+			Connections: 4096, Program: launch.ProgramNCCL}
 	}
 	fit(r)
 	text, err := json.Marshal(r)

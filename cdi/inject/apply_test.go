@@ -195,7 +195,7 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 		name   string
 		files  map[string]string
 		config string
-		// err is nil for an unknownDeviceError.
+		// want is nil for an unknownDeviceError.
 		want error
 		// says are substrings of its problems.
 		says []string

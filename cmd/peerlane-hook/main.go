@@ -159,7 +159,7 @@ func create(args []string) error {
 		hook.Devices{Lanes: lanes, Auto: *auto, GPUs: gpus, NICs: nics})
 	if warning != nil {
 		logrus.Warn(warning)
-		tell(l, journal.SeverityWarning, state.ID, warning)
+		logToHost(l, journal.SeverityWarning, state.ID, warning)
 	}
 	return logError(l, state.ID, err)
 }
@@ -168,16 +168,17 @@ func create(args []string) error {
 // hook, and returns the error.
 func logError(l paths.Layout, container string, err error) error {
 	if err != nil {
-		tell(l, journal.SeverityError, container, err)
+		logToHost(l, journal.SeverityError, container, err)
 	}
 	return err
 }
 
-func tell(l paths.Layout, severity int, container string, what error) {
+// logToHost writes a message to the host's log.
+func logToHost(l paths.Layout, severity int, container string, message error) {
 	if l.Root == "" { // the command line is invalid
 		l = paths.New("/")
 	}
-	if err := journal.Write(l, severity, container, "", what.Error()); err != nil {
+	if err := journal.Write(l, severity, container, "", message.Error()); err != nil {
 		logrus.WithError(err).Warn("the host's log did not accept the error")
 	}
 }

@@ -400,7 +400,7 @@ func (h *cdiHost) loads(t *testing.T) {
 	}
 	for _, name := range []string{"peerlane.dev/lane=3", "peerlane.dev/gpu=3", "peerlane.dev/nic=mlx5_0"} {
 		if cache.GetDevice(name) == nil {
-			t.Errorf("missing file %s", name)
+			t.Errorf("missing device %s", name)
 		}
 	}
 }

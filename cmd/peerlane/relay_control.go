@@ -74,7 +74,8 @@ func (a *app) onNamedRelays(cmd *cobra.Command, run func(infos []generation.Info
 	return cmd
 }
 
-// onNamedOrAllRelays is onNamedRelays for a command with the flag --all. forAll runs first if the flag is set.
+// onNamedOrAllRelays is onNamedRelays for a command with the flag --all. forAll runs first if the flag
+// is set.
 func (a *app) onNamedOrAllRelays(
 	cmd *cobra.Command,
 	usage string,
@@ -555,7 +556,7 @@ func (a *app) all(infos []generation.Info, do func(paths.Layout, string) error) 
 // relays. It returns the last states even with an error.
 func (a *app) await(infos []generation.Info, state string, limit time.Duration, form string) (awaited, error) {
 	told := map[string]string{}
-	tell := func(info generation.Info, state string) {
+	printState := func(info generation.Info, state string) {
 		if form != formJSON && told[info.ID] != state {
 			a.out.Printf("%s (container %s): %s\n", info.ID, info.Container.ID, state)
 		}
@@ -578,10 +579,10 @@ func (a *app) await(infos []generation.Info, state string, limit time.Duration, 
 			relay := awaitedRelay{info.ID, info.Container.ID, is.Status.State}
 			switch {
 			case !there || !is.Supervised:
-				tell(info, "its container has ended")
+				printState(info, "its container has ended")
 				relay.State = "ended"
 			case is.Status.State == state:
-				tell(info, state)
+				printState(info, state)
 			case is.Status.State == generation.StateDown:
 				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s",
 					terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(
@@ -591,7 +592,7 @@ func (a *app) await(infos []generation.Info, state string, limit time.Duration, 
 				if is.Status.Relay != nil {
 					word += fmt.Sprintf(", process %d", is.Status.Relay.PID)
 				}
-				tell(info, word)
+				printState(info, word)
 				waiting = append(waiting, fmt.Sprintf("container %s (%s)", terminal.Sanitise(is.Container.ID), word))
 			}
 			relays.Relays = append(relays.Relays, relay)

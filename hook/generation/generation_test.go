@@ -17,7 +17,6 @@ import (
 )
 
 // layout returns a layout with the directories of state.
-
 func layout(t *testing.T) paths.Layout {
 	t.Helper()
 	l := paths.New(t.TempDir())
@@ -30,7 +29,6 @@ func layout(t *testing.T) paths.Layout {
 }
 
 // made writes a generation without a supervisor.
-
 func made(t *testing.T, l paths.Layout, id string, created time.Time) *Generation {
 	t.Helper()
 	if err := os.Mkdir(l.GenerationDir(id), 0o700); err != nil {
@@ -49,7 +47,6 @@ const (
 )
 
 // ended returns the identity of a process that has ended.
-
 func ended(t *testing.T) *process.Process {
 	t.Helper()
 	c := exec.Command("sleep", "1000")

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // After a timeout, a caller does not get the lock later.
@@ -57,21 +59,40 @@ func TestLockGenerationGoneFails(t *testing.T) {
 	}
 	// Another directory takes the name during the wait.
 	done := make(chan error, 1)
-	opened := make(chan struct{})
 	go func() {
-		close(opened)
 		_, err := LockGeneration(l, firstID, time.Minute)
 		done <- err
 	}()
-	<-opened
-	time.Sleep(20 * time.Millisecond) // the goroutine waits for the lock, or finds the new directory
+	// The goroutine has opened the directory, and duplicates the descriptor for its wait.
+	for end := testutil.BeginFor(10 * time.Second); descriptors(t, l.GenerationDir(firstID)) < 3; {
+		if end.Over() {
+			t.Fatal("LockGeneration does not wait for the lock")
+		}
+		time.Sleep(time.Millisecond)
+	}
 	if err := os.Rename(l.GenerationDir(firstID), filepath.Join(l.Generations(), "gone")); err != nil {
 		t.Fatal(err)
 	}
+	made(t, l, firstID, time.Now())
 	held.Close()
 	if err := <-done; !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the lock of a generation that went: %v", err)
 	}
+}
+
+// descriptors returns the number of this process's open descriptors of a file.
+func descriptors(t *testing.T, path string) (n int) {
+	t.Helper()
+	links, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil && to == path { // otherwise perhaps closed meanwhile
+			n++
+		}
+	}
+	return n
 }
 
 func TestSupervisedFollowsLockOfSupervisor(t *testing.T) {

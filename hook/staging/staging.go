@@ -126,7 +126,7 @@ type resource struct {
 	set     func(s *share, bytes uint64)
 }
 
-// admit admits a claim within the limit of r, and smaller claims than before, and records the
+// admit admits claims within the limit of r and claims not above the present share, and records the
 // result.
 func (r resource) admit(
 	l paths.Layout,

@@ -136,7 +136,7 @@ func (r *result) tableOfLists() string {
 	return b.String()
 }
 
-// judgeLists compares Peerlane's lists with UCX's, and with the goals of docs/nixl.md.
+// judgeLists compares Peerlane's lists with UCX's and with limits in milliseconds.
 func (r *result) judgeLists() {
 	find := func(phase, name, operation string) (listRow, bool) {
 		for _, p := range r.Phases {

@@ -188,7 +188,7 @@ func (p Policy) effect(c Condition) resourceapi.DeviceTaintEffect {
 }
 
 // Taints returns the taints of lanes and of the device lanes.Shared. Shared has NoNetwork if every
-// lane has NoNetwork, and Degraded if a lane has NoNetwork or Degraded.
+// lane has NoNetwork; otherwise Degraded if a lane has NoNetwork or Degraded.
 func (p Policy) Taints(o *Observation) (ofLanes map[string][]resourceapi.DeviceTaint,
 	shared []resourceapi.DeviceTaint) {
 	ofLanes = map[string][]resourceapi.DeviceTaint{}

@@ -410,10 +410,21 @@ func (c *cluster) endContainers() {
 		c.Error(err)
 	}
 	for _, id := range strings.Fields(string(tasks)) {
-		// The shim of a pod can end before it has answered.
+		// The shim of a pod can end before it has answered; the last list shows whether the task is gone.
 		if out, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "rm",
 			"--force", id).CombinedOutput(); err != nil && !strings.Contains(string(out), "ttrpc: closed") {
 			c.Errorf("end container %s: %v: %s", id, err, out)
+		}
+	}
+	// containerd removes the task of an ended shim a little later.
+	for end := testutil.BeginFor(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		left, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "ls", "-q").Output()
+		if err == nil && len(strings.Fields(string(left))) == 0 {
+			return
+		}
+		if end.Over() {
+			c.Errorf("containers remain: %v: %s", err, left)
+			return
 		}
 	}
 }

@@ -33,7 +33,7 @@ func (p *Plan) Explain(h *topo.Host, name string) ([]string, error) {
 	if lane.Role == RoleRefused {
 		return e.sentences, nil
 	}
-	e.routes()
+	e.paths()
 	e.say("Its lane: %s.", lane.Reason)
 	e.legs()
 	if err := e.rates(); err != nil {
@@ -71,9 +71,9 @@ func (e *explanation) who() {
 	}
 }
 
-// routes names the paths from the GPU to the NICs.
-func (e *explanation) routes() {
-	var routes, nowhere, useless []string
+// paths names the paths from the GPU to the NICs.
+func (e *explanation) paths() {
+	var paths, nowhere, useless []string
 	of := topo.Owners(e.plan.NICs)
 	for i, pair := range graph.ToNICs(e.h, e.gpu, e.plan.NICs) {
 		nic := e.plan.NICs[i]
@@ -88,13 +88,13 @@ func (e *explanation) routes() {
 		case pair.Type == topo.DIS:
 			nowhere = append(nowhere, nic.Name)
 		case e.h.Matrix != nil:
-			routes = append(routes, fmt.Sprintf("%s (%s)", nic.Name, describe(pair.Path)))
+			paths = append(paths, fmt.Sprintf("%s (%s)", nic.Name, describe(pair.Path)))
 		default:
-			routes = append(routes, fmt.Sprintf("%s by %s (%s)", nic.Name, pair.Reason, describe(pair.Path)))
+			paths = append(paths, fmt.Sprintf("%s by %s (%s)", nic.Name, pair.Reason, describe(pair.Path)))
 		}
 	}
-	if len(routes) > 0 {
-		e.say("Without a relay it reaches %s.", some(routes))
+	if len(paths) > 0 {
+		e.say("Without a relay it reaches %s.", some(paths))
 	}
 	if len(nowhere) > 0 {
 		e.say("No path leads to %s.", some(nowhere))

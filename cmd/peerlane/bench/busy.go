@@ -33,7 +33,7 @@ type way struct{ what, from, to string }
 // the results with the same copies on idle GPUs and with raw copies in the same state. The
 // client's GPU issues and executes the raw copies, like the copies of the relay: a copy waits for
 // a time slice of the executing GPU. For copies out of a slot, a second raw copy runs on the
-// server's GPU, which shows the effect of a relay's context there. context of the relay there.
+// server's GPU, which shows the effect of a relay's context there.
 func (r *run) busy() (err error) {
 	client, server, _, _, err := r.configured()
 	if err != nil {

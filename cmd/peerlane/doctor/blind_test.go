@@ -330,13 +330,19 @@ func TestRelaysThatWorkAreCounted(t *testing.T) {
 	over.ID, over.Alive = "b", false
 	m.generations = []generation.Info{over, trainer()}
 	before := m.answer
-	m.answer = control.Answer{Report: &launch.Report{Clients: []launch.Client{
+	report := &launch.Report{Clients: []launch.Client{
 		{Program: launch.ProgramNIXL}, {}, {Program: launch.ProgramNCCL}, {Program: launch.ProgramNIXL},
-	}}}
+	}}
+	m.answer = control.Answer{Report: report}
 	m.undone = append(m.undone, func() { m.generations, m.answer = []generation.Info{trainer()}, before })
-	if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK ||
-		!strings.HasPrefix(f[0].Found, "1 containers") || !strings.HasSuffix(f[0].Found, "; 1 sessions of NCCL, 2 of NIXL") {
-		t.Errorf("found %+v", f)
+	for more, want := range map[int]string{
+		0: "containers with a relay: 1, each has answered; sessions: NCCL 1, NIXL 2",
+		3: "containers with a relay: 1, each has answered; sessions: NCCL 1, NIXL 2, and 3 more not shown",
+	} {
+		report.MoreClients = more
+		if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK || f[0].Found != want {
+			t.Errorf("found %+v, want %s", f, want)
+		}
 	}
 }
 

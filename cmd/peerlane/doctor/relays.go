@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -90,17 +91,21 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 				because).remedy("ask again; where it still starts then, peerlane relay inspect %s", g.ID).touching(lanes))
 		}
 	}
-	sessions := map[string]int{}
+	sessions, more := map[string]int{}, ""
 	if len(ready) > 0 {
-		list = append(list, h.silent(ready, sessions)...)
+		silent, notShown := h.silent(ready, sessions)
+		list = append(list, silent...)
+		if notShown > 0 {
+			more = fmt.Sprintf(", and %d more not shown", notShown)
+		}
 	}
-	return orFine(list, "%d containers have one, and each has answered; %d sessions of NCCL, %d of NIXL", len(ready),
-		sessions[launch.ProgramNCCL], sessions[launch.ProgramNIXL])
+	return orFine(list, "containers with a relay: %d, each has answered; sessions: NCCL %d, NIXL %d%s", len(ready),
+		sessions[launch.ProgramNCCL], sessions[launch.ProgramNIXL], more)
 }
 
 // silent returns a finding for each relay that should be ready and does not answer, and counts the
-// sessions of the others by program.
-func (h *Host) silent(ready []generation.Info, sessions map[string]int) (list []Finding) {
+// sessions of the others by program. notShown is the number of sessions without room in the reports.
+func (h *Host) silent(ready []generation.Info, sessions map[string]int) (list []Finding, notShown int) {
 	reports := h.Ask(h.Layout, ready, answerTimeout)
 	for _, g := range ready {
 		answer := reports[g.ID]
@@ -108,6 +113,7 @@ func (h *Host) silent(ready []generation.Info, sessions map[string]int) (list []
 			for _, c := range answer.Report.Clients {
 				sessions[c.Program]++
 			}
+			notShown += answer.Report.MoreClients
 			continue
 		}
 		list = append(list, failure("container "+cut(g.Container.ID), "its relay is ready, and did not answer: %s",
@@ -115,7 +121,7 @@ func (h *Host) silent(ready []generation.Info, sessions map[string]int) (list []
 			remedy("peerlane relay inspect %s; restart the container where that gets no answer either",
 				g.ID).touching(lanesOf(g)))
 	}
-	return list
+	return list, notShown
 }
 
 func checkLeftovers(_ context.Context, h *Host) []Finding {

@@ -189,7 +189,7 @@ func checkSandbox(_ context.Context, h *Host) []Finding {
 					"it starts", info.Mode().Perm()).
 				remedy("chmod 711 %s", program))
 	}
-	if _, err := os.Lstat(h.Layout.Launcher()); err != nil { // systemd units have TasksMax=
+	if _, err := os.Lstat(h.Layout.Launcher()); err != nil { // otherwise systemd starts relays, in units with TasksMax=
 		v2, err := read(h.sys("fs/cgroup/cgroup.controllers"))
 		if absent(err) {
 			v2, err = read(h.sys("fs/cgroup/unified/cgroup.controllers"))

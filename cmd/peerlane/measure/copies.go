@@ -24,7 +24,8 @@ const (
 	Raw = "raw"
 	// Batch is the copies of Raw with eight in one call (cuMemcpyBatchAsync).
 	Batch = "batch"
-	// Bounce copies through pinned host memory, in chunks that overlap the two halves.
+	// Bounce copies through pinned host memory in chunks: the copy of a chunk to host memory overlaps the
+	// copy of the chunk before to the target.
 	Bounce = "bounce"
 	// Leg is a leg of the staged route: copies between imported memory and a ring of slots, slot
 	// by slot, in a queue of a relay.

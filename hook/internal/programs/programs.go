@@ -67,8 +67,8 @@ func executable(path string) error {
 	return err
 }
 
-// runnable reports obstacles to executing a program, except the mode, because the supervisor
-// executes the program only after the hook has ended.
+// runnable reports obstacles to executing a program other than the mode, which executable checks.
+// The hook checks them itself: the supervisor executes the program only after the hook has ended.
 func runnable(path string) error {
 	if err := unix.Faccessat2(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS); err != nil {
 		return &os.PathError{Op: "exec", Path: path, Err: err} // for example on a file system that is mounted noexec

@@ -51,7 +51,7 @@ func (o *outbox) cause(met error) error {
 	return met
 }
 
-// put adds frames if at most most bytes wait afterwards.
+// put adds frames if the outbox is empty or if no more than most bytes wait afterwards.
 func (o *outbox) put(data []byte, frames uint64, most int) bool {
 	poll.Lock(&o.mu)
 	defer o.mu.Unlock()

@@ -14,7 +14,7 @@ var (
 	errTicketTwice    = errors.New("two writes on one queue pair")
 	errTwoGrants      = errors.New("the ticket belongs to two grants")
 	errNoTicket       = errors.New("a queue pair received a message without a ticket")
-	errWrongSecret    = errors.New("the answer lacks the secret of the peer")
+	errWrongSecret    = errors.New("the answer lacks the secret of the requesting relay")
 	errInactive       = errors.New("the NIC is not active")
 )
 
@@ -100,4 +100,14 @@ type reconnectError struct {
 
 func (e *reconnectError) Error() string {
 	return fmt.Sprintf("no reconnect within %v after the fault: %s; last: %s", e.Limit, e.First, e.Last)
+}
+
+// drainError is a failure to process the writes that arrived before a fault.
+type drainError struct {
+	Fault string // of this relay or the peer
+	Limit time.Duration
+}
+
+func (e *drainError) Error() string {
+	return fmt.Sprintf("receives did not complete within %v after the fault: %s", e.Limit, e.Fault)
 }

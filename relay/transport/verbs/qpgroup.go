@@ -70,7 +70,7 @@ type QPGroup struct {
 	gone   func() // gone is called when no request is outstanding
 	fell   time.Duration
 	closed bool // closed: the group has no queue pairs and creates no more
-	ended  bool // ended: the Peer continues without the group
+	ended  bool // ended: the remaining operations have ended, and the Peer may end
 	// broken: the group has failed the Peer. parting: the connection of a queue pair has ended, and
 	// the Peer may end soon; the group posts no request.
 	broken, parting bool
@@ -261,15 +261,16 @@ func (s *QPGroup) setNICs(nics []*nic) {
 	s.registers.Store(&nics)
 }
 
-// work runs f on another goroutine. If f succeeds, the event loop calls next.
-func (s *QPGroup) work(what func() error, next func()) {
+// work runs f on another goroutine. If f succeeds, the event loop calls next, unless the group has
+// ended or begun a reset, or the negotiation has ended without RDMA: then it tears the queue pairs down.
+func (s *QPGroup) work(f func() error, next func()) {
 	var err error
-	s.beside(func() { err = what() }, func() { s.worked(err, next) })
+	s.beside(func() { err = f() }, func() { s.worked(err, next) })
 }
 
 func (s *QPGroup) worked(err error, next func()) {
 	switch {
-	case s.gone != nil || s.resetPending || s.settled && !s.used: // or too late
+	case s.gone != nil || s.resetPending || s.settled && !s.used:
 		s.tear()
 	case err != nil:
 		s.refuse(err)

@@ -248,7 +248,7 @@ func (s *QPGroup) beside(what, then func()) {
 	}()
 }
 
-// tear takes the queue pairs down. Then follows torn, or buried at the end of the group.
+// tear takes the queue pairs down. Then tornDown follows.
 func (s *QPGroup) tear() {
 	s.phase, s.resetPending, s.using = failing, false, false
 	s.asking, s.ready, s.parting = false, false, false
@@ -353,7 +353,7 @@ func (s *QPGroup) tornDown() {
 		return
 	case !s.drained:
 		s.broken = true
-		s.peer.Fail(rdmaFailed(s.peer.Name(), &reconnectError{s.firstFault, "receives did not complete", drainTime}))
+		s.peer.Fail(rdmaFailed(s.peer.Name(), &drainError{s.firstFault, drainTime}))
 		return
 	}
 	s.recall()
