@@ -116,8 +116,8 @@ func parseFacts(text []byte) (Facts, error) {
 	return f, nil
 }
 
-// tame shortens a string to maxText bytes, and replaces control characters by blanks, those of C1
-// (U+0080 to U+009F) included: U+009B starts a terminal's control sequence.
+// tame shortens a string to maxText bytes, and replaces control characters by blanks. C1
+// (U+0080 to U+009F) is included: U+009B starts a terminal's control sequence.
 func tame(s *string) {
 	text := strings.ToValidUTF8((*s)[:min(len(*s), maxText)], "")
 	*s = strings.Map(func(r rune) rune {

@@ -167,8 +167,8 @@ type Meeting struct {
 	Ours netip.Addr
 	// PathMTU is the path MTU that the kernel has discovered, in bytes; 0 if unknown.
 	PathMTU int
-	// Stuck is the error of the transfer of bulkBytes; nil on success. It is an
-	// os.ErrDeadlineExceeded if the bytes did not arrive in time.
+	// Stuck is the error of the transfer of bulkBytes; nil on success,
+	// os.ErrDeadlineExceeded for late bytes.
 	Stuck error
 }
 
