@@ -253,7 +253,7 @@ func (c Cluster) combine(ctx context.Context, requests []request, node string, d
 	for _, r := range requests {
 		for _, constraint := range r.constraints {
 			constrained := constraint.Requests
-			if len(constrained) == 0 { // the constraint applies to all requests of the claim
+			if len(constrained) == 0 { // the constraint applies to the whole claim
 				for _, other := range requests {
 					if other.claim == r.claim {
 						constrained = append(constrained, other.name)
@@ -287,7 +287,7 @@ func (c Cluster) combine(ctx context.Context, requests []request, node string, d
 	return lines
 }
 
-// values returns the values of an attribute, each with its type: a number and a text are never equal.
+// values returns the values of an attribute with the type, because a number never equals a text.
 func values(devices []device, name resourceapi.FullyQualifiedName) map[string]bool {
 	all := map[string]bool{}
 	for _, d := range devices {
@@ -303,7 +303,7 @@ func values(devices []device, name resourceapi.FullyQualifiedName) map[string]bo
 	return all
 }
 
-// add adds the value, if any, and the elements of a list, which the scheduler matches one by one.
+// add adds the value and the elements of a list: the scheduler matches elements.
 func add[T any](all map[string]bool, kind string, value *T, list []T) {
 	if value != nil {
 		list = []T{*value} // an attribute has a value or a list
