@@ -27,9 +27,9 @@ var unlimitedResources = map[string]int{
 }
 
 // resetInherited resets the attributes that a program started by the calling thread would inherit.
-// Attributes of the process are the resource limits and the out-of-memory score; attributes of the
-// thread are priority, scheduling policy, CPU affinity, I/O priority, memory policy and
-// personality. The error names the attributes that this process may not reset.
+// Attributes of the process are the resource limits, the out-of-memory score and the setting of
+// transparent huge pages; attributes of the thread are nice value, scheduling policy, CPU affinity,
+// I/O priority, memory policy and personality. The error names the attributes that this process may not reset.
 func resetInherited() error {
 	var errs []error
 	failed := func(what string, err error) {
@@ -49,9 +49,7 @@ func resetInherited() error {
 	const perLinux = 0 // linux/personality.h
 	failed("personality", rawCall(unix.SYS_PERSONALITY, perLinux, 0, 0))
 	failed("transparent huge pages", unix.Prctl(unix.PR_SET_THP_DISABLE, 0, 0, 0, 0))
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0); err != nil {
-		failed("out-of-memory score", err)
-	}
+	failed("out-of-memory score", os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0))
 	for what, resource := range unlimitedResources {
 		failed("limit of "+what, raise(resource, unix.RLIM_INFINITY))
 	}

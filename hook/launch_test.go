@@ -61,8 +61,10 @@ func TestOneLifeOfAContainer(t *testing.T) {
 		h.layout.GenerationDir(g.ID) + "/relay.log":       0o600,
 		h.layout.GenerationDir(g.ID) + "/generation.json": 0o600,
 	} {
-		if i, err := os.Lstat(path); err != nil || i.Mode() != want {
-			t.Errorf("%s: mode %v, want %v (%v)", path, i.Mode(), want, err)
+		if i, err := os.Lstat(path); err != nil {
+			t.Error(err)
+		} else if i.Mode() != want {
+			t.Errorf("%s: mode %v, want %v", path, i.Mode(), want)
 		}
 	}
 

@@ -170,7 +170,7 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 		return os.NewSyscallError("unshare", err)
 	}
 	if err := unix.Setns(int(init.Fd()), unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("entering its mount namespace: %w", err)
+		return fmt.Errorf("entering the container's mount namespace: %w", err)
 	}
 	place, err := resolve(rootfs)
 	if err != nil {
@@ -247,7 +247,7 @@ func resolve(rootfs string) (*os.File, error) {
 func is(found os.FileInfo, dir *os.File) (bool, error) {
 	info, err := dir.Stat()
 	if err != nil {
-		return false, errors.Join(fmt.Errorf("looking at %s", dir.Name()), err)
+		return false, fmt.Errorf("reading the attributes of %s: %w", dir.Name(), err)
 	}
 	return os.SameFile(found, info), nil
 }

@@ -96,7 +96,7 @@ func noSystemd(path string, cause error) error {
 // Causes of fault.NoSystemd.
 var (
 	ErrNoLauncher           = errors.New("the socket does not exist")
-	ErrNoListener           = errors.New("nobody listens there")
+	ErrNoListener           = errors.New("no process listens on it")
 	ErrLauncherDisconnected = errors.New("it disconnected: the host is shutting down, or the service cannot be started")
 )
 

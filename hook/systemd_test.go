@@ -343,7 +343,7 @@ func TestHostsWithoutALauncher(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, hook.ErrNoLauncher, ""},
-		{"a socket that nobody has", stale, hook.ErrNoListener, "nobody listens there"},
+		{"a socket that nobody has", stale, hook.ErrNoListener, "no process listens on it"},
 		{"it hangs up", func(t *testing.T, h host) { startLauncher(t, h, hangUp) }, hook.ErrLauncherDisconnected,
 			"it disconnected"},
 		{"a service of another version", func(t *testing.T, h host) {

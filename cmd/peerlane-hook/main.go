@@ -22,7 +22,6 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/collector"
 	"github.com/peerlane/peerlane/hook/journal"
-	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/hook/supervisor"
 )
 
@@ -58,11 +57,6 @@ hook of the CDI specifications (peerlane cdi generate).
 DIR replaces / for var/lib/peerlane, run/peerlane and etc/peerlane. UUID@ADDRESS is
 a GPU's UUID, which may be empty, and its PCI address.
 Exit status: 0 success, 1 failed, 2 wrong command line.
-` + sandbox.Usage + `  peerlane-hook version
-
-DIR is what hangs below / otherwise: var/lib/peerlane, run/peerlane and
-etc/peerlane. A GPU is named by its UUID, which may be empty, and PCI address.
-Exit status: 0 done, 1 failed, 2 a wrong command line.
 `
 
 // errUsage is the cause of an invalid command line.

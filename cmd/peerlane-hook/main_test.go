@@ -100,3 +100,21 @@ func TestHookRootArgumentIsFound(t *testing.T) {
 		}
 	}
 }
+
+func TestHelpDescribesEachCommandOnce(t *testing.T) {
+	out, _ := command(t, "", "help")
+	for _, name := range []string{"create", "create-annotated", "remove", "supervise", "accept", "confine", "version"} {
+		n := 0
+		for line := range strings.Lines(out) {
+			if words := strings.Fields(line); len(words) > 1 && words[0] == "peerlane-hook" && words[1] == name {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("the help describes %s %d times", name, n)
+		}
+	}
+	if n := strings.Count(out, "Exit status:"); n != 1 {
+		t.Errorf("the help describes the exit status %d times", n)
+	}
+}

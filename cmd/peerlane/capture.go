@@ -11,7 +11,7 @@ import (
 
 func newCaptureCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "capture > FILE.tar.gz",
+		Use:   "capture [flags] > FILE.tar.gz",
 		Short: "Write the sources of a host's topology to one file",
 		Long: `Write the sources of this host's topology to standard output, as one tar.gz: the parts
 of sysfs, procfs and NVML about PCI functions, GPUs, RDMA devices, NUMA nodes and

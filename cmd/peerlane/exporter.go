@@ -191,7 +191,8 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 		}
 		network = append(network, l)
 		if !tcp.IP.IsLoopback() && webConfig == "" {
-			a.log.Warnf("everybody who reaches %s sees what containers move; --web-config has TLS and passwords", l.Addr())
+			a.log.Warnf("every client that reaches %s can read the metrics of containers; --web-config sets TLS and passwords",
+				l.Addr())
 		}
 		a.log.Infof("metrics are at %s/metrics", l.Addr())
 	}

@@ -153,7 +153,7 @@ func TestExporterServesMetrics(t *testing.T) {
 	if warned != "" {
 		t.Errorf("loopback: unexpected warning: %s", warned)
 	}
-	if _, warned := exporting(t, "0.0.0.0:0", ""); !strings.Contains(warned, "everybody who reaches") {
+	if _, warned := exporting(t, "0.0.0.0:0", ""); !strings.Contains(warned, "every client that reaches") {
 		t.Errorf("open address: warning %q", warned)
 	}
 }

@@ -37,7 +37,7 @@ func (a *app) useMeasured(h *topo.Host) {
 		}
 	}
 	if err != nil {
-		a.log.Warnf("what was measured on this host is ignored, and peerlane plan --measure replaces it: %s: %v", path, err)
+		a.log.Warnf("ignoring the measurements of this host; peerlane plan --measure replaces them: %s: %v", path, err)
 		return
 	}
 	h.Measure(m)

@@ -156,7 +156,7 @@ func (a *app) realPairs(host *hostFlags, hookBinary string) (*selfTested, error)
 	t := &selfTested{plan: p.plan, config: p.config, tester: tester, words: "the host read from " + origin(p.plan.Source),
 		kept: true, remove: func() {}}
 	if os.Geteuid() != 0 {
-		a.log.Warn("only root can have relays go by a self-test: what it finds is shown, and not kept")
+		a.log.Warn("only root can store the results of a self-test for relays: printing the results only")
 		t.tester, t.kept = tester.Unkept(), false
 	} else if _, err := tester.Known(); err != nil {
 		a.log.Warnf("ignoring and replacing the recorded self-tests: %v", err)

@@ -10,7 +10,7 @@ func newVersionCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print version, commit and date of this build",
-		Long:  "Print version, commit and date of this build, and what it was built with and for.",
+		Long:  "Print version, commit and date of this build, its Go toolchain and platform.",
 		Example: `  peerlane version
   peerlane version -o json | jq -r .version`,
 		Args: noArgs,

@@ -18,10 +18,10 @@
 //	                       a file of any type; default: all
 //	PEERLANE_SIM_DEV       where nodes are, default /dev: nvidia0, nvidia1, ... by minor number
 //	CUDA_VISIBLE_DEVICES   as for CUDA: indices or UUIDs
-//	PEERLANE_SIM_LATE_MS   delays every operation of a stream until somebody
-//	                       waits for it, or for so many milliseconds
+//	PEERLANE_SIM_LATE_MS   delays every operation of a stream until a call
+//	                       waits for it, at most by this number of milliseconds
 //	PEERLANE_SIM_BUSY      work that would wait for the time slice of another process's
-//	                       kernel (libcuda/stream.c): "refuse", or waits so many milliseconds
+//	                       kernel (libcuda/stream.c): "refuse", or its delay in milliseconds
 //	PEERLANE_SIM_WRITES_ORDERING
 //	                       GPU_DIRECT_RDMA_WRITES_ORDERING of each device, default 100
 //	PEERLANE_SIM_APERTURE  "refuse": no memory is mapped through BAR1

@@ -26,8 +26,8 @@ import (
 const CauseUnsupervised = "supervisor gone"
 
 // Collect removes the generations whose container has ended and whose supervisor was killed, and
-// returns the names; the error names the failures. Collect does not affect a running container,
-// waits for no lock, and any number of calls may run at once. If a relay does not end with the
+// returns the names; the error names the failures. Collect does not affect a running container.
+// Any number of calls may run at once. If a relay does not end with the
 // container, Collect kills the relay after process.EndTimeout.
 func Collect(l paths.Layout) (removed []string, err error) {
 	all, err := generation.IDs(l)

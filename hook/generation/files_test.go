@@ -17,8 +17,10 @@ func TestWriteFileReplacesAndLeavesNoOther(t *testing.T) {
 			t.Errorf("%q, %v", got, err)
 		}
 	}
-	if info, err := os.Stat(filepath.Join(dir, "name")); err != nil || info.Mode() != 0o644 {
-		t.Errorf("%v, %v", info.Mode(), err)
+	if info, err := os.Stat(filepath.Join(dir, "name")); err != nil {
+		t.Error(err)
+	} else if info.Mode() != 0o644 {
+		t.Errorf("mode %v", info.Mode())
 	}
 	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
 		t.Fatal(err)

@@ -48,6 +48,8 @@ func OpenLog(l paths.Layout, id string) (*os.File, error) {
 	)
 }
 
+// LogTail returns the end of the generation's log, or the text of the error if the log cannot be
+// opened.
 func (g *Generation) LogTail(l paths.Layout) string {
 	log, err := OpenLog(l, g.ID)
 	if err != nil {

@@ -53,7 +53,7 @@ func WriteCause(l paths.Layout, severity int, container, generation, message, ca
 func journalEntry(severity int, container, generation, message, cause string) []byte {
 	var b bytes.Buffer
 	for _, field := range []struct{ name, value string }{
-		{"MESSAGE", prefixed(container, message)},
+		{"MESSAGE", shortened(prefixed(container, message))},
 		{"PRIORITY", fmt.Sprint(severity)},
 		{"SYSLOG_IDENTIFIER", identifier},
 		{"PEERLANE_CONTAINER", container},
@@ -77,7 +77,19 @@ func journalEntry(severity int, container, generation, message, cause string) []
 func syslogLine(severity int, container, message string) []byte {
 	const daemon = 3 << 3 // LOG_DAEMON
 	return fmt.Appendf(nil, "<%d>%s[%d]: %s", daemon|severity, identifier, os.Getpid(),
-		strings.ReplaceAll(prefixed(container, message), "\n", "; "))
+		shortened(strings.ReplaceAll(prefixed(container, message), "\n", "; ")))
+}
+
+// maxMessage is the maximum of a message in bytes. The last output of a relay may exceed a
+// datagram; the rest of 64 KiB is for the other fields.
+const maxMessage = 60 << 10
+
+// shortened returns the first maxMessage bytes of a message, without an incomplete character.
+func shortened(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxMessage], "")
 }
 
 func prefixed(container, message string) string {
@@ -89,8 +101,6 @@ func prefixed(container, message string) string {
 
 // datagram sends a datagram to a socket. It does not wait for a slow reader.
 func datagram(path string, text []byte) error {
-	// The last output of a relay may exceed a datagram.
-	text = text[:min(len(text), 64<<10)]
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return os.NewSyscallError("socket", err)

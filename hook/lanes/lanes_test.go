@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/config/paths"
@@ -17,6 +15,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func TestFindReturnsLanesByIdentity(t *testing.T) {

@@ -181,10 +181,14 @@ func (s Spec) Arguments(report int, program string, arguments ...string) []strin
 	for _, g := range s.Groups {
 		a = append(a, fmt.Sprintf("--group=%d", g))
 	}
-	for option, paths := range map[string][]string{"--read=": s.Read, "--write=": s.Write, "--device=": s.Devices} {
-		for _, path := range paths {
-			a = append(a, option+path)
-		}
+	for _, path := range s.Read {
+		a = append(a, "--read="+path)
+	}
+	for _, path := range s.Write {
+		a = append(a, "--write="+path)
+	}
+	for _, path := range s.Devices {
+		a = append(a, "--device="+path)
 	}
 	if s.processes {
 		a = append(a, "--processes")
@@ -197,16 +201,6 @@ func (s Spec) Arguments(report int, program string, arguments ...string) []strin
 	}
 	return append(append(a, "--", program), arguments...)
 }
-
-// Usage is the command line of Main.
-const Usage = `  peerlane-hook confine [--uid N] [--group N ...] [--read PATH ...]
-                        [--write PATH ...] [--device PATH ...] [--open N]
-                        [--tasks N] [--tcp FIRST-LAST] [--host-network]
-                        [--processes] [--show] -- PROGRAM ARGUMENTS
-      execute a program as relays are: with what is named, a GPU's driver, and
-      nothing else of the host. --processes lets it make processes, which relays
-      cannot. --show prints what that comes to
-`
 
 var errArguments = errors.New("wrong command line")
 
@@ -227,8 +221,7 @@ func Main(arguments []string) error {
 	flags.Uint64Var(&s.Open, "open", 0, "")
 	flags.Uint64Var(&s.Tasks, "tasks", 0, "")
 	flags.Func("group", "", func(text string) error {
-		var gid int
-		_, err := fmt.Sscan(text, &gid)
+		gid, err := strconv.Atoi(text)
 		s.Groups = append(s.Groups, gid)
 		return err
 	})
@@ -441,7 +434,7 @@ func (s Spec) apply(program string) (Report, error) {
 	return r, nil
 }
 
-// Mapped reports whether a uid and a gid exist in this user namespace.
+// Mapped returns an error if id is not both a uid and a gid of this user namespace.
 func Mapped(id int) error {
 	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
 		text, err := os.ReadFile(file)

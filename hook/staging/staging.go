@@ -248,7 +248,7 @@ func granted(c launch.Config, busID string) uint64 {
 	return bytes
 }
 
-// holder is another relay with staging memory on a GPU.
+// holder is a relay of another generation that holds a part of a resource.
 type holder struct {
 	container string
 	bytes     uint64
@@ -330,8 +330,8 @@ func full(asked string, limit uint64, key string, taken uint64, holders []holder
 	return fmt.Sprintf("%s, and others have %s: %s", text, config.Size(taken), strings.Join(names, ", "))
 }
 
-// Staged returns the staging memory of relays in bytes, by the PCI address of the GPU. Staged
-// includes a concurrent claim or not.
+// Staged returns the staging memory of relays in bytes, by the PCI address of the GPU. The sum
+// may lack a concurrent claim.
 func Staged(l paths.Layout) (map[string]uint64, error) {
 	all, err := generation.IDs(l)
 	if err != nil {

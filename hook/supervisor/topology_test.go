@@ -47,8 +47,10 @@ func TestWriteTopologyListsGPUsOfContainer(t *testing.T) {
 				t.Errorf("topology of a container with %s: %s", want, text)
 			}
 		}
-		if info, err := os.Stat(file); err != nil || info.Mode() != 0o644 {
-			t.Errorf("mode %v, %v: every user of the container reads the file", info.Mode(), err)
+		if info, err := os.Stat(file); err != nil {
+			t.Error(err)
+		} else if info.Mode() != 0o644 {
+			t.Errorf("mode %v: every user of the container reads the file", info.Mode())
 		}
 		g.Config.Lanes = append(g.Config.Lanes, launch.Lane{GPU: launch.GPU{BusID: "0000:17:00.0"}})
 	}

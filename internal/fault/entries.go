@@ -192,7 +192,7 @@ var entries = []Entry{
 		[]string{"Start the container with `--device peerlane.dev/lane=` of that GPU."}, "containers.md"},
 	{NotExported, "the exported descriptor is no GPU memory",
 		"A program passed a descriptor that is not a whole allocation of CUDA's virtual memory management.",
-		[]string{"Export what cuMemCreate made with a POSIX file descriptor handle."}, "libpeerlane.md#which-memory"},
+		[]string{"Export memory that cuMemCreate made with a POSIX file descriptor handle."}, "libpeerlane.md#which-memory"},
 	{LimitMet, "the container has reached a limit of its relay",
 		"The error names the limit.",
 		[]string{"Free what the program does not use.", "Raise the key that the error names, or the container's memory " +

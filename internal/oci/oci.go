@@ -23,7 +23,7 @@ type Image struct {
 	Architecture string
 	// Config is the field config of the image's configuration.
 	Config map[string]any
-	// Time is the modification time of all files; the zero time is 1970.
+	// Time is the creation time in the image's configuration; the zero time is omitted.
 	Time time.Time
 }
 

@@ -7,11 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // board returns the plan of a board with gpus GPUs, and a NIC for every second GPU.

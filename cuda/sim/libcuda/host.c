@@ -22,8 +22,8 @@ struct log_header {
 	uint32_t version, devices;
 	uint64_t reserved[6];
 };
-_Static_assert(sizeof(struct log_header) == 64, "log.go reads the header as 64 bytes");
-_Static_assert(sizeof(struct device_log) == 64, "log.go reads records of 64 bytes");
+_Static_assert(sizeof(struct log_header) == 64, "host.go reads the header as 64 bytes");
+_Static_assert(sizeof(struct device_log) == 64, "host.go reads records of 64 bytes");
 
 static struct device devices[MAX_DEVICES];
 static int device_count;

@@ -25,7 +25,7 @@ static CUresult add(struct memory *m, uintptr_t base, size_t size, int kind, str
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// remove ends the range that begins at p, if the range has that kind.
+// drop ends the range that begins at p, if the range has that kind.
 static bool drop(uintptr_t p, int kind)
 {
 	pthread_mutex_lock(&ranges_mutex);

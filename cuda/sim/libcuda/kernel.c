@@ -34,8 +34,8 @@ struct kernel {
 	unsigned parameters;
 	int address, size, unit; // parameters with a range of memory, in units of unit bytes; -1: none
 	enum rights need;        // the kernel's access to that memory
-	int flag;                // parameter with the address of a flag; 0: none
-	int found;               // parameter with the address of the results
+	int flag;                // parameter with the address of a flag; -1: none
+	int found;               // parameter with the address of the results; -1: none
 	unsigned words, shared;  // words of the results per block, and of all blocks together
 	void (*run)(struct stream *s, struct launch *l);
 };
@@ -214,7 +214,8 @@ static void module_destroy(struct object *o)
 	free(m);
 }
 
-// entries finds the known kernels in the PTX, and writes unknown entries to log.
+// entries finds the known kernels in the PTX. It writes its error to log: text without
+// PTX, or the first unknown entry.
 static CUresult entries(const char *ptx, struct module *m, char *log, size_t n)
 {
 	static const char directive[] = ".entry";

@@ -2,9 +2,10 @@
 //
 // Locks, in the order in which a thread may take them: ranges (memory.c) > a context's
 // streams (context.c) > an event (event.c) > captures (graph.c) > a stream (stream.c) >
-// handles (object.c). No lock is shared between processes: processes share a file of
-// atomic counters (host.c), the memory itself, and the state of interprocess events
-// (ipc.c).
+// handles (object.c). A thread takes the lock of handles also with that of a module
+// (kernel.c), and no further lock with that of ipc.c. No mutex is shared between
+// processes: processes share a file of atomic counters (host.c), the memory itself, and
+// the state of interprocess events in files that their owners lock (ipc.c).
 #ifndef PEERLANE_SIM_H
 #define PEERLANE_SIM_H
 
@@ -19,7 +20,7 @@
 
 // --- host.c: the simulated host, and what this process sees of it
 
-struct device_log { // a record of the log; see log.go
+struct device_log { // a record of the log; see host.go
 	_Atomic uint64_t bytes_in, bytes_out, bytes_within, copies, contexts, allocated, slices, reserved;
 };
 
@@ -117,7 +118,7 @@ struct range {
 	size_t size;
 	enum { MAPPED, ALLOCATED, OPENED, HOST_ALLOCATED, HOST_REGISTERED } kind;
 	unsigned opens;        // of OPENED
-	struct memory *memory; // offset of the range's first byte in the memory
+	struct memory *memory; // the range begins at its first byte
 	struct context *owner; // of ALLOCATED and host memory
 	unsigned char rights[MAX_DEVICES]; // by device index; MAPPED only
 };

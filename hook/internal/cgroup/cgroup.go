@@ -95,8 +95,10 @@ func Make(l paths.Layout, id string) (*os.File, error) {
 	return dir, nil
 }
 
+// Parent returns the path of the directory of all groups of a layout.
 func (c Group) Parent() string { return filepath.Join(c.root, c.family) }
 
+// Path returns the path of the group.
 func (c Group) Path() string { return filepath.Join(c.Parent(), c.id) }
 
 // leaving returns the path of the group for ending supervisors that have left their own groups.
@@ -229,7 +231,7 @@ func enter(group string) error {
 func (c Group) remove() error {
 	err := os.WriteFile(filepath.Join(c.Path(), "cgroup.kill"), []byte("1"), 0)
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // no group, or a kernel before 5.14
-		return fmt.Errorf("killing what is left in %s: %w", c.Path(), err)
+		return fmt.Errorf("killing the remaining processes of %s: %w", c.Path(), err)
 	}
 	deadline := time.Now().Add(2 * time.Second)
 	for {

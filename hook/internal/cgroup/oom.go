@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,7 +27,7 @@ func MemoryKills() (uint64, error) {
 		if err == nil {
 			return oomKills(string(text))
 		}
-		errs = err
+		errs = errors.Join(errs, err)
 	}
 	return 0, errs
 }
@@ -40,18 +41,28 @@ func memoryFiles(groups, mountinfo string) (files []string) {
 			continue
 		}
 		if part[0] == "0" && part[1] == "" {
-			if root, _, ok := Mount(mountinfo, "cgroup2", ""); ok {
-				files = append(files, filepath.Join(root, part[2], "memory.events"))
+			if dir, ok := directory(mountinfo, "cgroup2", "", part[2]); ok {
+				files = append(files, filepath.Join(dir, "memory.events"))
 			}
 			continue
 		}
 		for _, controller := range strings.Split(part[1], ",") {
-			if root, _, ok := Mount(mountinfo, "cgroup", "memory"); ok && controller == "memory" {
-				files = append(files, filepath.Join(root, part[2], "memory.oom_control"))
+			if dir, ok := directory(mountinfo, "cgroup", "memory", part[2]); ok && controller == "memory" {
+				files = append(files, filepath.Join(dir, "memory.oom_control"))
 			}
 		}
 	}
 	return files
+}
+
+// directory returns the directory of a group; ok is false if no mount contains the group.
+func directory(mountinfo, filesystem, controller, group string) (dir string, ok bool) {
+	mount, root, ok := Mount(mountinfo, filesystem, controller)
+	below, err := filepath.Rel(root, group)
+	if !ok || err != nil || below == ".." || strings.HasPrefix(below, "../") {
+		return "", false
+	}
+	return filepath.Join(mount, below), true
 }
 
 // oomKills parses the number in a memory.events or a memory.oom_control.

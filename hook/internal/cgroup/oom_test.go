@@ -18,6 +18,11 @@ func TestMemoryFilesFindCountersOfKills(t *testing.T) {
 		{"1", "4:cpu:/y\n3:memory:/z\n", v1, []string{"/sys/fs/cgroup/memory/z/memory.oom_control"}},
 		{"both", "3:cpu,memory:/z\n0::/x\n", v1 + strings.ReplaceAll(v2, "/sys/fs/cgroup", "/sys/fs/cgroup/unified"),
 			[]string{"/sys/fs/cgroup/memory/z/memory.oom_control", "/sys/fs/cgroup/unified/x/memory.events"}},
+		{"2, a part of the hierarchy", "0::/docker/c/peerlane/x\n", strings.Replace(v2, " / ", " /docker/c ", 1),
+			[]string{"/sys/fs/cgroup/peerlane/x/memory.events"}},
+		{"1, the group itself", "3:memory:/docker/c\n", strings.ReplaceAll(v1, " / ", " /docker/c "),
+			[]string{"/sys/fs/cgroup/memory/memory.oom_control"}},
+		{"2, outside of the mount", "0::/x\n", strings.Replace(v2, " / ", " /docker/c ", 1), nil},
 		{"none", "0::/x\n", "", nil},
 		{"nonsense", "x\n::\n0:\n", v2, nil},
 	} {

@@ -1,7 +1,6 @@
 package unixsocket
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,15 +24,14 @@ func Listen(path string, mode uint32) (*os.File, error) {
 	}
 	socket := os.NewFile(uintptr(fd), path)
 	err = Through(path, func(short string) error {
-		err := os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrUnix{Name: short}))
-		if err == nil {
-			// No client can connect before listen(2), so the mode from the umask is never in
-			// effect.
-			err = errors.Join(
-				os.NewSyscallError("chmod", unix.Chmod(short, mode)),
-				os.NewSyscallError("listen", unix.Listen(fd, backlog)))
+		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: short}); err != nil {
+			return os.NewSyscallError("bind", err)
 		}
-		return err
+		// No client can connect before listen(2), so the mode from the umask is never in effect.
+		if err := unix.Chmod(short, mode); err != nil {
+			return os.NewSyscallError("chmod", err)
+		}
+		return os.NewSyscallError("listen", unix.Listen(fd, backlog))
 	})
 	if err != nil {
 		socket.Close()
@@ -55,12 +53,18 @@ func ConnectWithin(path string, limit time.Duration) (*os.File, error) {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	err = Through(path, func(short string) error {
-		// A timeout of 0 would mean no timeout.
-		wait := unix.NsecToTimeval(max(limit, time.Millisecond).Nanoseconds())
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait); err != nil {
-			return os.NewSyscallError("SO_SNDTIMEO", err)
+		for deadline := time.Now().Add(limit); ; {
+			// A timeout of 0 would mean no timeout.
+			wait := unix.NsecToTimeval(max(time.Until(deadline), time.Millisecond).Nanoseconds())
+			if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait); err != nil {
+				return os.NewSyscallError("SO_SNDTIMEO", err)
+			}
+			err := unix.Connect(fd, &unix.SockaddrUnix{Name: short})
+			// With SO_SNDTIMEO, the kernel does not restart connect(2) after a signal (signal(7)).
+			if err != unix.EINTR {
+				return os.NewSyscallError("connect", err)
+			}
 		}
-		return os.NewSyscallError("connect", unix.Connect(fd, &unix.SockaddrUnix{Name: short}))
 	})
 	if err != nil {
 		unix.Close(fd)

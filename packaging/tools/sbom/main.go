@@ -26,8 +26,8 @@ import (
 )
 
 func main() {
-	version := flag.String("version", "", "`VERSION` of what is described")
-	seconds := flag.Int64("time", 0, "when it was made, in `SECONDS` since 1970")
+	version := flag.String("version", "", "`VERSION` of the programs")
+	seconds := flag.Int64("time", 0, "creation time of the document, in `SECONDS` since 1970")
 	sums := flag.String("sums", "go.sum", "`FILE` with the sums of modules")
 	flag.Parse()
 	bom, err := describe(*version, time.Unix(*seconds, 0), *sums, flag.Args())
