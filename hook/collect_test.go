@@ -297,7 +297,7 @@ func TestKilledHookLeavesNothing(t *testing.T) {
 		}
 		all, err := generation.List(h.layout)
 		if err != nil || len(all) != 5 {
-			return fmt.Errorf("%d generations, want 5: %w", len(all), err)
+			return fmt.Errorf("%d generations, want 5: %v", len(all), err)
 		}
 		return nil
 	})

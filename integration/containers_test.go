@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -845,7 +846,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 		t.Errorf("peerlane relay inspect does not say so: %s", text)
 	}
 	_, err := client.Dial(context.Background(), filepath.Join(b.Layout.SocketDir(g.ID), paths.SocketName))
-	if err == nil || !fault.RelayDown.In(err.Error()) || !strings.Contains(err.Error(), says) {
+	if err == nil || !errors.Is(err, fault.RelayDown) || !strings.Contains(err.Error(), says) {
 		t.Errorf("a client hears %v", err)
 	}
 	b.mustLog(journal, says, "starting it again", a.id, g.ID)

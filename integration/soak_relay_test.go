@@ -293,7 +293,7 @@ func (s *relaySoak) logs() {
 	}
 }
 
-// quiet waits until no relay has a client, and returns the sum of the relays' reports.
+// quiet waits until the relay of a generation has no client and holds no resources, and returns the report.
 func (s *relaySoak) quiet(generation string) *launch.Report {
 	s.Helper()
 	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {

@@ -408,7 +408,7 @@ func cMessages(root string) (list []Message, err error) {
 	for _, at := range []string{"relay/libpeerlane/source", "relay/nccl/source"} {
 		files, err := filepath.Glob(filepath.Join(root, at, "*.c"))
 		if err != nil || len(files) == 0 {
-			return nil, fmt.Errorf("%s: %d files: %w", at, len(files), err)
+			return nil, fmt.Errorf("%s: %d files: %v", at, len(files), err)
 		}
 		for _, file := range files {
 			source, err := os.ReadFile(file)

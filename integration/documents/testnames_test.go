@@ -38,7 +38,7 @@ func declaredTests(t *testing.T) map[string]bool {
 }
 
 // unknownTests returns the names of tests in a text that no package declares, and the count of all
-// names. In a command with -run a name can be the begin of names.
+// names. In a command with -run a name can be the beginning of names.
 func unknownTests(text string, declared map[string]bool) (unknown []string, count int) {
 	for line := range strings.Lines(text) {
 		for _, name := range testName.FindAllString(line, -1) {

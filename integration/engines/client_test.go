@@ -250,7 +250,7 @@ func (r *report) exchangeAll(ctx context.Context, d *cuda.Driver, session *clien
 		for _, number := range strings.Split(list, ",") {
 			i, err := strconv.Atoi(number)
 			if err != nil || i >= n {
-				return fmt.Errorf("GPU %q of %d: %w", number, n, err)
+				return fmt.Errorf("GPU %q of %d: %v", number, n, err)
 			}
 			some = append(some, gpus[i])
 		}
@@ -357,7 +357,7 @@ func message(ctx context.Context, d *cuda.Driver, session *client.Session, from,
 	}
 	for _, op := range []*client.Operation{send, receive} {
 		if moved, err := op.Wait(ctx); err != nil || moved != messageBytes {
-			return fmt.Errorf("%d of %d bytes moved: %w", moved, messageBytes, err)
+			return fmt.Errorf("%d of %d bytes moved: %v", moved, messageBytes, err)
 		}
 	}
 	clear(bytes)

@@ -343,7 +343,7 @@ func (s *survey) needed(m method) bool {
 		if types.Implements(m.owner, i) || types.Implements(types.NewPointer(m.owner), i) {
 			return true
 		}
-		// Export data and source have different types for one interface: names of methods decide.
+		// Export data and source have different types for one interface: the signature of the method decides.
 		if i.NumMethods() == 1 && sameSignature(m, o) {
 			return true
 		}

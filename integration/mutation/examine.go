@@ -304,7 +304,7 @@ func (p *subject) runTests(by tester, names []string, limit time.Duration, varia
 	if err != nil {
 		return false, false, err
 	}
-	defer os.RemoveAll(temporary) // examine removes the rest
+	defer os.RemoveAll(temporary) // after a failure examine removes it with p.work
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	c := exec.CommandContext(ctx, p.confine, by.binary, "-test.failfast", "-test.timeout=0",

@@ -64,6 +64,9 @@ func cached(cache, key, name string, build func(dir string) error) (dir string, 
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return "", err
 	}
+	if err := os.Chtimes(filepath.Dir(dir), now, now); err != nil { // removeOld keeps the key
+		return "", err
+	}
 	if err := removeOld(cache, now); err != nil {
 		return "", err
 	}

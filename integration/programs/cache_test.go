@@ -56,6 +56,25 @@ func TestCachedRemovesKeysOfLongAgo(t *testing.T) {
 	}
 }
 
+func TestCachedAddsToKeyOfLongAgo(t *testing.T) {
+	cache := t.TempDir()
+	build := func(string) error { return nil }
+	if _, err := cached(cache, "old", "library", build); err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now().Add(-maxAge - time.Hour)
+	if err := os.Chtimes(filepath.Join(cache, "old"), before, before); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := cached(cache, "old", "program", build)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestKeyFollowsTheContentOfFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.c")
 	key := func(text string) string {

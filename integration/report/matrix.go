@@ -130,15 +130,15 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 			continue
 		}
 		if len(words) < 4 {
-			return nil, fmt.Errorf("line %d: %q: a cell needs a place, a case, a state, and a test or a reason", number, line)
+			return nil, refuse(number, "%q: a cell needs a place, a case, a state, and a test or a reason", line)
 		}
 		c := cell{place: words[0], name: words[1], state: words[2]}
 		if !slices.Contains(everyPlace, c.place) {
-			return nil, fmt.Errorf("line %d: unknown place %q; use one of %s", number, c.place,
+			return nil, refuse(number, "unknown place %q; use one of %s", c.place,
 				strings.Join(everyPlace, ", "))
 		}
 		if at := cellAt[c.String()]; at != 0 {
-			return nil, fmt.Errorf("line %d: duplicate of the cell %s at line %d", number, c, at)
+			return nil, refuse(number, "duplicate of the cell %s at line %d", c, at)
 		}
 		cellAt[c.String()] = number
 		switch c.state {
@@ -148,40 +148,48 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 		case cellCount:
 			n, err := strconv.Atoi(words[3])
 			if err != nil || n < 1 || len(words) != 4 {
-				return nil, fmt.Errorf("line %d: %q: a count is a number of cells, 1 or more", number, line)
+				return nil, refuse(number, "%q: a count is a number of cells, 1 or more", line)
 			}
 			c.count = n
 			cells = append(cells, c)
 			continue
 		case cellTested:
 			if len(words) != 4 {
-				return nil, fmt.Errorf("line %d: %q: a cell has exactly one test", number, line)
+				return nil, refuse(number, "%q: a cell has exactly one test", line)
 			}
 		case cellMaySkip:
 			if len(words) < 5 {
-				return nil, fmt.Errorf("line %d: %q: a test that may skip needs a reason", number, line)
+				return nil, refuse(number, "%q: a test that may skip needs a reason", line)
 			}
 		default:
-			return nil, fmt.Errorf("line %d: unknown state %q; use %s, %s, %s or %s", number, c.state, cellTested,
+			return nil, refuse(number, "unknown state %q; use %s, %s, %s or %s", c.state, cellTested,
 				cellMaySkip,
 				cellAbsent, cellCount)
 		}
 		c.test = words[3]
 		if _, name, _ := strings.Cut(c.test, "."); name == "" {
-			return nil,
-				fmt.Errorf("line %d: %q: name a test by the folder of its package, a full stop, and its name", number,
-					c.test)
+			return nil, refuse(number, "%q: name a test by the folder of its package, a full stop, and its name", c.test)
 		}
 		t := test{c.place, c.test}
 		if at := testAt[t]; at != 0 {
-			return nil, fmt.Errorf("line %d: %s is in the cell of line %d already; a test covers one cell per place",
-				number,
-				c.test, at)
+			return nil, refuse(number, "%s is in the cell of line %d already; a test covers one cell per place", c.test, at)
 		}
 		testAt[t] = number
 		cells = append(cells, c)
 	}
 	return cells, lines.Err()
+}
+
+// lineError is the error of a line of the matrix.
+type lineError struct {
+	line   int
+	reason string
+}
+
+func (e *lineError) Error() string { return fmt.Sprintf("line %d: %s", e.line, e.reason) }
+
+func refuse(line int, format string, arguments ...any) error {
+	return &lineError{line, fmt.Sprintf(format, arguments...)}
 }
 
 // compare finds the cells of the run's places whose test did not run, failed or was skipped, and

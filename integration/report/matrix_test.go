@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -222,11 +223,13 @@ func TestMatrixTornLineIsRefused(t *testing.T) {
 		"vm-small a count":                                     "a test or a reason",
 		"vm-small a count few":                                 "a number of cells",
 		"vm-small a count 0":                                   "a number of cells",
-		"host a absent x\n# between\nhost a absent y":          "line 3: duplicate of the cell host a at line 1",
-		"host a tested a.TestA\nhost b may-skip a.TestA rains": "line 2: a.TestA is in the cell of line 1 already",
+		"host a absent x\n# between\nhost a absent y":          "duplicate of the cell host a at line 1",
+		"host a tested a.TestA\nhost b may-skip a.TestA rains": "a.TestA is in the cell of line 1 already",
 	} {
-		if _, err := parseMatrix(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), words) {
-			t.Errorf("%q gives %v, not an error with %q", text, err, words)
+		_, err := parseMatrix(strings.NewReader(text))
+		e, ok := errors.AsType[*lineError](err)
+		if last := 1 + strings.Count(text, "\n"); !ok || e.line != last || !strings.Contains(e.reason, words) {
+			t.Errorf("%q gives %v, not an error of line %d with %q", text, err, last, words)
 		}
 	}
 }

@@ -1,8 +1,11 @@
 // Testrun runs the tests of packages like `go test -json`, and keeps the binaries.
 //
-//	testrun -build [-plain PACKAGES] DIR PACKAGE...     build what is not up to date in DIR
-//	testrun [-plain PACKAGES] [-p N] DIR PACKAGE...     run it, and print the events
-//	testrun -cost [-plain PACKAGES] DIR PACKAGE...      run every test alone, and print its processor time
+//	testrun -build [-plain PACKAGES] DIR PACKAGE...
+//	        build the binaries that are not up to date in DIR
+//	testrun [-plain PACKAGES] [-parts PACKAGE=N ...] [-p N] DIR PACKAGE...
+//	        run the tests, and print the events
+//	testrun -cost [-plain PACKAGES] DIR PACKAGE...
+//	        run every test alone, and print the processor time of each test
 //
 // A run writes the processor time of packages into DIR/usage.txt, the largest first.
 //
@@ -44,7 +47,7 @@ func main() {
 	atOnce := flag.Int("p", 4, "number of packages to run concurrently")
 	flag.Parse()
 	if flag.NArg() < 2 || *atOnce < 1 {
-		fmt.Fprintln(os.Stderr, "usage: testrun [-build] [-plain PACKAGES] [-p N] DIR PACKAGE...")
+		fmt.Fprintln(os.Stderr, "usage: testrun [-build | -cost] [-plain PACKAGES] [-parts PACKAGE=N] [-p N] DIR PACKAGE...")
 		os.Exit(2)
 	}
 	what := runAll

@@ -284,7 +284,8 @@ const (
 )
 
 // round sends the messages of one side, and receives and compares the messages of the other side.
-// After a failure round has closed the session and compared the arrived messages.
+// If a message fails, round compares the other messages and closes the session; if a post fails,
+// round only closes the session.
 func (p *process) round(ctx context.Context, o order, r *reply) error {
 	p.rounds++
 	sends, receives := o.Round.messages(o.Side, p.bytes), o.Round.messages(1-o.Side, p.bytes)

@@ -26,7 +26,7 @@ func Program(ctx context.Context, name string, arguments ...string) *exec.Cmd {
 	return c
 }
 
-// step runs a program and shows its output only on failure.
+// step runs a program and returns the standard output; an error has the end of all output.
 func step(ctx context.Context, dir, name string, arguments ...string) ([]byte, error) {
 	c := Program(ctx, name, arguments...)
 	c.Dir = dir

@@ -32,17 +32,31 @@ var (
 // checkSubject returns an error for the subject of a commit without the form
 // "package: verb …".
 func checkSubject(subject string) error {
+	reason := subjectReason(subject)
+	if reason == "" {
+		return nil
+	}
+	return &subjectError{subject, reason}
+}
+
+// subjectError is the error of a subject of a commit.
+type subjectError struct{ subject, reason string }
+
+func (e *subjectError) Error() string { return fmt.Sprintf("%q %s", e.subject, e.reason) }
+
+// subjectReason returns the reason to refuse a subject, empty for a correct subject.
+func subjectReason(subject string) string {
 	if n := utf8.RuneCountInString(subject); n > maxSubject {
-		return fmt.Errorf("%q has %d columns, limit %d", subject, n, maxSubject)
+		return fmt.Sprintf("has %d columns, limit %d", n, maxSubject)
 	}
 	m := subjectForm.FindStringSubmatch(subject)
 	if m == nil {
-		return fmt.Errorf("%q is not \"package: verb …\"", subject)
+		return "is not \"package: verb …\""
 	}
 	if verb := m[2]; notAVerb.MatchString(verb) && !isAVerb.MatchString(verb) {
-		return fmt.Errorf("%q: unknown verb %q in the imperative", subject, verb)
+		return fmt.Sprintf("has the unknown verb %q in the imperative", verb)
 	}
-	return nil
+	return ""
 }
 
 // git returns the output of a git command in root. safe.directory makes git accept a checkout

@@ -101,9 +101,9 @@ func (d *Driver) resources(devices []resourceapi.Device) resourceslice.DriverRes
 	}}
 }
 
-// observe returns the devices of the node, nil where the host is unreadable. An unreadable plan keeps
-// the published devices: a refresh replaces the plan within seconds. A missing plan delays the first
-// devices. The attribute registration follows a module that is loaded later.
+// observe returns the devices of the node, and nil if the host is unreadable: Run then keeps the
+// published devices, because a refresh replaces an unreadable plan within seconds, and publishes no
+// devices before the first plan. The attribute registration follows a module that is loaded later.
 func (d *Driver) observe() ([]resourceapi.Device, error) {
 	o, err := d.monitor.Observe()
 	if o == nil {

@@ -252,13 +252,21 @@ func (c Cluster) combine(ctx context.Context, requests []request, node string, d
 	taken map[[3]string]string) (lines []string) {
 	for _, r := range requests {
 		for _, constraint := range r.constraints {
-			if constraint.MatchAttribute == nil || len(constraint.Requests) > 0 && constraint.Requests[0] != r.name {
+			constrained := constraint.Requests
+			if len(constrained) == 0 { // the constraint applies to the whole claim
+				for _, other := range requests {
+					if other.claim == r.claim {
+						constrained = append(constrained, other.name)
+					}
+				}
+			}
+			if constraint.MatchAttribute == nil || constrained[0] != r.name {
 				continue // reported with the first request, or without an attribute
 			}
 			common := map[string]int{}
 			names := 0
 			for _, other := range requests {
-				if other.claim != r.claim || len(constraint.Requests) > 0 && !slices.Contains(constraint.Requests, other.name) {
+				if other.claim != r.claim || !slices.Contains(constrained, other.name) {
 					continue
 				}
 				names++
@@ -268,7 +276,7 @@ func (c Cluster) combine(ctx context.Context, requests []request, node string, d
 			}
 			if !slices.Contains(slices.Collect(maps.Values(common)), names) {
 				lines = append(lines, fmt.Sprintf("claim %s, node %s: no free devices of the requests %s have the same %s",
-					r.claim, node, strings.Join(constraint.Requests, ", "), *constraint.MatchAttribute))
+					r.claim, node, strings.Join(constrained, ", "), *constraint.MatchAttribute))
 			}
 		}
 	}
@@ -279,19 +287,30 @@ func (c Cluster) combine(ctx context.Context, requests []request, node string, d
 	return lines
 }
 
-// values returns the values of an attribute.
+// values returns the values of an attribute with the type, because a number never equals a text.
 func values(devices []device, name resourceapi.FullyQualifiedName) map[string]bool {
 	all := map[string]bool{}
 	for _, d := range devices {
 		attribute, has := d.Attributes[resourceapi.QualifiedName(name)]
 		if domain, own, qualified := strings.Cut(string(name), "/"); !has && qualified && domain == d.driver {
-			attribute, has = d.Attributes[resourceapi.QualifiedName(own)]
+			attribute = d.Attributes[resourceapi.QualifiedName(own)]
 		}
-		if has && attribute.StringValue != nil {
-			all[*attribute.StringValue] = true
-		}
+		add(all, "string", attribute.StringValue, attribute.StringValues)
+		add(all, "version", attribute.VersionValue, attribute.VersionValues)
+		add(all, "int", attribute.IntValue, attribute.IntValues)
+		add(all, "bool", attribute.BoolValue, attribute.BoolValues)
 	}
 	return all
+}
+
+// add adds the value and the elements of a list: the scheduler matches elements.
+func add[T any](all map[string]bool, kind string, value *T, list []T) {
+	if value != nil {
+		list = []T{*value} // an attribute has a value or a list
+	}
+	for _, v := range list {
+		all[fmt.Sprint(kind, " ", v)] = true
+	}
 }
 
 func compile(selectors []resourceapi.DeviceSelector) (compiled []cel.CompilationResult, err error) {

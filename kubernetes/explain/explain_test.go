@@ -62,6 +62,15 @@ func cluster() Cluster {
 	}
 }
 
+// number gives the devices of a slice an attribute that is a number, and constrains the template by it.
+func number(c *Cluster, slice int, value int64) {
+	const name = "resource.kubernetes.io/numaNode"
+	for _, d := range c.Slices[slice].Spec.Devices {
+		d.Attributes[name] = resourceapi.DeviceAttribute{IntValue: &value}
+	}
+	c.Templates[0].Spec.Spec.Devices.Constraints[0].MatchAttribute = ptr.To(resourceapi.FullyQualifiedName(name))
+}
+
 func TestPodNamesTheCause(t *testing.T) {
 	pod := func() *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}, Spec: corev1.PodSpec{
@@ -83,6 +92,20 @@ func TestPodNamesTheCause(t *testing.T) {
 			c.Claims = append(c.Claims, allocated("x", "peerlane.dev", "pee-a"), allocated("y", "peerlane.dev", "pee-b"))
 		}, []string{gpu + "2 free", lane + "0 free, 2 allocated (pee-a by default/x, pee-b by default/y)"}},
 		{"free GPU and free lane differ", func(_ *corev1.Pod, c *Cluster) {
+			c.Claims = append(c.Claims, allocated("x", "peerlane.dev", "pee-a"), allocated("y", "gpu.nvidia.com", "gpu-b"))
+		}, []string{gpu + "1 free, 1 allocated (gpu-b by default/y)", lane + "1 free, 1 allocated (pee-a by default/x)",
+			"claim devices, node n1: no free devices of the requests gpu, lane have the same " + busID}},
+		{"free GPU and free lane have the same number", func(_ *corev1.Pod, c *Cluster) {
+			number(c, 0, 1)
+			number(c, 1, 1)
+		}, []string{gpu + "2 free", lane + "2 free", "Node n1 has devices"}},
+		{"numbers of free GPU and free lane differ", func(_ *corev1.Pod, c *Cluster) {
+			number(c, 0, 0)
+			number(c, 1, 1)
+		}, []string{gpu + "2 free", lane + "2 free",
+			"claim devices, node n1: no free devices of the requests gpu, lane have the same resource.kubernetes.io/numaNode"}},
+		{"a constraint of all requests", func(_ *corev1.Pod, c *Cluster) {
+			c.Templates[0].Spec.Spec.Devices.Constraints[0].Requests = nil
 			c.Claims = append(c.Claims, allocated("x", "peerlane.dev", "pee-a"), allocated("y", "gpu.nvidia.com", "gpu-b"))
 		}, []string{gpu + "1 free, 1 allocated (gpu-b by default/y)", lane + "1 free, 1 allocated (pee-a by default/x)",
 			"claim devices, node n1: no free devices of the requests gpu, lane have the same " + busID}},

@@ -161,7 +161,7 @@ func (p *planner) findGPU(name string) (int, error) {
 func (p *planner) findWorking(name string) (int, error) {
 	g, err := p.findGPU(name)
 	if err == nil && p.refused[g] != "" {
-		err = &refusedError{fmt.Sprintf("GPU %d", p.host.GPUs[g].Index), p.refused[g]}
+		err = &RefusedError{fmt.Sprintf("GPU %d", p.host.GPUs[g].Index), p.refused[g]}
 	}
 	return g, err
 }
@@ -286,7 +286,7 @@ func (p *planner) assignedNICs(names []string, servers []int) ([]string, error) 
 			return nil, &keyError{fmt.Sprintf("nics: %q", name), errNICName}
 		}
 		if n := p.nic(name); n >= 0 && p.host.NICs[n].Refusal() != "" {
-			return nil, &keyError{"nics", &refusedError{name, p.host.NICs[n].Refusal()}}
+			return nil, &keyError{"nics", &RefusedError{name, p.host.NICs[n].Refusal()}}
 		}
 	}
 	if len(names) > 0 {

@@ -134,7 +134,7 @@ func TestConfigurationOfMissingDevicesIsRefused(t *testing.T) {
 		{Config{Groups: map[string][]string{"half": {"0", "0"}}}, []string{"groups.half"}, &twiceError{gpu: 0}, ""},
 		{Config{Groups: map[string][]string{"half": nil}}, []string{"groups.half"}, errEmptyGroup, ""},
 		{Config{Exclude: Exclude{GPUs: []string{"1"}}, Groups: map[string][]string{"half": {"0", "1"}}},
-			[]string{"groups.half"}, &refusedError{"GPU 1", "configuration excludes it (plan.exclude.gpus)"}, ""},
+			[]string{"groups.half"}, &RefusedError{"GPU 1", "configuration excludes it (plan.exclude.gpus)"}, ""},
 		{Config{Lanes: []Assignment{{GPU: "0", Kind: "relay", NICs: []string{"a"}}}},
 			[]string{`plan.lane for GPU "0"`, "kind"}, &valueError{"relay", "must be direct, staged or bounce"}, ""},
 		{Config{Lanes: []Assignment{{GPU: "0", Kind: KindDirect, Servers: []string{"1"}}}},

@@ -54,10 +54,13 @@ func (e *twiceError) Error() string {
 	return fmt.Sprintf("GPU %d is named twice", e.gpu)
 }
 
-// refusedError is the cause of a GPU or a NIC that cannot have or serve a lane.
-type refusedError struct{ device, reason string }
+// RefusedError is the cause of a GPU or a NIC that cannot have or serve a lane.
+type RefusedError struct {
+	Device string // such as "GPU 1", or the name of a NIC
+	Reason string
+}
 
-func (e *refusedError) Error() string { return e.device + ": " + e.reason }
+func (e *RefusedError) Error() string { return e.Device + ": " + e.Reason }
 
 // unknownNICError is the cause of a name without a NIC on the host.
 type unknownNICError struct {

@@ -340,9 +340,9 @@ func TestWrongConfigurationIsRefusedWithAReason(t *testing.T) {
 			""},
 		{"a NIC without a name", none, lanes(Assignment{GPU: "0", NICs: []string{""}}), zero(`nics: ""`), errNICName, ""},
 		{"a GPU in MIG mode", mig, lanes(Assignment{GPU: "1", NICs: []string{"mlx5_0"}}),
-			[]string{`plan.lane for GPU "1"`}, &refusedError{"GPU 1", mig.GPUs[1].Refusal()}, ""},
+			[]string{`plan.lane for GPU "1"`}, &RefusedError{"GPU 1", mig.GPUs[1].Refusal()}, ""},
 		{"a server in MIG mode", mig, lanes(Assignment{GPU: "2", Servers: []string{"1"}}),
-			[]string{`plan.lane for GPU "2"`, "servers"}, &refusedError{"GPU 1", mig.GPUs[1].Refusal()}, ""},
+			[]string{`plan.lane for GPU "2"`, "servers"}, &RefusedError{"GPU 1", mig.GPUs[1].Refusal()}, ""},
 	} {
 		_, err := Make(tt.host, tt.config)
 		if diff := cmp.Diff(tt.keys, keysOf(err)); diff != "" {

@@ -136,8 +136,8 @@ func TestManagementBridgeHasReason(t *testing.T) {
 	if err != nil || len(p.Lanes[0].NICs) != 1 || p.Lanes[0].NICs[0] != "mlx5_0" {
 		t.Errorf("the lane is %+v, %v", p.Lanes, err)
 	}
-	if _, err := planner.Make(h, planner.Config{Lanes: []planner.Assignment{{GPU: "0",
-		NICs: []string{"mlx5_1"}}}}); err == nil || !strings.Contains(err.Error(), "management bridge") {
+	_, err = planner.Make(h, planner.Config{Lanes: []planner.Assignment{{GPU: "0", NICs: []string{"mlx5_1"}}}})
+	if e, ok := errors.AsType[*planner.RefusedError](err); !ok || e.Device != "mlx5_1" || e.Reason != h.NICs[1].Refusal() {
 		t.Errorf("a lane over a bridge, by configuration: %v", err)
 	}
 	sameHost(t, o)

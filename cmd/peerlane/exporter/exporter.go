@@ -3,6 +3,7 @@
 package exporter
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -126,6 +127,10 @@ func Host(l paths.Layout) Source {
 	}
 }
 
+// ErrTenants is the cause of a refusal to export the metrics of a host with several tenants.
+var ErrTenants = errors.New(
+	"tenancy = \"multi\", and every user of this host can read metrics; set exporter.multi_tenancy = true to allow this")
+
 // Allowed refuses to export the metrics of a host with several tenants, unless
 // exporter.multi_tenancy permits it: every user of the host can read them.
 func Allowed(l paths.Layout) error {
@@ -134,9 +139,7 @@ func Allowed(l paths.Layout) error {
 		return err
 	}
 	if c.CDI.Tenancy == config.TenancyMulti && !c.Exporter.MultiTenancy {
-		return fmt.Errorf(
-			"exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; set "+
-				"exporter.multi_tenancy = true to allow this", l.ConfigFile())
+		return fmt.Errorf("exporting metrics: %s has %w", l.ConfigFile(), ErrTenants)
 	}
 	return nil
 }

@@ -34,6 +34,9 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 
 const gpu3 = "0000:3b:00.0"
 
+// errDamaged is the error of a generation that is not in the list.
+var errDamaged = errors.New("generation a4: the file is damaged")
+
 // working returns a host with a working relay, a relay that does not answer, a relay without a
 // supervisor, a drained relay, and the files of an ended container.
 func working() ([]generation.Info, control.Reports, error) {
@@ -76,8 +79,7 @@ func working() ([]generation.Info, control.Reports, error) {
 	return []generation.Info{ended, info("a5", "drained", generation.StateDrained, true),
 			trainer, info("a2", "silent", "", true), info("a3", "gone",
 				generation.StateReady, false)},
-		control.Reports{"a1": {Report: report}, "a2": {NoReport: "it starts"}}, errors.New(
-			"generation a4: the file is damaged")
+		control.Reports{"a1": {Report: report}, "a2": {NoReport: "it starts"}}, errDamaged
 }
 
 func registry(t *testing.T) (*prometheus.Registry, *[]error) {
@@ -137,7 +139,7 @@ peerlane_exporter_last_scrape_error 1
 		"peerlane_staging_bytes", "peerlane_exporter_last_scrape_error"); err != nil {
 		t.Error(err)
 	}
-	if len(*logged) != 1 || !strings.Contains((*logged)[0].Error(), "a4") {
+	if len(*logged) != 1 || !errors.Is((*logged)[0], errDamaged) {
 		t.Errorf("logged %v", *logged)
 	}
 	if n, err := testutil.GatherAndCount(r, "peerlane_lane_bytes_total"); err != nil || n != 2 {

@@ -251,7 +251,7 @@ func (c *Client) feed(id int64, p *process, stdin io.Reader) {
 func (c *Client) ended(cmd Command, p *process, e exit) error {
 	switch {
 	case e.Failed != "":
-		return fmt.Errorf("starting %q in the guest: %s", cmd.Argv, e.Failed)
+		return &startError{cmd.Argv, e.Failed, e.Errno}
 	case e.Status != 0:
 		return &ExitError{Argv: cmd.Argv, Status: e.Status}
 	}

@@ -4,7 +4,9 @@
 package control
 
 import (
+	"errors"
 	"fmt"
+	"syscall"
 	"time"
 )
 
@@ -43,6 +45,25 @@ type ExitError struct {
 
 func (e *ExitError) Error() string { return fmt.Sprintf("%q ended with status %d", e.Argv, e.Status) }
 
+// startError reports a process that did not start.
+type startError struct {
+	argv  []string
+	cause string
+	errno syscall.Errno // 0 for a cause without a number
+}
+
+func (e *startError) Error() string {
+	return fmt.Sprintf("starting %q in the guest: %s", e.argv, e.cause)
+}
+
+// Unwrap returns the number, if any.
+func (e *startError) Unwrap() error {
+	if e.errno == 0 {
+		return nil
+	}
+	return e.errno
+}
+
 // inputCredit is the limit of input in flight, in bytes: the sender keeps unread input, so that no
 // frame waits behind the input.
 const inputCredit = 1 << 20
@@ -68,6 +89,13 @@ type frame struct {
 }
 
 type exit struct {
-	Status int    `json:"status"`
-	Failed string `json:"failed,omitempty"` // error of the start
+	Status int           `json:"status"`
+	Failed string        `json:"failed,omitempty"` // error of the start
+	Errno  syscall.Errno `json:"errno,omitempty"`  // number of Failed, if any
+}
+
+// failedStart returns the report of a process that did not start.
+func failedStart(err error) *exit {
+	errno, _ := errors.AsType[syscall.Errno](err)
+	return &exit{Failed: err.Error(), Errno: errno}
 }

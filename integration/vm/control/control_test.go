@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"strings"
 	"testing"
@@ -69,7 +70,8 @@ func TestProcessesRunAtOnce(t *testing.T) {
 func TestFailedStartReturnsCause(t *testing.T) {
 	c := agent(t)
 	err := c.Run(t.Context(), Command{Argv: []string{"/no/such/program"}}, nil, nil, nil)
-	if err == nil || !strings.Contains(err.Error(), "no such file") {
+	e, ok := errors.AsType[*startError](err)
+	if !ok || e.argv[0] != "/no/such/program" || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 	if err := c.Run(t.Context(), Command{}, nil, nil, nil); err == nil {

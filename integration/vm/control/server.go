@@ -67,7 +67,7 @@ func (s *server) take(f frame) error {
 	}
 	if f.Start != nil {
 		if err := s.start(f.ID, *f.Start); err != nil {
-			return s.send(frame{ID: f.ID, Exit: &exit{Failed: err.Error()}})
+			return s.send(frame{ID: f.ID, Exit: failedStart(err)})
 		}
 		return nil
 	}
@@ -217,7 +217,7 @@ func (s *server) copy(id int64, from io.Reader, isError bool) {
 
 func result(cmd *exec.Cmd, err error) *exit {
 	if cmd.ProcessState == nil {
-		return &exit{Failed: err.Error()}
+		return failedStart(err)
 	}
 	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	if ok && status.Signaled() {

@@ -1,6 +1,7 @@
 package pcitree
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -65,6 +66,22 @@ type line struct {
 	uuid      string
 }
 
+// tableError is the error of a table.
+type tableError struct {
+	line  int // 0 for an error of the whole table
+	cause error
+}
+
+func (e *tableError) Error() string {
+	if e.line == 0 {
+		return fmt.Sprintf("PCIe table: %v", e.cause)
+	}
+	return fmt.Sprintf("PCIe table, line %d: %v", e.line, e.cause)
+}
+
+// Unwrap returns the cause.
+func (e *tableError) Unwrap() error { return e.cause }
+
 // Parse reads a table; an error names the line.
 func Parse(text string) (*Tree, error) {
 	var top []*line
@@ -79,7 +96,7 @@ func Parse(text string) (*Tree, error) {
 		}
 		l := &line{number: number, indent: indentation(row)}
 		if err := l.parse(words); err != nil {
-			return nil, fmt.Errorf("PCIe table, line %d: %w", number, err)
+			return nil, &tableError{number, err}
 		}
 		for len(open) > 0 && open[len(open)-1].indent >= l.indent {
 			open = open[:len(open)-1]
@@ -92,12 +109,12 @@ func Parse(text string) (*Tree, error) {
 			top = append(top, l)
 		}
 		if err := l.fits(above); err != nil {
-			return nil, fmt.Errorf("PCIe table, line %d: %w", number, err)
+			return nil, &tableError{number, err}
 		}
 		open = append(open, l)
 	}
 	if len(top) == 0 {
-		return nil, fmt.Errorf("PCIe table: no host bridge; begin with a line such as host-bridge 0000:15 numa=0")
+		return nil, &tableError{0, errors.New("no host bridge; begin with a line such as host-bridge 0000:15 numa=0")}
 	}
 	return place(top)
 }

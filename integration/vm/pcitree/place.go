@@ -98,9 +98,9 @@ func place(top []*line) (*Tree, error) {
 		}
 	}
 	if t.window > maxWindow {
-		return nil, fmt.Errorf(
-			"PCIe table: the BARs below one host bridge may need %d GiB, above the guest's maximum of %d; spread the GPUs "+
-				"over more host bridges", t.window>>30, uint64(maxWindow)>>30)
+		return nil, &tableError{0, fmt.Errorf(
+			"the BARs below one host bridge may need %d GiB, above the guest's maximum of %d; spread the GPUs "+
+				"over more host bridges", t.window>>30, uint64(maxWindow)>>30)}
 	}
 	return t, t.nameGPUs()
 }
@@ -108,12 +108,12 @@ func place(top []*line) (*Tree, error) {
 func (p *placing) newBus(l *line) (int, error) {
 	bus := p.next
 	if bus > 0xff {
-		return 0, fmt.Errorf("PCIe table, line %d: out of bus numbers: host bridge %04x:%02x has more buses than "+
-			"there are up to ff", l.number, p.root.domain, p.root.bus)
+		return 0, &tableError{l.number, fmt.Errorf("out of bus numbers: host bridge %04x:%02x has more buses than "+
+			"there are up to ff", p.root.domain, p.root.bus)}
 	}
 	if other, ok := p.taken[[2]int{p.root.domain, bus}]; ok {
-		return 0, fmt.Errorf("PCIe table, line %d: bus %04x:%02x is in use by line %d; move the host bridges apart",
-			l.number, p.root.domain, bus, other)
+		return 0, &tableError{l.number, fmt.Errorf("bus %04x:%02x is in use by line %d; move the host bridges apart",
+			p.root.domain, bus, other)}
 	}
 	p.taken[[2]int{p.root.domain, bus}] = l.number
 	p.next++
@@ -122,7 +122,7 @@ func (p *placing) newBus(l *line) (int, error) {
 
 func (p *placing) add(f *function) error {
 	if len(p.tree.functions) == maxFunctions {
-		return fmt.Errorf("PCIe table, line %d: there are more than %d functions", f.line.number, maxFunctions)
+		return &tableError{f.line.number, fmt.Errorf("there are more than %d functions", maxFunctions)}
 	}
 	f.root, f.minor = p.root, -1
 	p.tree.functions = append(p.tree.functions, f)
@@ -183,8 +183,8 @@ func negotiate(above link, l *line) (link, error) {
 		return most, nil
 	}
 	if l.current.gen > most.gen || l.current.width > most.width {
-		return link{}, fmt.Errorf("PCIe table, line %d: link=gen%dx%d exceeds the common maximum of both ends, gen%dx%d",
-			l.number, l.current.gen, l.current.width, most.gen, most.width)
+		return link{}, &tableError{l.number, fmt.Errorf("link=gen%dx%d exceeds the common maximum of both ends, gen%dx%d",
+			l.current.gen, l.current.width, most.gen, most.width)}
 	}
 	return l.current, nil
 }
@@ -228,7 +228,7 @@ func (t *Tree) nameGPUs() error {
 			f.uuid = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 		}
 		if other, ok := lines[f.uuid]; ok {
-			return fmt.Errorf("PCIe table, line %d: UUID %s is in use by line %d", f.line.number, f.uuid, other)
+			return &tableError{f.line.number, fmt.Errorf("UUID %s is in use by line %d", f.uuid, other)}
 		}
 		lines[f.uuid] = f.line.number
 		if f.line.driver == "nvidia" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/cmd/peerlane/exporter"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -54,8 +56,7 @@ func TestExportOfSeveralTenantsIsRefused(t *testing.T) {
 	if err := os.WriteFile(l.ConfigFile(), []byte("[cdi]\ntenancy = \"multi\"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	err := export(t.Context(), l, "127.0.0.1:0")
-	if err == nil || !strings.Contains(err.Error(), "exporter.multi_tenancy") {
+	if err := export(t.Context(), l, "127.0.0.1:0"); !errors.Is(err, exporter.ErrTenants) {
 		t.Error(err)
 	}
 }

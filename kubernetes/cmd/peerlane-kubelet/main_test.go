@@ -17,9 +17,8 @@ import (
 	apiversion "k8s.io/apimachinery/pkg/version"
 )
 
-// apiServer serves a release, the emulated release unless empty, and the resources of resource.k8s.io/v1
-// with an HTTP status. The result
-// is a kubeconfig file.
+// apiServer serves a release, the emulated release unless empty, and the resources of
+// resource.k8s.io/v1 with an HTTP status. The result is a kubeconfig file.
 func apiServer(t *testing.T, release, emulated string, status int) string {
 	t.Helper()
 	mux := http.NewServeMux()

@@ -135,7 +135,7 @@ func install(root, key, transport string) (*testbed.Host, error) {
 	// Keep the GPU vendor's specification; replace Peerlane's.
 	own, err := filepath.Glob(filepath.Join(h.CDIDir(), "peerlane*"))
 	if err != nil || len(own) == 0 {
-		return nil, fmt.Errorf("%d specifications of Peerlane's (%w)", len(own), err)
+		return nil, fmt.Errorf("%d specifications of Peerlane's: %v", len(own), err)
 	}
 	for _, file := range append(own, h.Layout.PlanFile()) {
 		if err := os.Remove(file); err != nil {
@@ -239,7 +239,7 @@ func take(h *testbed.Host, id string, to io.WriteCloser, write func([]byte) erro
 		}
 		var list []*control.Inspection
 		if err := json.Unmarshal(out, &list); err != nil || len(list) != 1 {
-			return fmt.Errorf("%d generations (%w)", len(list), err)
+			return fmt.Errorf("%d generations, want 1: %v", len(list), err)
 		}
 		text, err := json.Marshal(hostLine{Line: across.Line{Kind: inspected}, Inspection: list[0]})
 		if err == nil {

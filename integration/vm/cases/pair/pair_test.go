@@ -283,7 +283,7 @@ func reaches(t *testing.T, address string) bool {
 		conn.Close()
 		return true
 	}
-	return strings.Contains(err.Error(), "refused")
+	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
 func TestDelayIsMeasured(t *testing.T) {

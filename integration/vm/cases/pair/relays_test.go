@@ -160,7 +160,7 @@ func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 		}
 		for _, op := range []*client.Operation{send, receive} {
 			if moved, err := op.Wait(ctx); err != nil || moved != n {
-				return fmt.Errorf("message %d of %d bytes: %d, %w", i, n, moved, err)
+				return fmt.Errorf("message %d of %d bytes: %d, %v", i, n, moved, err)
 			}
 		}
 		if !bytes.Equal(in.Data[:n], content(1-guest, i, n)) {

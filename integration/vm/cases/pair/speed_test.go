@@ -72,7 +72,7 @@ func (t *talk) stream(ctx context.Context, sends bool, messages int, bytes uint6
 	for i := range messages + inFlight {
 		if i >= inFlight && i-inFlight < messages {
 			if n, err := under[0].Wait(ctx); err != nil || n != bytes {
-				return fmt.Errorf("message %d: %d bytes, %w", i-inFlight, n, err)
+				return fmt.Errorf("message %d: %d bytes, want %d: %v", i-inFlight, n, bytes, err)
 			}
 			under = under[1:]
 		}

@@ -20,7 +20,7 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
-// nullSocket starts a unit that only sends a byte, as peerlane-relay.socket starts a relay's unit.
+// nullSocket starts a unit that only sends a line, as peerlane-relay.socket starts a relay's unit.
 const (
 	nullAddress = "/run/null.sock"
 	nullSocket  = "[Socket]\nListenSequentialPacket=" + nullAddress + "\nAccept=yes\nTriggerLimitIntervalSec=0\n"
@@ -28,7 +28,7 @@ const (
 		"echo here\nStandardInput=socket\nStandardOutput=socket\n"
 )
 
-// BenchmarkLauncher measures the wait of a hook: for a unit of systemd that sends one byte, for a
+// BenchmarkLauncher measures the wait of a hook: for a unit of systemd that sends a line, for a
 // relay started by systemd, and for a relay started by fork, in turn.
 func BenchmarkLauncher(b *testing.B) {
 	o := newOperator(b, asItIs)
@@ -102,7 +102,7 @@ func BenchmarkLauncher(b *testing.B) {
 	b.ReportMetric(median("systemd")/median("fork"), "systemd/fork")
 }
 
-// null waits for the byte of the null unit.
+// null returns the wait for the line of the null unit.
 func null() (time.Duration, error) {
 	began := time.Now()
 	conn, err := net.Dial("unixpacket", nullAddress)
@@ -116,7 +116,7 @@ func null() (time.Duration, error) {
 	word := make([]byte, 10)
 	n, err := conn.Read(word)
 	if err != nil || string(word[:n]) != "here\n" {
-		return 0, fmt.Errorf("the null unit says %q, %w", word[:n], err)
+		return 0, fmt.Errorf("the null unit says %q, %v", word[:n], err)
 	}
 	took := time.Since(began)
 	_, err = conn.Read(word)

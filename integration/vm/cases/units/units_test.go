@@ -275,7 +275,8 @@ func (o *operator) end(c *container) {
 		c.in.Close()
 		select {
 		case err := <-c.ended:
-			if err != nil && !strings.Contains(err.Error(), "exit status 1") { // the exit status of read at the end of input
+			// 1 is the exit status of read at the end of input.
+			if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() != 1) {
 				o.Errorf("container %s: %v: %s", c.id, err, c.stderr.String())
 			}
 		case <-testutil.After(time.Minute):
