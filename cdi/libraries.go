@@ -17,7 +17,7 @@ import (
 
 // loaderDirs are the last directories that the loader of a glibc image searches, with and without
 // a cache (ld.so.cache) and with any LD_LIBRARY_PATH: /usr/lib on Debian and Arch, /usr/lib64 on
-// Fedora and SUSE. A file in both directories is the same file.
+// Fedora and SUSE. Containers have every library in both directories.
 var loaderDirs = []string{"/usr/lib", "/usr/lib64"}
 
 // NCCLTopology is the name, in the directory of libraries, of the file that containers have as

@@ -799,7 +799,7 @@ func (v *Validator) checkRest(changes []Change) {
 func firstDifference(diff string) string {
 	var gone, came string
 	for line := range strings.Lines(diff) {
-		text := strings.TrimSpace(strings.TrimSuffix(line, "\n"))
+		text := strings.TrimSpace(line)
 		switch {
 		case strings.HasPrefix(line, "--- "), strings.HasPrefix(line, "+++ "):
 		case strings.HasPrefix(line, "-") && gone == "" && came == "":

@@ -85,7 +85,7 @@ func (e *unknownDeviceError) Error() string {
 		strings.Join(e.devices, ", "),
 	)
 	if len(e.problems) > 0 {
-		return fmt.Sprintf("%s; errors in that directory: %s", text, strings.Join(e.problems, "; "))
+		return fmt.Sprintf("%s; errors there: %s", text, strings.Join(e.problems, "; "))
 	}
 	if strings.HasPrefix(e.devices[0], "peerlane.dev/") {
 		return fmt.Sprintf("%s; `peerlane cdi generate --spec-dir %s` makes one", text, e.specDirs[0])

@@ -123,7 +123,7 @@ say more
 	}
 }
 
-func TestManualMarkdownEqualsGolden(t *testing.T) {
+func TestManualMarkdownHasVisibleCommands(t *testing.T) {
 	got := Describe(example()).Markdown()
 	for _, want := range []string{
 		"## tool\n\nA tool.\n\n```\ntool [flags]\n```\n",

@@ -37,7 +37,7 @@ func command(t *testing.T, stdin string, args ...string) (out string, status int
 }
 
 func TestHookCommandLineIsParsed(t *testing.T) {
-	const state = `{"id":"c","status":"creating","pid":%d,"bundle":"/nowhere"}`
+	const state = `{"id":"c","status":"creating","pid":1,"bundle":"/nowhere"}`
 	root := t.TempDir()
 	for _, test := range []struct {
 		name   string

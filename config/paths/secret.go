@@ -12,8 +12,8 @@ import (
 // it.
 func (l Layout) ClusterKey() string { return filepath.Join(l.Config(), "cluster.key") }
 
-// ReadSecret reads a file of at most limit bytes. It refuses a file that a user other than root
-// and the effective user could have read, written or replaced.
+// ReadSecret reads a file of at most limit bytes. It refuses a file that Trusted refuses,
+// and a file that a user other than its owner could have read.
 func ReadSecret(path string, limit int64) ([]byte, error) {
 	if err := Trusted(path); err != nil {
 		return nil, err

@@ -53,8 +53,9 @@ func untrusted(path, remedy string, cause error) error {
 	return &fault.Error{Code: fault.UntrustedFile, Operation: "trust", Object: path, Cause: cause, Remedy: remedy}
 }
 
-// Trusted refuses a file that a user other than root and the effective user could have written or
-// replaced.
+// Trusted refuses a file that a user other than root and the effective user could have written, or
+// replaced in its directory. Trusted checks the file and its directory, not the directories above:
+// a user with write access to one of those could replace the checked directory.
 func Trusted(path string) error {
 	for _, name := range []string{filepath.Dir(path), path} {
 		info, err := os.Lstat(name)

@@ -28,6 +28,8 @@ func gpuEndpoint(g topo.GPU) Endpoint {
 		c2c: g.C2C > 0}
 }
 
+// NICEndpoint returns the endpoint of a NIC. For a port without a rate in an XML file of NCCL, the
+// rate is NCCL's default.
 func NICEndpoint(n topo.NIC, source topo.Source) Endpoint {
 	rate := n.RateGbps() / 8
 	if rate == 0 && source.Kind == topo.SourceNCCLXML && len(n.Ports) > 0 {
@@ -90,6 +92,7 @@ func NICID(n topo.NIC) NodeID {
 	return NodeID{NICNode, n.Host, n.Name}
 }
 
+// CPUID returns the node of the CPU at a NUMA node.
 func CPUID(host string, numa int) NodeID { return NodeID{CPUNode, host, fmt.Sprint(numa)} }
 
 // link is a single direction of an edge.
@@ -499,6 +502,8 @@ type PathFinder struct {
 	search *search
 }
 
+// NewPathFinder returns a PathFinder of a host. If the host has a matrix, the paths are those of the
+// matrix.
 func NewPathFinder(h *topo.Host, rules topo.Rules) PathFinder {
 	f := PathFinder{host: h, rules: rules}
 	if h.Matrix == nil {

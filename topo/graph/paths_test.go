@@ -208,7 +208,7 @@ func TestNamesOfUnusualFormAreFound(t *testing.T) {
 	}
 }
 
-// Between, Table and All agree on the path.
+// A PathFinder for a single pair, Table and All agree on the path.
 func TestPathAloneEqualsPathInTableAndPairs(t *testing.T) {
 	pairsSeen, sharedRows := 0, 0
 	for seed := range uint64(300) {

@@ -36,6 +36,8 @@ type policy struct {
 
 func newPolicy(h *topo.Host) *policy { return MakePolicy(h, false) }
 
+// MakePolicy finds the paths of a host, and changes the paths by NCCL's rules for P2P, C2C, PXN and
+// GPUDirect RDMA. withoutPXN has the effect of NCCL_PXN_DISABLE=1.
 func MakePolicy(h *topo.Host, withoutPXN bool) *policy {
 	p := &policy{amd: len(h.CPUs) > 0 && h.CPUs[0].Vendor == "AuthenticAMD" && len(h.GPUs) <= 2, withoutPXN: withoutPXN}
 	ends := p.order(h)
@@ -87,6 +89,7 @@ func MakePolicy(h *topo.Host, withoutPXN bool) *policy {
 	return p
 }
 
+// Matrix returns a matrix of zero values; its rows share an array.
 func Matrix[T any](rows, columns int) [][]T {
 	t, all := make([][]T, rows), make([]T, rows*columns)
 	for i := range t {

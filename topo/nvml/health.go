@@ -2,7 +2,6 @@ package nvml
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -119,7 +118,11 @@ func (q *query) refused(all []query, why map[string]string) {
 			ok := q.succeeded(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
 			q.gpu.Lost = lost
 			if ok && status != nvml.P2P_STATUS_OK {
-				why[peer.gpu.BusID] = strings.TrimSpace(direction.verb + ": " + p2pWords(status))
+				reason := direction.verb + ": " + p2pWords(status)
+				if before := why[peer.gpu.BusID]; before != "" {
+					reason = before + "; " + reason
+				}
+				why[peer.gpu.BusID] = reason
 			}
 		}
 	}

@@ -25,8 +25,11 @@ func TestHealthReadsDriverAndGPUs(t *testing.T) {
 		}
 		d.GetPersistenceModeFunc = func() (nvml.EnableState, nvml.Return) { return mode[i], nvml.SUCCESS }
 		d.GetP2PStatusFunc = func(_ nvml.Device, way nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
-			if i == 0 && way == nvml.P2P_CAPS_INDEX_WRITE {
+			switch {
+			case i == 0 && way == nvml.P2P_CAPS_INDEX_WRITE:
 				return nvml.P2P_STATUS_CHIPSET_NOT_SUPPORTED, nvml.SUCCESS
+			case i == 0 && way == nvml.P2P_CAPS_INDEX_READ:
+				return nvml.P2P_STATUS_DISABLED_BY_REGKEY, nvml.SUCCESS
 			}
 			return nvml.P2P_STATUS_OK, nvml.SUCCESS
 		}
@@ -54,7 +57,8 @@ func TestHealthReadsDriverAndGPUs(t *testing.T) {
 		GPUs: []GPUHealth{
 			{Index: 0, BusID: "0000:17:00.0", BAR1: 256 << 20, BAR1Free: 250 << 20, Memory: 80 << 30, MemoryFree: 79 << 30,
 				Persistence: &on,
-				NoP2P:       map[string]string{"0000:3b:00.0": "write: the chipset does not support it"}},
+				NoP2P: map[string]string{"0000:3b:00.0": "read: it is disabled by a registry key of the driver; " +
+					"write: the chipset does not support it"}},
 			{Index: 1, BusID: "0000:3b:00.0", BAR1: 256 << 20, BAR1Free: 250 << 20, Persistence: &off,
 				NoP2P:    map[string]string{},
 				Failures: []string{"nvmlDeviceGetMemoryInfo: Unknown Error"}},

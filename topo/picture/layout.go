@@ -83,7 +83,7 @@ type bar struct {
 }
 
 // New lays out a host and, for a non-nil p, the lanes of the plan, coloured by the estimate e.
-// e is nil where an estimate is impossible ([topo.ErrNoBandwidths]).
+// e is nil where an estimate is impossible ([planner.ErrNoBandwidths]).
 func New(h *topo.Host, p *planner.Plan, e *planner.Estimate) *Picture {
 	pic := &Picture{tree: newTree(h, p), plan: p, estimate: e}
 	pic.addLanes()

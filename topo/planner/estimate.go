@@ -269,6 +269,7 @@ func share(flows []load, capacity []float64) (rates []float64, full []int) {
 		}
 		level += step
 		for _, p := range busy {
+			// The conversion prevents a fused multiply-add: every architecture gets the same result.
 			left[p] = max(0, left[p]-float64(open[p]*step))
 		}
 		for _, f := range crossing[users[first]:users[first+1]] {

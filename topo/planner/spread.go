@@ -101,7 +101,9 @@ func (s *spreading) choose() []int {
 	caps := func(bound float64) []int {
 		c := make([]int, len(all))
 		for n := range c {
-			// A room above the number of lanes is no bound, and every place costs an edge.
+			// A room above the number of lanes is no bound, and every place costs an edge. The
+			// conversion of the product prevents a fused multiply-add: every architecture gets the
+			// same result.
 			c[n] = int(math.Floor(min((float64(bound*s.rate[n])-s.onNIC[n])*(1+1e-9), float64(len(s.option)))))
 		}
 		return c

@@ -484,7 +484,8 @@ func (x *hwlocReader) cpus() {
 // numa returns the NUMA node of a function: the node of the nearest object above with a nodeset.
 // If the nodeset has several nodes, but not the whole machine, numa returns the first node, so
 // that functions at a socket with several nodes stay together. For the whole machine the node is
-// unknown, except on a machine with a single node.
+// unknown, except on a machine with a single node. For an unknown node, numa returns -1, and adds a
+// CPU of node -1 to the host.
 func (x *hwlocReader) numa(f *hwlocPCI) int {
 	nodes := make([]int, 0, 8)
 	for _, n := range x.nodes {
@@ -508,8 +509,8 @@ func (x *hwlocReader) numa(f *hwlocPCI) int {
 	return -1
 }
 
-// place returns the place of a function. As in sysfs, every second bridge upwards is a switch (see
-// placeIn).
+// place returns the place of a function, and adds the switches above it to the host. As in sysfs,
+// every second bridge upwards is a switch (see placeIn).
 func (x *hwlocReader) place(f *hwlocPCI) topo.Place {
 	p := topo.Place{HostBridge: f.hostBridge, Link: hwlocBandwidth(f.linkSpeed)}
 	port := f.up
@@ -620,7 +621,7 @@ func (x *hwlocReader) addNIC(nic topo.NIC) error {
 		return &nameError{"", where, ""}
 	case taken:
 		return &nameError{nic.Name, other, where}
-	case len(x.names) > maxHwlocDevices:
+	case len(x.host.GPUs)+len(x.host.NICs) >= maxHwlocDevices:
 		return &countError{items: "GPUs and NICs", max: maxHwlocDevices, countless: true}
 	}
 	x.names[nic.Name] = where

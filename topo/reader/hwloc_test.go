@@ -419,6 +419,8 @@ func TestHwlocMalformedFileErrorNamesPlace(t *testing.T) {
 		"many devices":       {`<topology version="2.0">` + manyGPUs(maxHwlocDevices+1) + `</topology>`, &countError{items: "GPUs and NICs", max: maxHwlocDevices, countless: true}},
 		"many NICs": {`<topology version="2.0">` +
 			hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", manyNICs(maxHwlocDevices+2)) + `</topology>`, &countError{items: "GPUs and NICs", max: maxHwlocDevices, countless: true}},
+		"many GPUs and software NICs": {machineXML(manyGPUs(maxHwlocDevices-1), "", manyNICs(2), ""),
+			&countError{items: "GPUs and NICs", max: maxHwlocDevices, countless: true}},
 		"many NUMA nodes": {`<topology version="2.0">` + manyNodes(maxHwlocNodes+1) + `</topology>`, at(1, 10155)},
 		"huge":            {`<topology version="2.0">` + strings.Repeat(" ", textfile.MaxInput), textfile.ErrTooLarge},
 	} {

@@ -29,11 +29,11 @@ const smiNote = "a matrix of nvidia-smi has only path types: no PCIe tree, no ba
 // cell the type of the path between two devices. SMI ignores colours, CRLF and prose around the
 // matrix, and accepts columns separated by tabs or blanks. Errors contain name.
 //
-// The returned host has [Host.Matrix] in place of a tree. GPUs have no PCI address: BusID is the
+// The returned host has [topo.Host.Matrix] in place of a tree. GPUs have no PCI address: BusID is the
 // name in the matrix, "GPU0". A NIC has the name in the legend ("NIC0: mlx5_0"), or the name in
 // the matrix if the legend is missing.
 //
-// SMI refuses an incomplete matrix with a [PlaceError], because half of a topology leads to wrong
+// SMI refuses an incomplete matrix with a [textfile.PlaceError], because half of a topology leads to wrong
 // plans. A matrix is incomplete if a row, a column or a cell is missing, or the two halves differ.
 func SMI(text []byte, name string) (*topo.Host, error) {
 	h, err := readSMI(text)

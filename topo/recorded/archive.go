@@ -48,7 +48,7 @@ type entry struct {
 	target string // of a link
 }
 
-// kind is also the order of entries in a directory: short entries first.
+// kind is the type of an entry.
 type kind int
 
 const (

@@ -48,8 +48,8 @@ type Language interface {
 	set(text []byte, k Key) ([]byte, error)
 }
 
-// Set sets or removes keys. An empty text has no keys. An error is an *Error, and then the text
-// is unchanged.
+// Set sets or removes keys. An empty text has no keys. Set returns no text with an error. The
+// error is an *Error, except for a key without a name.
 func Set(l Language, text []byte, keys ...Key) ([]byte, error) {
 	for _, k := range keys {
 		if len(k.Path) == 0 {

@@ -245,7 +245,7 @@ func (s *scanner) next(prefix string) bool {
 	return strings.HasPrefix(string(s.text[s.at:min(len(s.text), s.at+len(prefix))]), prefix)
 }
 
-// blanks skips blanks, line ends and comments.
+// blanks skips blanks and, with lines, also line ends, comments and a byte order mark.
 func (s *scanner) blanks(lines bool) {
 	for s.at < len(s.text) {
 		switch c := s.text[s.at]; {

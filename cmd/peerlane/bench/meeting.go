@@ -33,7 +33,7 @@ const Port = 19999
 const meetingVersion = 2
 
 // meetingPlace addresses a listening bench. No host of a relay has this name, so a relay and a
-// bench cannot be confused.
+// bench cannot be confused. A name has 16 bytes.
 var meetingPlace = network.Target{Host: wire.UUID([]byte("peerlane bench 1")),
 	Token: wire.UUID([]byte("the only listene"))}
 

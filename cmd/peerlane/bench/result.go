@@ -2,7 +2,6 @@ package bench
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -193,7 +192,10 @@ func (r *Report) check() error {
 		}
 	}
 	if len(r.Rows)+len(r.Missing) == 0 {
-		return errors.Join(errNoRows, errors.New(strings.Join(r.Problems, "; ")))
+		if len(r.Problems) == 0 {
+			return errNoRows
+		}
+		return fmt.Errorf("%w: %s", errNoRows, strings.Join(r.Problems, "; "))
 	}
 	units := map[string]string{}
 	for _, b := range r.Baselines {
@@ -271,10 +273,10 @@ func (r *Report) Summary() string {
 			}
 		}
 	}
-	text := fmt.Sprintf("%d rows; %d of %d that something is asked of reach it", len(r.Rows), met, asked)
+	text := fmt.Sprintf("%d rows; %d of %d bounds met", len(r.Rows), met, asked)
 	if met < asked {
 		row, value := r.worst(r.Rows)
-		text += fmt.Sprintf("; farthest from it is %s (%.2f, asked for %s)", row.name(), value, row.Asked)
+		text += fmt.Sprintf("; farthest from its bound is %s (%.2f, asked for %s)", row.name(), value, row.Asked)
 	}
 	if len(r.Problems) > 0 {
 		text += fmt.Sprintf("; %d tables are incomplete", len(r.Problems))

@@ -82,7 +82,7 @@ type reply struct {
 	List time.Duration    `json:"list,omitempty"`
 }
 
-// patience limits the time of an order, in addition to the requested duration.
+// patience limits the time of an order, in addition to twice the requested duration.
 const patience = 2 * time.Minute
 
 // Serve is the main loop of a client process: it executes orders until the end of in.

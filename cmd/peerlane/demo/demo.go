@@ -823,7 +823,7 @@ func (d *demo) countServers(before map[string]testbed.Bytes) error {
 		}
 	case d.Route == launch.RouteDirect:
 		if relays.In+relays.Out > 0 {
-			problem("route direct crossed a server GPU with %d bytes", relays.In)
+			problem("on route direct the relays saw %d bytes enter and %d leave server GPUs", relays.In, relays.Out)
 		}
 		return nil
 	case wrong(relays.In, staged, eager) || wrong(relays.Out, staged, eager):
@@ -888,7 +888,7 @@ func (d *demo) eager() (n uint64) {
 	return n
 }
 
-// maxEager is the maximum size of such a message (relay/transport/tcp).
+// maxEager is the maximum size of such a message (the default of Eager of tcp.Config).
 const maxEager = 4 << 10
 
 // sharedServers reports whether both clients stage on one GPU. Then the NIC copies within the GPU,

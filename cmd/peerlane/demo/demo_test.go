@@ -29,7 +29,8 @@ func TestStagedBytesMustCrossAServer(t *testing.T) {
 		{"short messages pass beside it", "verbs", 1 << 30, 1 << 30, 2<<30 - 32736, 2<<30 - 32736, ""},
 		{"a long one, too", "verbs", 1 << 30, 1 << 30, 2<<30 - 32737, 2<<30 - 32737, "2147483648 staged bytes"},
 		{"direct", "direct", 100, 50, 0, 0, ""},
-		{"direct, and yet", "direct", 100, 50, 8, 8, "route direct crossed"},
+		{"direct, and yet", "direct", 100, 50, 8, 8, "on route direct the relays saw 8 bytes enter and 8 leave"},
+		{"direct, and out", "direct", 100, 50, 0, 8, "0 bytes enter and 8 leave"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			transport := ""

@@ -29,7 +29,7 @@ type Script struct {
 }
 
 // sizes returns the sizes of the verified messages: every power of two from 8 bytes to the
-// largest, twice, and then odd sizes up to the number of bytes.
+// largest, twice, and then sizes near a quarter of the largest, until their sum reaches Bytes.
 func (s Script) sizes() []uint64 {
 	var sizes []uint64
 	total := uint64(0)

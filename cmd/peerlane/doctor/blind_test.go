@@ -80,6 +80,17 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 	}
 }
 
+// Only an error of the file system means a lack of permission, not a key that contains the words.
+func TestDoctorConfigurationOfFaultyKeyIsFailure(t *testing.T) {
+	m := newMade(t)
+	m.write("etc/peerlane/config.toml", "\"permission denied\" = 4")
+	for _, f := range checkConfiguration(context.Background(), m.host()) {
+		if f.Status != Failure {
+			t.Errorf("%v: %s", f.Status, f.Found)
+		}
+	}
+}
+
 // An unreadable configuration is one failure, and the other checks still run.
 func TestDoctorUnreadableConfigurationIsOneFault(t *testing.T) {
 	m := newMade(t)

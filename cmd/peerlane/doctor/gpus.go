@@ -445,7 +445,7 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 	return orFine(list, "it has none")
 }
 
-// cut truncates a log line to the width of a table.
+// cut truncates a log line to 200 characters.
 func cut(text string) string {
 	if r := []rune(strings.ToValidUTF8(text, "?")); len(r) > 200 {
 		return string(r[:200]) + "..."
@@ -476,7 +476,8 @@ func (h *Host) kernelLog(ctx context.Context) ([]string, error) {
 		switch {
 		case errors.Is(err, unix.EAGAIN), err == nil && n == 0:
 			return messages(text.String()), nil
-		case errors.Is(err, unix.EPIPE), errors.Is(err, unix.EINTR): // the kernel has overwritten the record
+		case errors.Is(err, unix.EPIPE): // the kernel has overwritten the record
+		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return nil, &os.PathError{Op: "read", Path: path, Err: err}
 		default:

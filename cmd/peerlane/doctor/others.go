@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -361,6 +362,9 @@ func checkMTU(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	slices.Sort(sizes)
 	said := strings.Join(sizes, ", ")
 	switch {
+	case m.Stuck != nil && !errors.Is(m.Stuck, os.ErrDeadlineExceeded):
+		return failure("", "%s", oneLine(m.Stuck)).remedy("run it again; if it fails again, look for a firewall that ends " +
+			"connections, and at the messages of peerlane doctor --serve there")
 	case m.Stuck != nil:
 		return failure("", "%s; %s: packets of full size do not get through", oneLine(m.Stuck),
 			cmp.Or(said, "the ends' MTU is not known"))

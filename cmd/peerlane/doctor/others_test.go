@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -113,9 +115,10 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 		{"MTU of the path", func(_ *Meetings, m *meeting.Meeting) { m.PathMTU = 1500 }, []string{"warning mtu"},
 			"the path between them 1500"},
 		{"a switch drops large packets", func(_ *Meetings, m *meeting.Meeting) {
-			m.Stuck = errors.New(
-				"1 MiB in each direction did not arrive")
+			m.Stuck = os.ErrDeadlineExceeded
 		}, []string{"failure mtu"}, "full size"},
+		{"a reset with bytes under way", func(_ *Meetings, m *meeting.Meeting) { m.Stuck = syscall.ECONNRESET },
+			[]string{"failure mtu"}, "connection reset"},
 		{"a rail less", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails = m.Theirs.Rails[:1] },
 			[]string{"warning rails"}, "2 rails, and there 1"},
 		{"crossed rails", func(_ *Meetings, m *meeting.Meeting) {

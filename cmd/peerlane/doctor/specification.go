@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -46,7 +47,7 @@ var specificationChecks = []Check{
 
 func checkConfiguration(_ context.Context, h *Host) []Finding {
 	if _, err := h.configuration(); err != nil {
-		if os.IsPermission(errors.Unwrap(err)) || strings.Contains(err.Error(), "permission denied") {
+		if errors.Is(err, fs.ErrPermission) {
 			return []Finding{unknown(h.Layout.ConfigFile(), "%s", denied(err))}
 		}
 		return []Finding{failure(h.Layout.ConfigFile(), "%v", err)}
@@ -109,8 +110,8 @@ func checkSpecification(_ context.Context, h *Host) []Finding {
 	return orFine(list, "%d specifications fit this host", d.files)
 }
 
-// lanesNamed returns the lanes of the subject of a drift: one lane, the lanes of a NIC, or every
-// lane.
+// lanesNamed returns the lanes of the subject of a drift: one lane, or the lanes of a NIC; nil for
+// any other subject, which concerns the whole host.
 func (h *Host) lanesNamed(subject string) []int {
 	p, err := h.readPlan()
 	if err != nil {

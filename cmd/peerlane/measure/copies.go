@@ -247,17 +247,32 @@ func (c *copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
 }
 
 // peers allocates memory on two GPUs with mutual peer access, and a stream of the issuer, whose
-// context stays current. free releases the memory and the stream.
+// context stays current. free releases the memory and the stream; after an error, peers has
+// released them.
 func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target cuda.Ptr, stream cuda.Stream,
 	free func() error, err error) {
 	d := c.driver
-	free = func() error { return nil }
+	var releases []func() error
+	free = func() error {
+		var failed error
+		for _, release := range slices.Backward(releases) {
+			failed = errors.Join(failed, release())
+		}
+		return failed
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, free())
+		}
+	}()
 	if source, err = c.plain(from, j.Size); err != nil {
 		return
 	}
+	releases = append(releases, func() error { return from.On(func() error { return d.MemFree(source) }) })
 	if target, err = c.plain(to, j.Size); err != nil {
 		return
 	}
+	releases = append(releases, func() error { return to.On(func() error { return d.MemFree(target) }) })
 	for _, pair := range [][2]*device.Device{{from, to}, {to, from}} {
 		if from == to {
 			break // a GPU has no peer access to itself
@@ -273,11 +288,10 @@ func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target c
 	if err = issuer.Use(); err != nil {
 		return
 	}
-	stream, err = d.StreamCreate()
-	free = func() error {
-		return errors.Join(d.StreamDestroy(stream), from.On(func() error { return d.MemFree(source) }),
-			to.On(func() error { return d.MemFree(target) }))
+	if stream, err = d.StreamCreate(); err != nil {
+		return
 	}
+	releases = append(releases, func() error { return d.StreamDestroy(stream) })
 	return
 }
 
@@ -381,27 +395,27 @@ func (c *copies) bounce(j Job, a, b *device.Device) (result float64, err error) 
 	if err != nil {
 		return 0, err
 	}
+	defer func() { err = errors.Join(err, a.On(func() error { return d.MemFree(source) })) }()
 	down, err := d.StreamCreate()
 	if err != nil {
 		return 0, err
 	}
+	defer func() { err = errors.Join(err, a.On(func() error { return d.StreamDestroy(down) })) }()
 	target, err := c.plain(b, j.Size)
 	if err != nil {
 		return 0, err
 	}
+	defer func() { err = errors.Join(err, b.On(func() error { return d.MemFree(target) })) }()
 	up, err := d.StreamCreate()
 	if err != nil {
 		return 0, err
 	}
+	defer func() { err = errors.Join(err, b.On(func() error { return d.StreamDestroy(up) })) }()
 	type buffer struct {
 		memory      unsafe.Pointer
 		ready, free cuda.Event
 	}
 	buffers := make([]buffer, j.Buffers)
-	defer func() {
-		err = errors.Join(err, a.On(func() error { return errors.Join(d.MemFree(source), d.StreamDestroy(down)) }),
-			b.On(func() error { return errors.Join(d.MemFree(target), d.StreamDestroy(up)) }))
-	}()
 	for i := range buffers {
 		h := &buffers[i]
 		if h.memory, err = d.MemHostAlloc(j.Chunk); err != nil {

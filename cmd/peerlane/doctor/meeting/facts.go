@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"unicode"
 )
 
 // Facts are the properties of a host that its doctor sends to the doctor of another host.
@@ -81,7 +82,7 @@ func (e *factsError) Error() string {
 }
 
 // parseFacts reads another host's facts. The host has the cluster key but is not trusted
-// otherwise: parseFacts limits lists, and removes control characters from strings.
+// otherwise: parseFacts limits lists, and replaces control characters in strings by blanks.
 func parseFacts(text []byte) (Facts, error) {
 	var f Facts
 	if len(text) > maxFacts {
@@ -115,10 +116,12 @@ func parseFacts(text []byte) (Facts, error) {
 	return f, nil
 }
 
+// tame shortens a string to maxText bytes, and replaces control characters by blanks. C1
+// (U+0080 to U+009F) is included: U+009B starts a terminal's control sequence.
 func tame(s *string) {
 	text := strings.ToValidUTF8((*s)[:min(len(*s), maxText)], "")
 	*s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+		if unicode.IsControl(r) {
 			return ' '
 		}
 		return r

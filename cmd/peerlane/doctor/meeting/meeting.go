@@ -18,6 +18,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -166,7 +167,8 @@ type Meeting struct {
 	Ours netip.Addr
 	// PathMTU is the path MTU that the kernel has discovered, in bytes; 0 if unknown.
 	PathMTU int
-	// Stuck is the error of the transfer of bulkBytes; nil on success.
+	// Stuck is the error of the transfer of bulkBytes; nil on success,
+	// os.ErrDeadlineExceeded for late bytes.
 	Stuck error
 }
 
@@ -232,7 +234,7 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 	}
 	n := binary.LittleEndian.Uint32(length)
 	if n > maxFacts {
-		return fmt.Errorf("facts of %d bytes exceed the limit of %d", n, maxFacts)
+		return &sizeError{int(n)}
 	}
 	text, err := exchange(conn, nil, int(n), stepTimeout)
 	if err != nil {
@@ -245,8 +247,12 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 	if most == 0 {
 		most = bulkTimeout
 	}
-	if _, m.Stuck = exchange(conn, append([]byte{'b'}, make([]byte, bulkBytes)...), bulkBytes, most); m.Stuck != nil {
-		m.Stuck = fmt.Errorf("1 MiB in each direction did not arrive within %v: %w", most, m.Stuck)
+	_, err = exchange(conn, append([]byte{'b'}, make([]byte, bulkBytes)...), bulkBytes, most)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		m.Stuck = fmt.Errorf("1 MiB in each direction did not arrive within %v: %w", most, err)
+	case err != nil:
+		m.Stuck = fmt.Errorf("transferring 1 MiB in each direction: %w", err)
 	}
 	m.PathMTU = pathMTU(conn)
 	return nil

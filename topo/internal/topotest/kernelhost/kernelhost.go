@@ -10,8 +10,8 @@ import (
 )
 
 // KernelsHost reads a host from sysfs: a dual-port card of two functions, a card of a second maker,
-// software RDMA, a NIC without a link, a processor with an
-// extended family, a node of memory alone.
+// software RDMA, a NIC without a link, a processor with an extended family, and a NUMA node without
+// processors.
 func KernelsHost(t *testing.T) *topo.Host {
 	t.Helper()
 	files := map[string]string{
