@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // A faulty configuration does not stop containers: the hook uses the last good configuration, and
 // reports the fault to the journal. Without a copy of a good configuration the fault is an error.
 func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
-	root := shortRoot(t)
-	journal := hostLog(t, root, "run/systemd/journal/socket")
+	root := testutil.ShortDir(t)
+	journal := testutil.ListenDatagrams(t, filepath.Join(root, "run/systemd/journal/socket"))
 	l := paths.New(root)
 	if err := l.Create(); err != nil {
 		t.Fatal(err)
@@ -29,7 +30,7 @@ func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
 	create := func(status int) string {
 		t.Helper()
 		out, got := command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
-		entry := logged(t, journal)
+		entry := testutil.ReadDatagram(t, journal)
 		if got != status {
 			t.Errorf("status %d, want %d: %s", got, status, out)
 		}

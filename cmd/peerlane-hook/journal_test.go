@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,56 +10,18 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// hostLog listens at the socket of the journal, or of syslog (/dev/log), below a root.
-func hostLog(t *testing.T, root, path string) *net.UnixConn {
-	t.Helper()
-	path = filepath.Join(root, path)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return conn
-}
-
-func logged(t *testing.T, conn *net.UnixConn) string {
-	t.Helper()
-	if err := conn.SetReadDeadline(testutil.Deadline()); err != nil {
-		t.Fatal(err)
-	}
-	text := make([]byte, 64<<10)
-	n, err := conn.Read(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text[:n])
-}
-
-func shortRoot(t *testing.T) string {
-	t.Helper()
-	root, err := os.MkdirTemp("", "pl") // a short path, for the limit of sun_path
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(root) })
-	return root
-}
-
 const noPlan = `{"id":"the container","status":"creating","pid":2,"bundle":"/b"}`
 
 // A runtime may drop the output of a hook, so the host's log gets the error.
 func TestErrorsGoToTheJournal(t *testing.T) {
-	root := shortRoot(t)
-	journal := hostLog(t, root, "run/systemd/journal/socket")
-	syslog := hostLog(t, root, "dev/log")
+	root := testutil.ShortDir(t)
+	journal := testutil.ListenDatagrams(t, filepath.Join(root, "run/systemd/journal/socket"))
+	syslog := testutil.ListenDatagrams(t, filepath.Join(root, "dev/log"))
 	out, status := command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
 	if status != 1 || !strings.Contains(out, "run peerlane cdi refresh") {
 		t.Errorf("status %d, %s", status, out)
 	}
-	entry := logged(t, journal)
+	entry := testutil.ReadDatagram(t, journal)
 	for _, want := range []string{
 		"MESSAGE=container \"the container\": read the plan: ", "; run peerlane cdi refresh [PL1101]\n",
 		"PRIORITY=3\n", "SYSLOG_IDENTIFIER=peerlane-hook\n", "PEERLANE_CONTAINER=the container\n",
@@ -79,10 +40,10 @@ func TestErrorsGoToTheJournal(t *testing.T) {
 }
 
 func TestErrorsGoToSyslog(t *testing.T) {
-	root := shortRoot(t)
-	syslog := hostLog(t, root, "dev/log")
+	root := testutil.ShortDir(t)
+	syslog := testutil.ListenDatagrams(t, filepath.Join(root, "dev/log"))
 	command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
-	line := logged(t, syslog)
+	line := testutil.ReadDatagram(t, syslog)
 	if !strings.HasPrefix(line, "<27>peerlane-hook[") || !strings.Contains(line,
 		`container "the container": read the plan: `) {
 		t.Errorf("the line is %q", line)
@@ -99,8 +60,8 @@ func TestHookTornConfigurationFailsStart(t *testing.T) {
 		"[hook]\non_failure = \"never\"\n":               1,
 		"":                                               1,
 	} {
-		root := shortRoot(t)
-		journal := hostLog(t, root, "run/systemd/journal/socket")
+		root := testutil.ShortDir(t)
+		journal := testutil.ListenDatagrams(t, filepath.Join(root, "run/systemd/journal/socket"))
 		if err := os.MkdirAll(filepath.Join(root, "etc/peerlane"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -111,7 +72,7 @@ func TestHookTornConfigurationFailsStart(t *testing.T) {
 		if status != want {
 			t.Errorf("%q: status %d, %s", text, status, out)
 		}
-		entry := logged(t, journal)
+		entry := testutil.ReadDatagram(t, journal)
 		if warned := strings.Contains(entry, "PRIORITY=4\n") &&
 			strings.Contains(entry, "starts without its lane"); warned != (want == 0) {
 			t.Errorf("%q: the journal has %q", text, entry)

@@ -2,8 +2,6 @@ package journal
 
 import (
 	"encoding/binary"
-	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,32 +14,12 @@ import (
 // receive returns the datagram that Write sends to the socket at path below the root.
 func receive(t *testing.T, path, message string) string {
 	t.Helper()
-	root, err := os.MkdirTemp("", "pl") // a short path, for the limit of sun_path
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(root) })
-	path = filepath.Join(root, path)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
+	root := testutil.ShortDir(t)
+	conn := testutil.ListenDatagrams(t, filepath.Join(root, path))
 	if err := Write(paths.New(root), SeverityError, "c", "g", message); err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.SetReadDeadline(testutil.Deadline()); err != nil {
-		t.Fatal(err)
-	}
-	text := make([]byte, 1<<20)
-	n, err := conn.Read(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text[:n])
+	return testutil.ReadDatagram(t, conn)
 }
 
 // journald drops an entry with an incomplete field.
