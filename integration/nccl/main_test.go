@@ -336,12 +336,19 @@ func TestRanksExchangeThroughTheirRelays(t *testing.T) {
 	}
 }
 
-// Containers of --installed have lane=auto, the packages' defaults, and no variable; in NVLink's
-// phases a single container has every GPU.
-func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
+// needRunc skips a test of containers without runc or root. The tests have cells of place host in
+// integration/matrix.txt, so make test fails if one is skipped.
+func needRunc(t *testing.T) {
+	t.Helper()
 	if _, err := exec.LookPath("runc"); err != nil || os.Geteuid() != 0 {
 		t.Skip("needs runc and root")
 	}
+}
+
+// Containers of --installed have lane=auto, the packages' defaults, and no variable; in NVLink's
+// phases a single container has every GPU.
+func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
+	needRunc(t)
 	t.Setenv("NCCL_NET", "Socket") // of this program's environment
 	o := simulated(t, "installed", installedPrefix+"default", installedPrefix+"log", "socket-4x4", "nvlink",
 		"nvlink-with-lanes")
@@ -379,9 +386,7 @@ func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
 
 // Agents of NIXL have lanes and the plugin's directory in the phase over Peerlane alone.
 func TestHarnessComparesListsOfNIXL(t *testing.T) {
-	if _, err := exec.LookPath("runc"); err != nil || os.Geteuid() != 0 {
-		t.Skip("needs runc and root")
-	}
+	needRunc(t)
 	o := simulated(t, "nixl", "nixl-peerlane", "nixl-ucx-isolated", "nixl-ucx-shared")
 	o.runtime, o.installed, o.set = "runc", true, nil
 	if err := run(context.Background(), o); err != nil {
