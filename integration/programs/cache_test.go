@@ -38,17 +38,25 @@ func TestCachedFailedBuildLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestCachedRemovesKeysOfLongAgo(t *testing.T) {
+func buildNothing(string) error { return nil }
+
+// cacheOfLongAgo returns a cache with the library of a key "old", which is older than maxAge.
+func cacheOfLongAgo(t *testing.T) string {
+	t.Helper()
 	cache := t.TempDir()
-	build := func(string) error { return nil }
-	if _, err := cached(cache, "old", "library", build); err != nil {
+	if _, err := cached(cache, "old", "library", buildNothing); err != nil {
 		t.Fatal(err)
 	}
 	before := time.Now().Add(-maxAge - time.Hour)
 	if err := os.Chtimes(filepath.Join(cache, "old"), before, before); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cached(cache, "new", "library", build); err != nil {
+	return cache
+}
+
+func TestCachedRemovesKeysOfLongAgo(t *testing.T) {
+	cache := cacheOfLongAgo(t)
+	if _, err := cached(cache, "new", "library", buildNothing); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(cache, "old")); !os.IsNotExist(err) {
@@ -57,16 +65,8 @@ func TestCachedRemovesKeysOfLongAgo(t *testing.T) {
 }
 
 func TestCachedAddsToKeyOfLongAgo(t *testing.T) {
-	cache := t.TempDir()
-	build := func(string) error { return nil }
-	if _, err := cached(cache, "old", "library", build); err != nil {
-		t.Fatal(err)
-	}
-	before := time.Now().Add(-maxAge - time.Hour)
-	if err := os.Chtimes(filepath.Join(cache, "old"), before, before); err != nil {
-		t.Fatal(err)
-	}
-	dir, err := cached(cache, "old", "program", build)
+	cache := cacheOfLongAgo(t)
+	dir, err := cached(cache, "old", "program", buildNothing)
 	if err != nil {
 		t.Fatal(err)
 	}
