@@ -5,27 +5,12 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/peerlane/peerlane/relay/device"
 )
 
 // TestRefusalEndsWithRegistration demands that Refused returns the error of a NIC until the NIC has
 // registered the memory. A reconnect during a registration is no refusal.
 func TestRefusalEndsWithRegistration(t *testing.T) {
-	w := connected(t)
-	m, err := device.CreateHost("test", slot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		w.a.end()
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := w.rdma.Script("ibv_reg_mr errno=12 device=a0", "ibv_reg_mr_iova2 errno=12 device=a0"); err != nil {
-		t.Fatal(err)
-	}
+	w, m := refusingMemory(t)
 	if err := w.a.set.Register(m, false); err == nil {
 		t.Fatal("it was registered")
 	}

@@ -574,9 +574,10 @@ func TestLostNICEndsItsGroups(t *testing.T) {
 	}
 }
 
-// TestFailedRegistrationIsRetried demands another try of a failed registration for the next
-// connection, and remote write access only for targets.
-func TestFailedRegistrationIsRetried(t *testing.T) {
+// refusingMemory returns connected groups, and host memory that the NIC a0 does not register until the
+// next Script.
+func refusingMemory(t *testing.T) (*two, *device.Memory) {
+	t.Helper()
 	w := connected(t)
 	m, err := device.CreateHost("test", slot)
 	if err != nil {
@@ -591,6 +592,13 @@ func TestFailedRegistrationIsRetried(t *testing.T) {
 	if err := w.rdma.Script("ibv_reg_mr errno=12 device=a0", "ibv_reg_mr_iova2 errno=12 device=a0"); err != nil {
 		t.Fatal(err)
 	}
+	return w, m
+}
+
+// TestFailedRegistrationIsRetried demands another try of a failed registration for the next
+// connection, and remote write access only for targets.
+func TestFailedRegistrationIsRetried(t *testing.T) {
+	w, m := refusingMemory(t)
 	if err := w.a.set.Register(m, false); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("it was registered, %v", err)
 	}
