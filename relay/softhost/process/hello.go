@@ -37,6 +37,9 @@ func Hello(t testing.TB, client func(socket string) *exec.Cmd) *wire.Hello {
 	}
 	conn := packet.Conn{UnixConn: accepted}
 	defer conn.Close()
+	if err := conn.SetDeadline(testutil.Deadline()); err != nil {
+		t.Fatal(err)
+	}
 	m, _, fds, err := conn.Receive()
 	packet.CloseAll(fds)
 	hello, is := m.(*wire.Hello)

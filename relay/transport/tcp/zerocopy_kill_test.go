@@ -11,10 +11,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // zerocopyKilled sends to an address by MSG_ZEROCOPY until the socket accepts no more bytes,
-// reports this on its standard output, and waits for its end.
+// reports this on its standard output, and waits for the end of its standard input.
 func zerocopyKilled(address string) error {
 	c, err := net.Dial("tcp", address)
 	if err != nil {
@@ -38,24 +40,32 @@ func zerocopyKilled(address string) error {
 	if z.open.Load() == 0 {
 		return err
 	}
-	os.Stdout.WriteString("x")
-	time.Sleep(time.Hour)
-	return nil
+	if _, err := os.Stdout.WriteString("x"); err != nil {
+		return err
+	}
+	_, err = os.Stdin.Read(make([]byte, 1)) // until the end of the test, if it does not kill this process
+	return err
 }
 
 // TestKernelResetsZerocopyStreamOfAKilledProcess demands that the kernel sends no more pages of a
 // killed relay: clients have mapped the pages, too, and can write there.
 func TestKernelResetsZerocopyStreamOfAKilledProcess(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	if err := l.SetDeadline(testutil.Deadline()); err != nil {
+		t.Fatal(err)
+	}
 	sender := exec.Command(os.Args[0])
 	sender.Env = append(os.Environ(), zerocopyVariable+"=killed/"+l.Addr().String())
 	sender.Stderr = os.Stderr
 	out, err := sender.StdoutPipe()
 	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sender.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
 	if err := sender.Start(); err != nil {
@@ -67,6 +77,9 @@ func TestKernelResetsZerocopyStreamOfAKilledProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	if err := c.SetDeadline(testutil.Deadline()); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
 		t.Fatalf("the sender did not fill the socket: %v", err)
 	}
