@@ -240,12 +240,13 @@ def decode(a):
         near = a.agent.prep_xfer_dlist("NIXL_INIT_AGENT", a.rows(x, a.bases, a.gpu.ordinal), "VRAM")
         far = a.agent.prep_xfer_dlist(name, a.rows(x, other["bases"], other["ordinal"]), "VRAM")
         for operation in x.get("operations", ["READ", "WRITE"]):
-            seed = 10 * number + (operation == "WRITE")
-            say("doing", what=f"{x['name']}, {operation}")
-            # Different bytes at both sides: no earlier transfer can have left the right ones.
-            order("fill", number, 1000 + seed)
-            a.fill(x, 2000 + seed)
-            for interval in x.get("intervals", [0, 0.01]):
+            for round_, interval in enumerate(x.get("intervals", [0, 0.01])):
+                seed = 100 * number + 10 * round_ + (operation == "WRITE")
+                say("doing", what=f"{x['name']}, {operation}")
+                # Different bytes at both sides, and new ones for each interval: no earlier transfer
+                # can have left the right ones.
+                order("fill", number, 1000000 + seed)
+                a.fill(x, 2000000 + seed)
                 posts, alls, makes, processor = [], [], [], []
                 end = time.monotonic() + x["seconds"]
                 while not alls or len(alls) <= x["rounds"] and time.monotonic() < end:
@@ -277,10 +278,10 @@ def decode(a):
                     median_ms=statistics.median(alls[counted]) * 1e3, post_ms=statistics.median(posts[counted]) * 1e3,
                     make_ms=statistics.median(makes[counted]) * 1e3, processor_us=statistics.median(processor[counted]) / entries * 1e6,
                     rate=entries * x["bytes"] / statistics.median(alls[counted]) / 1e9)
-            if operation == "READ":
-                a.compare(x, 1000 + seed, blocks)
-            else:
-                order("compare", number, 2000 + seed)
+                if operation == "READ":
+                    a.compare(x, 1000000 + seed, blocks)
+                else:
+                    order("compare", number, 2000000 + seed)
         a.agent.release_dlist_handle(near)
         a.agent.release_dlist_handle(far)
     order("notes", sent)

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"embed"
+	_ "embed" // switch.txt
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,7 +21,7 @@ import (
 )
 
 //go:embed switch.txt
-var helper embed.FS
+var helper string
 
 // slack is the time limit of tests with a mutant, beyond ten times the duration without a mutant.
 const slack = 10 * time.Second
@@ -219,16 +219,12 @@ func (p *subject) instrument(files *regexp.Regexp) (string, error) {
 	if p.mutants = m.mutants; len(p.mutants) == 0 {
 		return "", errors.New("no mutants")
 	}
-	text, err := helper.ReadFile("switch.txt")
-	if err != nil {
-		return "", err
-	}
-	switches := strings.NewReplacer("PACKAGE", p.Name, "COUNT", strconv.Itoa(len(p.mutants))).Replace(string(text))
+	switches := strings.NewReplacer("PACKAGE", p.Name, "COUNT", strconv.Itoa(len(p.mutants))).Replace(helper)
 	if err := write(filepath.Join(p.dir, "zz_mutation_switch.go"), []byte(switches)); err != nil {
 		return "", err
 	}
 	overlay := filepath.Join(p.work, "overlay.json")
-	text, err = json.Marshal(map[string]any{"Replace": replace})
+	text, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
 		return "", err
 	}
@@ -279,7 +275,7 @@ func (p *subject) traces(s settings, out io.Writer) ([]trace, error) {
 // trace runs a test without a mutant. why is the reason not to use the test.
 func (p *subject) trace(by tester, name string, slow time.Duration) (t trace, why string, err error) {
 	file := filepath.Join(p.work, "reached")
-	if err := os.WriteFile(file, make([]byte, len(p.mutants)), 0o666); err != nil {
+	if err := os.WriteFile(file, make([]byte, len(p.mutants)), 0o600); err != nil {
 		return trace{}, "", err
 	}
 	begin := time.Now()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -96,19 +95,20 @@ var route = regexp.MustCompile(`PEERLANE: .*|(?:rma|rma_am|tag|am)\([^ ]*/[^)]*\
 // readRoutes collects the lines in which a backend reports its route.
 func (p *phase) readRoutes(dir string, ranks int) {
 	for i := range ranks {
-		f, err := os.Open(filepath.Join(dir, fmt.Sprintf("rank-%d.stderr", i)))
+		text, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank-%d.stderr", i)))
 		if err != nil {
-			continue
+			p.problem("%v", err)
 		}
-		for lines := bufio.NewScanner(f); lines.Scan(); {
-			text := route.FindString(lines.Text())
-			if text != "" && !slices.Contains(p.Routes, text) && len(p.Routes) < 12 {
-				p.Routes = append(p.Routes, text)
+		for _, line := range route.FindAllString(string(text), -1) {
+			if !slices.Contains(p.Routes, line) && len(p.Routes) < maxRoutes {
+				p.Routes = append(p.Routes, line)
 			}
 		}
-		f.Close()
 	}
 }
+
+// maxRoutes bounds the lines of routes in a report: UCX prints one for each lane.
+const maxRoutes = 12
 
 // tableOfLists returns the measurements of NIXL as a table.
 func (r *result) tableOfLists() string {

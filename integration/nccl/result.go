@@ -163,13 +163,15 @@ func (r *result) judge() {
 	if r.Row = ""; slices.ContainsFunc(r.Phases, func(p *phase) bool { return strings.HasPrefix(p.Name, nixlPrefix) }) {
 		r.Row = "nixl"
 		r.judgeLists()
-		return
 	}
 	if slices.ContainsFunc(r.Phases, func(p *phase) bool {
 		return strings.HasPrefix(p.Name,
 			installedPrefix)
 	}) {
 		r.judgeInstalled()
+		return
+	}
+	if r.Row != "" {
 		return
 	}
 	ratio := r.ratio

@@ -12,8 +12,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // secondNode has network, mount and PID namespaces of its own: its kubelet, engine, driver, relays and
@@ -59,7 +61,7 @@ const (
 type secondProcess struct {
 	*testing.T
 	orders io.WriteCloser
-	lines  *bufio.Scanner
+	lines  chan string // closed at the end of the node's output
 	output bytes.Buffer
 	stderr bytes.Buffer
 }
@@ -95,15 +97,24 @@ func (c *cluster) startSecondNode() *secondProcess {
 	if err != nil {
 		c.Fatal(err)
 	}
-	p.lines = bufio.NewScanner(out)
+	p.lines = make(chan string, 1000)
 	x.Stderr = &p.stderr
 	if err := x.Start(); err != nil {
 		c.Fatal(err)
 	}
+	go func() {
+		defer close(p.lines)
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			p.lines <- lines.Text()
+		}
+		_, _ = io.Copy(io.Discard, out) // after a line that is too long the node goes on
+	}()
 	c.Cleanup(func() {
 		p.orders.Close() // ends the node
-		for p.lines.Scan() {
-			fmt.Fprintln(&p.output, p.lines.Text())
+		for line := range p.lines {
+			fmt.Fprintln(&p.output, line)
 		}
 		if err := x.Wait(); err != nil || c.Failed() {
 			c.Errorf("node %s: %v: %s%s", secondNode, err, p.output.Bytes(), p.stderr.Bytes())
@@ -118,13 +129,20 @@ func (c *cluster) startSecondNode() *secondProcess {
 // untilReady waits until the node has executed an order.
 func (p *secondProcess) untilReady() {
 	p.Helper()
-	for p.lines.Scan() {
-		if p.lines.Text() == nodeReady {
-			return
+	for end := testutil.BeginFor(5 * time.Minute); !end.Over(); {
+		select {
+		case line, open := <-p.lines:
+			if !open {
+				p.Fatalf("node %s ended", secondNode)
+			}
+			if line == nodeReady {
+				return
+			}
+			fmt.Fprintln(&p.output, line)
+		case <-time.After(time.Second):
 		}
-		fmt.Fprintln(&p.output, p.lines.Text())
 	}
-	p.Fatalf("node %s ended: %v", secondNode, p.lines.Err())
+	p.Fatalf("node %s has not executed an order", secondNode)
 }
 
 func (p *secondProcess) order(line string) {

@@ -84,10 +84,8 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 func TestDoctorConfigurationOfFaultyKeyIsFailure(t *testing.T) {
 	m := newMade(t)
 	m.write("etc/peerlane/config.toml", "\"permission denied\" = 4")
-	for _, f := range checkConfiguration(context.Background(), m.host()) {
-		if f.Status != Failure {
-			t.Errorf("%v: %s", f.Status, f.Found)
-		}
+	if list := checkConfiguration(context.Background(), m.host()); len(list) != 1 || list[0].Status != Failure {
+		t.Errorf("findings %+v, want one failure", list)
 	}
 }
 

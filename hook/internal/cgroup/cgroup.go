@@ -186,12 +186,12 @@ func limits(proc, id string, unit bool, controller, file, fileV1 string) bool {
 			}
 			filesystem, name = "cgroup", fileV1
 		}
-		mount, root, ok := Mount(string(mounts), filesystem, controller)
-		below, err := filepath.Rel(root, fields[2])
-		if !ok || err != nil || below == "." || below == ".." || strings.HasPrefix(below, "../") {
+		mount, _, _ := Mount(string(mounts), filesystem, controller)
+		dir, ok := directory(string(mounts), filesystem, controller, fields[2])
+		if !ok || dir == filepath.Clean(mount) {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(mount, below, name))
+		text, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
 			continue
 		}

@@ -40,6 +40,7 @@ func TestConnectContinuesAfterSignals(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	thread, stop, stopped := unix.Gettid(), make(chan struct{}), make(chan struct{})
+	var sent error
 	go func() {
 		defer close(stopped)
 		tick := time.NewTicker(5 * time.Millisecond)
@@ -49,7 +50,7 @@ func TestConnectContinuesAfterSignals(t *testing.T) {
 			case <-stop:
 				return
 			case <-tick.C:
-				unix.Tgkill(os.Getpid(), thread, unix.SIGURG)
+				sent = errors.Join(sent, unix.Tgkill(os.Getpid(), thread, unix.SIGURG))
 			}
 		}
 	}()
@@ -58,6 +59,9 @@ func TestConnectContinuesAfterSignals(t *testing.T) {
 	took := time.Since(start)
 	close(stop)
 	<-stopped
+	if sent != nil {
+		t.Errorf("sending a signal: %v", sent)
+	}
 	if !errors.Is(err, unix.EAGAIN) || took < 100*time.Millisecond {
 		t.Errorf("%v after %v", err, took)
 	}

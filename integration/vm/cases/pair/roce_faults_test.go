@@ -25,6 +25,7 @@ import (
 	"github.com/peerlane/peerlane/integration/across"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/wiring"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -303,9 +304,13 @@ func TestQueuePairsWithWaitingPacketsEnd(t *testing.T) {
 		}
 		return bytes
 	}
+	end := testutil.Begin()
 	for last, since := -1, time.Now(); time.Since(since) < time.Second; time.Sleep(20 * time.Millisecond) {
 		if is := waiting(); is != last {
 			last, since = is, time.Now()
+		}
+		if end.Over() {
+			t.Fatalf("the number of waiting bytes still changes: %d", last)
 		}
 	}
 	if waiting() == 0 {
