@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 )
 
@@ -51,10 +53,15 @@ func (u *pulse) add(p *Peer) {
 	u.peers[p] = true
 	if u.ended == nil {
 		u.ended = make(chan struct{})
-		u.timer, _ = u.newTimer(u.interval) // else a Ticker serves
+		var err error
+		if u.timer, err = u.newTimer(u.interval); err != nil {
+			logrus.WithError(err).Warn(noKernelTimer)
+		}
 		go u.run(u.ended, u.timer)
 	}
 }
+
+const noKernelTimer = "heartbeats use a timer of the Go runtime, which takes more processor time"
 
 func (u *pulse) remove(p *Peer) {
 	u.mu.Lock()
@@ -73,8 +80,12 @@ func (u *pulse) remove(p *Peer) {
 
 func (u *pulse) run(ended chan struct{}, timer *os.File) {
 	if timer != nil {
-		for expired(timer) {
+		err := expired(timer)
+		for ; err == nil; err = expired(timer) {
 			u.tick(ended)
+		}
+		if !errors.Is(err, os.ErrClosed) {
+			logrus.WithError(err).Warn(noKernelTimer)
 		}
 	}
 	// The last Peer has left, or the kernel gives no timer.
@@ -90,11 +101,11 @@ func (u *pulse) run(ended chan struct{}, timer *os.File) {
 	}
 }
 
-// expired waits for a timerfd, until its close.
-func expired(timer *os.File) bool {
+// expired waits for a timerfd. The error is os.ErrClosed after its close.
+func expired(timer *os.File) error {
 	raw, err := timer.SyscallConn()
 	if err != nil {
-		return false
+		return err
 	}
 	var failed unix.Errno
 	err = raw.Read(func(fd uintptr) bool {
@@ -102,7 +113,10 @@ func expired(timer *os.File) bool {
 		_, _, failed = unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&expirations)), unsafe.Sizeof(expirations))
 		return failed != unix.EAGAIN
 	})
-	return err == nil && failed == 0
+	if err == nil && failed != 0 {
+		err = os.NewSyscallError("read", failed)
+	}
+	return err
 }
 
 // tick does nothing in a goroutine whose Peers have left: a new goroutine has the later Peers.

@@ -124,16 +124,17 @@ func TestHeartbeatTimerFallsBack(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name     string
+		interval time.Duration // of the runtime's timer
 		newTimer func(time.Duration) (*os.File, error)
 		kernel   bool
 	}{
-		{"timerfd", newTimer, true},
-		{"no timerfd", func(time.Duration) (*os.File, error) { return nil, unix.EMFILE }, false},
+		{"timerfd", time.Hour, func(time.Duration) (*os.File, error) { return newTimer(time.Millisecond) }, true},
+		{"no timerfd", time.Millisecond, func(time.Duration) (*os.File, error) { return nil, unix.EMFILE }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ours, theirs := loopback(t)
 			defer ours.Close()
-			u := newPulse(time.Millisecond)
+			u := newPulse(c.interval)
 			u.newTimer = c.newTimer
 			config := Config{Heartbeat: time.Hour, Dead: 3 * time.Hour}
 			config.pulse = u
