@@ -63,7 +63,7 @@ func readProcess(pid string) (process, error) {
 	if err != nil {
 		return process{}, err
 	}
-	status, err := os.ReadFile(filepath.Join(dir, "stat"))
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
 		return process{}, err
 	}
@@ -73,9 +73,11 @@ func readProcess(pid string) (process, error) {
 		p.arguments = strings.Split(strings.TrimRight(string(command), "\x00"), "\x00")
 	}
 	// "PID (NAME) STATE PARENT": the name can have spaces and brackets.
-	if fields := strings.Fields(string(status[bytes.LastIndexByte(status, ')')+1:])); len(fields) > 1 {
-		p.parent = fields[1]
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 2 {
+		return process{}, fmt.Errorf("no parent in %s/stat: %.100q", dir, stat)
 	}
+	p.parent = fields[1]
 	return p, nil
 }
 
