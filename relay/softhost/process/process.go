@@ -17,6 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/softhost"
@@ -70,16 +71,7 @@ func Main(m *testing.M) {
 // Dir returns a directory with a path short enough for sockets.
 func Dir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
+	return testutil.ShortDir(t)
 }
 
 // Lane returns the lane of GPU 0 or 1, over NIC nic0 or nic1.
@@ -140,6 +132,7 @@ func Start(t testing.TB, c launch.Config) *Relay {
 	t.Cleanup(r.Kill)
 	said := make([]byte, 6)
 	if _, err := out.Read(said); err != nil || string(said) != "ready\n" {
+		r.Kill() // before its standard error is read
 		t.Fatalf("the relay says %q, %v: %s", said, err, r.Stderr)
 	}
 	return r
@@ -152,6 +145,7 @@ func listen(path string) (*net.UnixListener, error) {
 
 // serve serves until the kill.
 func serve(text string) error {
+	time.AfterFunc(10*time.Minute, func() { os.Exit(1) }) // the limit of a relay whose test was killed
 	var c launch.Config
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		return err
@@ -174,8 +168,6 @@ func serve(text string) error {
 	if err != nil {
 		return err
 	}
-	// No process outlives the test, whose end closes this pipe.
 	fmt.Println("ready")
-	time.AfterFunc(10*time.Minute, func() { os.Exit(1) })
 	return r.Run()
 }
