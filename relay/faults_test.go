@@ -232,7 +232,7 @@ func (p *subject) stop() (said string, err error) {
 // holding counts the resources of a process, without the Go runtime's resources.
 type holding struct {
 	files, mappings, streams int
-	slots                    int // mappings of slots in host memory, whose files and mappings do not count
+	slots, slotFiles         int // mappings and files of slots in host memory, which are not among the others
 	goroutines               int // 0: nobody knows
 	gpuBytes                 uint64
 	list                     []string // of the files
@@ -245,14 +245,15 @@ const hostSlots = 8
 const hostSlotsFile = "/memfd:peerlane-slots"
 
 func (h holding) within(most holding) bool {
-	return h.files <= most.files && h.slots <= max(most.slots, hostSlots) && h.mappings <= most.mappings &&
+	return h.files <= most.files && h.slots <= max(most.slots, hostSlots) &&
+		h.slotFiles <= max(most.slotFiles, hostSlots/2) && h.mappings <= most.mappings &&
 		h.streams <= most.streams && h.gpuBytes <= most.gpuBytes && h.goroutines <= most.goroutines
 }
 
 func (h holding) String() string {
-	return fmt.Sprintf("%d files, %d mappings of slots, %d of shared memory with %d bytes of GPU memory, %d streams, "+
-		"%d goroutines; files: %s",
-		h.files, h.slots, h.mappings, h.gpuBytes, h.streams, h.goroutines, strings.Join(h.list, " "))
+	return fmt.Sprintf("%d files, %d files and %d mappings of slots, %d of shared memory with %d bytes of GPU memory, "+
+		"%d streams, %d goroutines; files: %s",
+		h.files, h.slotFiles, h.slots, h.mappings, h.gpuBytes, h.streams, h.goroutines, strings.Join(h.list, " "))
 }
 
 func (p *subject) holds() (h holding, err error) {
@@ -264,7 +265,9 @@ func (p *subject) holds() (h holding, err error) {
 	for _, f := range files {
 		to, err := os.Readlink(proc + "/fd/" + f.Name())
 		if err == nil && !(realGPUs && strings.HasPrefix(to, "/dev/nvidia")) { // it may have been closed
-			if !strings.HasPrefix(to, hostSlotsFile) {
+			if strings.HasPrefix(to, hostSlotsFile) {
+				h.slotFiles++
+			} else {
 				h.files++
 			}
 			h.list = append(h.list, to)

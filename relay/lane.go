@@ -298,6 +298,7 @@ func (l *lane) openStaging() error {
 
 // openRemote makes the host memory for remote hosts: buffers of short messages, and, on demand, the
 // slots, which tcp needs, and verbs without slots on server GPUs. Pages of slots take some 100 ms.
+// Buffers that come before slots leave those 4 MiB less of n.Memory.
 func (l *lane) openRemote(n *launch.Network, slots bool) error {
 	if err := l.open(); err != nil {
 		return err
@@ -331,8 +332,8 @@ func (l *lane) openHostSlots(n *launch.Network) error {
 	var out, in staging
 	p := l.bounce(size{n.Slots, n.SlotBytes}, n.Memory, device.CreateHuge, &out, &in)
 	if p.bytes == 0 {
-		return wire.Errorf(wire.StatusNoStaging, "the host's memory has no room for the slots of GPU %s that tcp needs: %s",
-			l.spec.GPU.BusID, p.note).On(l.spec.GPU.BusID)
+		return wire.Errorf(wire.StatusNoStaging,
+			"the host's memory has no room for the slots of GPU %s for data to other hosts: %s", l.spec.GPU.BusID, p.note).On(l.spec.GPU.BusID)
 	}
 	if p.note != "" {
 		logrus.Warnf("the slots of GPU %s for other hosts are not as configured: %s", l.spec.GPU.BusID, p.note)
