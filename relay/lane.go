@@ -333,7 +333,8 @@ func (l *lane) openHostSlots(n *launch.Network) error {
 	p := l.bounce(size{n.Slots, n.SlotBytes}, n.Memory, device.CreateHuge, &out, &in)
 	if p.bytes == 0 {
 		return wire.Errorf(wire.StatusNoStaging,
-			"the host's memory has no room for the slots of GPU %s for data to other hosts: %s", l.spec.GPU.BusID, p.note).On(l.spec.GPU.BusID)
+			"the host's memory has no room for the slots of GPU %s for data to other hosts: %s", l.spec.GPU.BusID,
+			p.note).On(l.spec.GPU.BusID)
 	}
 	if p.note != "" {
 		logrus.Warnf("the slots of GPU %s for other hosts are not as configured: %s", l.spec.GPU.BusID, p.note)
