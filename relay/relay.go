@@ -70,6 +70,8 @@ type Relay struct {
 	own        hostAccount
 	// worn: something could not be given back, and why. Of the loop.
 	worn error
+	// lists: a client makes list operations, or will.
+	lists atomic.Bool
 	// examining: the contexts are being asked whether they work.
 	examining atomic.Bool
 
