@@ -23,7 +23,7 @@ func TestMountFindsCgroup2(t *testing.T) {
 		{"19 1 0:18 / /sys rw - sysfs sysfs rw\n34 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n",
 			"/sys/fs/cgroup/unified"},
 		{"34 25 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n", ""},
-		{"25 19 0:22 / /five - cgroup2 cgroup2 rw\n", "/five"},
+		{"25 19 0:22 / /five - cgroup2 none rw\n", "/five"},
 		{"25 19 0:22 / - cgroup2 cgroup2 rw\n", ""},
 		{"25 19 0:22 / /a rw - cgroup2 cgroup2\n", ""},
 		{"25 19 0:22 / /a rw - \n", ""},
@@ -149,6 +149,7 @@ func TestRemoveLeavesGroupsOfOtherGenerations(t *testing.T) {
 		{"ending supervisors", func(t *testing.T, g Group) { makeDir(t, filepath.Join(g.leaving(), "x")) }, true, nil},
 		{"a file in place of that group", func(t *testing.T, g Group) { writeFile(t, g.leaving()) }, true,
 			func(g Group) error { return &os.PathError{Op: "rmdir", Path: g.leaving(), Err: unix.ENOTDIR} }},
+		{"an empty group", func(t *testing.T, g Group) { makeDir(t, g.Path()) }, false, nil},
 		{"a group with a group below", func(t *testing.T, g Group) { makeDir(t, filepath.Join(g.Path(), "x")) }, true,
 			func(g Group) error { return &os.PathError{Op: "rmdir", Path: g.Path(), Err: unix.ENOTEMPTY} }},
 		{"a group that cannot be killed", func(t *testing.T, g Group) { makeDir(t, filepath.Join(g.Path(), "cgroup.kill")) },
@@ -173,6 +174,81 @@ func makeDir(t *testing.T, path string) {
 	t.Helper()
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestRemoveKillsProcessesOfGroup(t *testing.T) {
+	g := fakeGroup(t)
+	kill := filepath.Join(g.Path(), "cgroup.kill")
+	writeFile(t, kill)
+	if err := g.remove(); !errors.Is(err, unix.ENOTEMPTY) { // as the directory has the file
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(kill); err != nil || string(text) != "1" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+func TestRemoveInNamespaceWithoutMountUsesDetachedMount(t *testing.T) {
+	g := fakeGroup(t)
+	for _, c := range []struct {
+		name              string
+		mounted, reported bool
+		mount             error // of cgroup2
+		left              bool  // the group
+		want              error
+	}{
+		{"a mount", true, true, unix.EIO, false, nil},
+		{"a detached mount", false, false, nil, false, nil},
+		{"a kernel without cgroup2", false, true, unix.ENODEV, true, nil},
+		{"no permission, and no group", false, false, unix.EPERM, true, nil},
+		{"no permission, and a group", false, true, unix.EPERM, true, unix.EPERM},
+		{"another failure", false, false, unix.ENOMEM, true, unix.ENOMEM},
+	} {
+		makeDir(t, g.Path())
+		seen := g
+		if !c.mounted {
+			seen.root = ""
+		}
+		err := seen.removeIn(c.mounted, c.reported, func() (*os.File, error) {
+			if c.mount != nil {
+				return nil, c.mount
+			}
+			return os.Open(g.root)
+		})
+		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if _, err := os.Stat(g.Path()); errors.Is(err, fs.ErrNotExist) == c.left {
+			t.Errorf("%s: the group: %v", c.name, err)
+		}
+	}
+}
+
+func TestUntilFoundRepeatsWhileNotFound(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		missing      int // calls that find nothing
+		then         error
+		calls        int
+		wantNotFound bool
+	}{
+		{"found at once", 0, nil, 1, false},
+		{"found later", 3, nil, 4, false},
+		{"another error", 1, unix.EIO, 2, false},
+		{"never found", 1 << 30, nil, maxTries, true},
+	} {
+		calls := 0
+		err := untilFound(func() error {
+			calls++
+			if calls <= c.missing {
+				return fs.ErrNotExist
+			}
+			return c.then
+		})
+		if calls != c.calls || errors.Is(err, fs.ErrNotExist) != c.wantNotFound || !c.wantNotFound && err != c.then {
+			t.Errorf("%s: %d calls, %v", c.name, calls, err)
+		}
 	}
 }
 

@@ -57,6 +57,8 @@ func TestReadLimitedReadsOwnControlGroupOnly(t *testing.T) {
 			map[string]string{"v2" + unit + "/pids.max": "4096\n", "v1" + unit + "/pids.max": "4096\n"}, true, Limited{}},
 		{"another hierarchy without controllers", "5::" + unit + "\n", v2,
 			map[string]string{"v2" + unit + "/pids.max": "4096\n"}, true, Limited{}},
+		{"controllers of the second version", "0:pids:" + unit + "\n", v2,
+			map[string]string{"v2" + unit + "/pids.max": "4096\n"}, true, Limited{}},
 		{"root group", "0::/\n", v2, map[string]string{"v2/pids.max": "4096\n"}, true, Limited{}},
 		{"outside of the namespace", "0::/../" + id + "\n", v2, nil, false, Limited{}},
 		{"nothing mounted", "0::/peerlane/" + id + "\n", "", nil, false, Limited{}},

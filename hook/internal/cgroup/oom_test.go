@@ -41,12 +41,15 @@ func TestMemoryKillsReadsFirstReadableCounter(t *testing.T) {
 		{"2", map[string]string{"v2/x/memory.events": "oom_kill 4\n"}, 4, nil},
 		{"both", map[string]string{"v1/z/memory.oom_control": "oom_kill 3\n", "v2/x/memory.events": "oom_kill 4\n"}, 3, nil},
 		{"none", nil, 0, fs.ErrNotExist},
-		{"no number", map[string]string{"v1/z/memory.oom_control": "oom_kill x\n"}, 0, strconv.ErrSyntax},
+		{"no number", map[string]string{"v1/z/memory.oom_control": "oom_kill a\n"}, 0, strconv.ErrSyntax},
 	} {
 		n, err := memoryKills(withProc(t, groups, mounts, c.files))
 		if !errors.Is(err, c.err) || (err == nil) != (c.err == nil) || err == nil && n != c.want {
 			t.Errorf("%s: %d, %v", c.name, n, err)
 		}
+	}
+	if n, err := memoryKills(withProc(t, "", mounts, nil)); n != 0 || err != nil {
+		t.Errorf("without groups: %d, %v", n, err)
 	}
 	dir := t.TempDir()
 	if n, err := memoryKills(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -81,6 +84,7 @@ func TestMemoryFilesFindCountersOfKills(t *testing.T) {
 		{"2, the parent of the mounted group", "0::/docker\n", strings.Replace(v2, " / ", " /docker/c ", 1), nil},
 		{"2, a colon in the path", "0::/a:b\n", v2, []string{"/sys/fs/cgroup/a:b/memory.events"}},
 		{"2, a relative path", "0::x\n", v2, nil},
+		{"2, another number", "5::/x\n", v2, nil},
 		{"2, a controller", "0:memory:/x\n", v2, nil},
 		{"1 is not mounted", "3:memory:/z\n", v2, nil},
 		{"none", "0::/x\n", "", nil},
