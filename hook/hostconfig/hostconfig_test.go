@@ -117,6 +117,17 @@ func TestKeepCopiesChangedConfiguration(t *testing.T) {
 	}
 }
 
+// The copy follows a removed or emptied file too.
+func TestKeepWithoutFileEmptiesCopy(t *testing.T) {
+	l := host(t, "", 0, previous, 0o600)
+	if err := keep(t, l); err != nil {
+		t.Error(err)
+	}
+	if got, err := os.ReadFile(l.GoodConfig()); err != nil || len(got) > 0 {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
 func TestKeepBesideTemporaryFileOfAnotherHook(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -174,6 +185,9 @@ func TestKeepUnwritableCopyFails(t *testing.T) {
 		}
 		if err := keep(t, l); !errors.Is(err, c.err) {
 			t.Errorf("%s: %v", c.name, err)
+		}
+		if err := (Config{}).Keep(l); !errors.Is(err, c.err) {
+			t.Errorf("%s, without a file: %v", c.name, err)
 		}
 		if err := (Config{text: []byte(valid)}).replace(l.GoodConfig()); err == nil {
 			t.Errorf("%s: replace has no error", c.name)

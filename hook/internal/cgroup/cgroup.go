@@ -279,9 +279,9 @@ func (c Group) remove() error {
 // mounted there. mountinfo is the text of a proc_pid_mountinfo(5) file.
 func Mount(mountinfo, filesystem, controller string) (mount, root string, ok bool) {
 	for line := range strings.Lines(mountinfo) {
-		before, after, found := strings.Cut(line, " - ")
+		before, after, _ := strings.Cut(line, " - ")
 		fields, super := strings.Fields(before), strings.Fields(after)
-		if !found || len(fields) < 5 || len(super) < 3 || super[0] != filesystem {
+		if len(fields) < 5 || len(super) < 3 || super[0] != filesystem {
 			continue
 		}
 		if filesystem == "cgroup" && !slices.Contains(strings.Split(super[2], ","), controller) {

@@ -129,7 +129,12 @@ func TestFindRefusesProgramThatCannotRun(t *testing.T) {
 				change(t, path)
 			}
 		}
-		for _, named := range []string{"", relay} {
+		elsewhere := filepath.Join(dir, "elsewhere", "relay")
+		write(t, elsewhere, script, 0o755)
+		if c.relay != nil {
+			c.relay(t, elsewhere)
+		}
+		for named, relay := range map[string]string{"": relay, elsewhere: elsewhere} {
 			gotHook, gotRelay, err := Find(hook, named)
 			if c.operation == "" {
 				if err != nil || gotHook != hook || gotRelay != relay {
