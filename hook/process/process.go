@@ -115,7 +115,7 @@ func EndsWithin(pidfd int, limit time.Duration) bool {
 		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 		n, err := unix.Poll(fds, int((left+time.Millisecond-1)/time.Millisecond))
 		if err != unix.EINTR {
-			return err == nil && n > 0
+			return n > 0 // -1 after an error
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"testing"
@@ -120,8 +121,13 @@ func TestIdentifyEndedProcessIsErrEnded(t *testing.T) {
 	if EndsWithin(fd, 0) || EndsWithin(fd, 3*time.Millisecond) {
 		t.Error("the process has ended")
 	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector closes files too
+	before := pidfds(t)
 	if lives, err := p.Lives(); !lives || err != nil {
 		t.Errorf("lives: %t, %v", lives, err)
+	}
+	if n := pidfds(t); n != before {
+		t.Errorf("%d pidfds are open, want %d", n, before)
 	}
 	if err := KillByPidfd(fd); err != nil {
 		t.Fatal(err)
