@@ -201,13 +201,16 @@ func (m *mutator) result(s *ast.ReturnStmt, name string) {
 	last := ast.Unparen(s.Results[len(s.Results)-1])
 	fails := false
 	switch e := last.(type) {
-	case *ast.Ident:
-		fails = e.Name == name
 	case *ast.CallExpr:
 		fails = m.makesError(e)
 	case *ast.UnaryExpr:
 		_, fails = e.X.(*ast.CompositeLit)
 	}
+	ast.Inspect(last, func(n ast.Node) bool {
+		i, ok := n.(*ast.Ident)
+		fails = fails || ok && i.Name == name
+		return true
+	})
 	if !fails || !types.Implements(m.info.TypeOf(last), errorType) {
 		return
 	}

@@ -96,6 +96,7 @@ func TestMutatorValueBesideErrorHasNoMutant(t *testing.T) {
 		"func f(err, other error, n *int) (int, error) {\n"
 	for _, c := range []struct{ name, body, want string }{
 		{"an error of a condition", "if err != nil {\nreturn 1, err\n}", ""},
+		{"an error around an error of a condition", "if err != nil {\nreturn 1, e{err}\n}", ""},
 		{"an error of another condition", "if n != nil {\nreturn 1, err\n}", "1"},
 		{"another error", "if err != nil {\nreturn 1, other\n}", "1"},
 		{"a condition without an error", "if err == nil {\nreturn 1, err\n}", "1"},

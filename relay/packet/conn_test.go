@@ -442,6 +442,7 @@ func TestHangUpClosesSocketAndUnreadDescriptors(t *testing.T) {
 	} {
 		s := newSource()
 		near, remote := conns(t)
+		before := sockets(t)
 		c.remote(remote)
 		s.HangUp(near)
 		s.HangUp(near) // detached: nothing
@@ -450,6 +451,9 @@ func TestHangUpClosesSocketAndUnreadDescriptors(t *testing.T) {
 		}
 		f.wait(c.name)
 		testutil.Until(t, "the source is idle", func() bool { return s.behind.Load() == 0 })
+		if n := sockets(t); n != before-1 {
+			t.Errorf("%s: %d sockets are open, want %d", c.name, n, before-1)
+		}
 	}
 }
 

@@ -80,13 +80,16 @@ func (p *ported) none(name string) {
 func (p *ported) reason() wire.Status {
 	p.t.Helper()
 	for {
-		m, _, fds, err := p.remote.Receive()
+		m, sequence, fds, err := p.remote.Receive()
 		if err != nil {
 			p.t.Errorf("no reason: %v", err)
 			return 0
 		}
 		CloseAll(fds)
 		if failure, ok := m.(*wire.Failure); ok {
+			if sequence != 0 {
+				p.t.Errorf("the reason answers message %d", sequence)
+			}
 			return wire.Status(failure.Status)
 		}
 	}
@@ -168,6 +171,27 @@ func TestPortQueueIsLimited(t *testing.T) {
 	if e := p.next("a message more"); e.end == nil {
 		t.Errorf("%T", e.m)
 	}
+}
+
+func TestPortPollReportsProgress(t *testing.T) {
+	p := newPorted(t)
+	p.fill()
+	p.loop.Call(func() {
+		if p.port.Poll() {
+			t.Error("progress without room")
+		}
+		for range 3 {
+			if _, _, _, err := p.remote.Receive(); err != nil {
+				t.Error(err)
+			}
+		}
+		if !p.port.Poll() || p.port.Waiting() != 0 {
+			t.Errorf("%d messages wait with room", p.port.Waiting())
+		}
+		if p.port.Poll() {
+			t.Error("progress without messages")
+		}
+	})
 }
 
 func TestPortClosesDescriptorsOfQueuedMessages(t *testing.T) {
