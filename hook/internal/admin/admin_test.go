@@ -3,9 +3,11 @@ package admin
 import (
 	"encoding/json"
 	"errors"
+	"net"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -55,6 +57,7 @@ func TestAskReturnsAnswerOfSupervisor(t *testing.T) {
 			}
 		}
 	}()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector closes files too
 	sockets := openSockets(t)
 	if a, err := Ask(l, id, Inspect); err != nil || a != (Answer{Version: Version, Supervisor: 7, NoReport: "none"}) {
 		t.Errorf("%+v, %v", a, err)
@@ -151,6 +154,60 @@ func TestAskInvalidAnswerFails(t *testing.T) {
 func isSyntax(err error) bool {
 	_, ok := errors.AsType[*json.SyntaxError](err)
 	return ok
+}
+
+// failingListener fails, and then accepts one connection.
+type failingListener struct {
+	net.Listener
+	calls int
+	conn  net.Conn
+}
+
+func (l *failingListener) Accept() (net.Conn, error) {
+	l.calls++
+	switch l.calls {
+	case 1:
+		return nil, unix.EMFILE
+	case 2:
+		return l.conn, nil
+	}
+	select {}
+}
+
+func TestServeContinuesAfterFailedAccept(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	requests := make(chan Request)
+	go serve(&failingListener{conn: theirs}, requests)
+	go func() { (<-requests).Reply(nil) }()
+	if a := request(t, ours); a != (Answer{Version: Version}) {
+		t.Errorf("%+v", a)
+	}
+}
+
+// request sends a request and returns the answer.
+func request(t *testing.T, conn net.Conn) (a Answer) {
+	t.Helper()
+	if err := errors.Join(conn.SetDeadline(testutil.Deadline()), json.NewEncoder(conn).Encode(message{Version, Drain}),
+		json.NewDecoder(conn).Decode(&a)); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func TestLateSupervisorIsAnsweredFor(t *testing.T) {
+	for name, takes := range map[string]bool{"not taken": false, "taken": true} {
+		ours, theirs := net.Pipe()
+		requests := make(chan Request, 1)
+		if !takes {
+			requests <- Request{}
+		}
+		go serveAdmin(theirs, requests, time.Millisecond)
+		if a := request(t, ours); a.Version != Version || a.Error == "" {
+			t.Errorf("%s: %+v", name, a)
+		}
+		ours.Close()
+	}
 }
 
 func TestListenOnFileFails(t *testing.T) {
