@@ -217,7 +217,8 @@ func TestSenderGrantInvalidFieldIsRefused(t *testing.T) {
 		}
 		for i, write := range w.link.writes {
 			g := c.grants[i]
-			if write.to != (transport.Target{Region: 1, Offset: g.Offset}) || write.n != g.Length || write.immediate != g.Grant ||
+			if write.to != (transport.Target{Region: 1, Offset: g.Offset}) || write.n != g.Length ||
+				write.immediate != g.Grant ||
 				write.from.Host != w.mine.place(64+g.Part).Host {
 				t.Errorf("%s: grant %d is written as %+v", c.name, i, write)
 			}
@@ -252,7 +253,8 @@ func TestSenderReportsWriteAndCompletesDeliveredMessage(t *testing.T) {
 	if got := w.completions(); got != "1: 10000 status 0" {
 		t.Errorf("completions %q", got)
 	}
-	if c := w.relay.counters; c.sent != 10_000 || c.direct != 10_000 || c.staged != 0 || len(w.s.active) != 0 || w.s.open != 0 {
+	if c := w.relay.counters; c.sent != 10_000 || c.direct != 10_000 || c.staged != 0 || len(w.s.active) != 0 ||
+		w.s.open != 0 {
 		t.Errorf("counters %+v, %d messages, %d grants", c, len(w.s.active), w.s.open)
 	}
 }
@@ -364,7 +366,8 @@ func TestSenderFillsGrantThroughSlots(t *testing.T) {
 		t.Errorf("%d grants are open, %d under way, %d slots are free", w.s.open, w.s.underWay, len(w.s.out.free))
 	}
 	g := w.s.out.regions[0]
-	if c := w.relay.counters; c.sent != length || c.staged != length || c.direct != 0 || g.in != length || g.out != length {
+	if c := w.relay.counters; c.sent != length || c.staged != length || c.direct != 0 || g.in != length ||
+		g.out != length {
 		t.Errorf("counters %+v; the region has %d in and %d out", c, g.in, g.out)
 	}
 	w.port.want(t, "route staged", "") // the NIC reports the writes
@@ -396,7 +399,8 @@ func TestSenderFailedSlotWriteReturnsSlot(t *testing.T) {
 func TestSenderGrantWaitsUntilRegionIsReady(t *testing.T) {
 	w := newSending(t, wire.RouteDirect)
 	memory := newShareable(t, targetBytes)
-	if err := w.s.message(&wire.PeerRegion{Region: 2, Kind: wire.MemoryHost, Bytes: memory.Bytes}, []int{memory.fd}); err != nil {
+	if err := w.s.message(&wire.PeerRegion{Region: 2, Kind: wire.MemoryHost, Bytes: memory.Bytes},
+		[]int{memory.fd}); err != nil {
 		t.Fatal(err)
 	}
 	w.post(w.s.connection, wire.OpSend, 0, 0, 10_000)
@@ -446,7 +450,8 @@ func TestSenderForgetsRegionAfterItsWrites(t *testing.T) {
 func TestSenderRegionThatCannotBeMappedEndsConnection(t *testing.T) {
 	w := newSending(t, wire.RouteStaged)
 	memory := newShareable(t, targetBytes)
-	if err := w.s.message(&wire.PeerRegion{Region: 2, Kind: wire.MemoryHost, Bytes: memory.Bytes}, []int{memory.fd}); err != nil {
+	if err := w.s.message(&wire.PeerRegion{Region: 2, Kind: wire.MemoryHost, Bytes: memory.Bytes},
+		[]int{memory.fd}); err != nil {
 		t.Fatal(err)
 	}
 	if w.relay.used.foreign != 0 {
@@ -489,7 +494,8 @@ func TestSenderRefusesInvalidRegion(t *testing.T) {
 			wire.StatusLimit},
 		{"two allocations", wire.PeerRegion{Region: 2, Kind: wire.MemoryParts, Bytes: 300}, 0, []uint64{100, 200}, false,
 			wire.StatusOK},
-		{"no allocation", wire.PeerRegion{Region: 2, Kind: wire.MemoryParts, Bytes: 300}, 0, nil, false, wire.StatusMalformed},
+		{"no allocation", wire.PeerRegion{Region: 2, Kind: wire.MemoryParts, Bytes: 300}, 0, nil, false,
+			wire.StatusMalformed},
 		{"no allocation of no bytes", wire.PeerRegion{Region: 2, Kind: wire.MemoryParts}, 0, nil, false,
 			wire.StatusMalformed},
 		{"allocations of another region", wire.PeerRegion{Region: 3, Kind: wire.MemoryParts, Bytes: 300}, 0,
@@ -810,9 +816,11 @@ func TestReceiverGrantsSlotsAndCopiesThem(t *testing.T) {
 		}
 	}
 	g := w.r.in.regions[0]
-	if c := w.relay.counters; c.received != length || c.staged != length || c.direct != 0 || g.in != length || g.out != length ||
+	if c := w.relay.counters; c.received != length || c.staged != length || c.direct != 0 || g.in != length ||
+		g.out != length ||
 		len(w.r.in.free) != fuzzSlots || len(w.r.grants) != 0 {
-		t.Errorf("counters %+v; in %d, out %d; %d slots are free, %d grants", c, g.in, g.out, len(w.r.in.free), len(w.r.grants))
+		t.Errorf("counters %+v; in %d, out %d; %d slots are free, %d grants", c, g.in, g.out, len(w.r.in.free),
+			len(w.r.grants))
 	}
 }
 
@@ -847,7 +855,8 @@ func TestReceiverInvalidWriteEndsConnection(t *testing.T) {
 		}
 		w.r.landingsEnded()
 		if len(w.connections) != 0 || len(w.r.in.free) != fuzzSlots || w.mine.users != 0 {
-			t.Errorf("%s: %d connections, %d slots are free, %d users", c.name, len(w.connections), len(w.r.in.free), w.mine.users)
+			t.Errorf("%s: %d connections, %d slots are free, %d users", c.name, len(w.connections), len(w.r.in.free),
+				w.mine.users)
 		}
 	}
 }

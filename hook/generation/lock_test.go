@@ -55,7 +55,8 @@ func TestLockGenerationGoneFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, ErrLocked) || descriptors(t, l.GenerationDir(firstID)) != 1 {
+	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, ErrLocked) || descriptors(t,
+		l.GenerationDir(firstID)) != 1 {
 		t.Fatalf("%v, %v, and %d descriptors", f, err, descriptors(t, l.GenerationDir(firstID)))
 	}
 	// Another directory takes the name during the wait.

@@ -137,7 +137,8 @@ func TestKeepBesideTemporaryFileOfAnotherHook(t *testing.T) {
 		l := host(t, valid, 0o644, "", 0)
 		temporary := l.GoodConfig() + ".new"
 		made := time.Now().Add(-c.age)
-		if err := errors.Join(os.WriteFile(temporary, nil, 0o600), os.Chtimes(temporary, made, made), keep(t, l)); err != nil {
+		if err := errors.Join(os.WriteFile(temporary, nil, 0o600), os.Chtimes(temporary, made, made), keep(t,
+			l)); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		if _, err := os.Lstat(temporary); errors.Is(err, fs.ErrNotExist) == c.left {

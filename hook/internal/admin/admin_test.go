@@ -3,8 +3,8 @@ package admin
 import (
 	"encoding/json"
 	"errors"
-	"net"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime/debug"

@@ -75,7 +75,8 @@ func TestReadLimitedReadsOwnControlGroupOnly(t *testing.T) {
 		t.Errorf("a host without /proc has %+v", got)
 	}
 	groups := filepath.Join(dir, "self/cgroup")
-	if err := errors.Join(os.Mkdir(filepath.Dir(groups), 0o755), os.WriteFile(groups, []byte("0::/\n"), 0o644)); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Dir(groups), 0o755), os.WriteFile(groups, []byte("0::/\n"),
+		0o644)); err != nil {
 		t.Fatal(err)
 	}
 	if got := ReadLimited(dir, id, true); got != (Limited{}) {
