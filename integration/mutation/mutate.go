@@ -43,7 +43,7 @@ type mutator struct {
 	insertions []insertion
 	sequence   int
 	negated    map[ast.Expr]bool // conditions and operands
-	beside     map[ast.Expr]bool // results beside an error
+	beside     map[ast.Expr]bool // results beside an error, and numbers in its message
 }
 
 // file returns the text of a file with mutants.
@@ -127,8 +127,8 @@ func (m *mutator) expression(e ast.Expr) bool {
 		}
 		return false
 	}
-	if c, ok := e.(*ast.CallExpr); ok && m.makesError(c) {
-		return false // a number in a message
+	if c, ok := e.(*ast.CallExpr); ok {
+		m.message(c)
 	}
 	b, ok := e.(*ast.BinaryExpr)
 	if !ok {
@@ -201,13 +201,16 @@ func (m *mutator) result(s *ast.ReturnStmt, name string) {
 	last := ast.Unparen(s.Results[len(s.Results)-1])
 	fails := false
 	switch e := last.(type) {
-	case *ast.Ident:
-		fails = e.Name == name
 	case *ast.CallExpr:
 		fails = m.makesError(e)
 	case *ast.UnaryExpr:
 		_, fails = e.X.(*ast.CompositeLit)
 	}
+	ast.Inspect(last, func(n ast.Node) bool {
+		i, ok := n.(*ast.Ident)
+		fails = fails || ok && i.Name == name
+		return true
+	})
 	if !fails || !types.Implements(m.info.TypeOf(last), errorType) {
 		return
 	}
@@ -218,14 +221,29 @@ func (m *mutator) result(s *ast.ReturnStmt, name string) {
 
 var errorType = types.Universe.Lookup("error").Type().Underlying().(*types.Interface)
 
-// makesError reports whether an expression calls fmt.Errorf or errors.New.
+// makesError reports whether an expression calls errors.New, or a function Errorf of a package.
 func (m *mutator) makesError(c *ast.CallExpr) bool {
-	s, ok := c.Fun.(*ast.SelectorExpr)
+	name, ok := c.Fun.(*ast.Ident)
+	if s, isSelector := c.Fun.(*ast.SelectorExpr); isSelector {
+		name, ok = s.Sel, true
+	}
 	if !ok {
 		return false
 	}
-	f, ok := m.info.Uses[s.Sel].(*types.Func)
-	return ok && (f.FullName() == "fmt.Errorf" || f.FullName() == "errors.New")
+	f, ok := m.info.Uses[name].(*types.Func)
+	return ok && (f.Name() == "Errorf" || f.FullName() == "errors.New")
+}
+
+// message notes the numbers in the message of an error: the arguments after the format.
+func (m *mutator) message(c *ast.CallExpr) {
+	if !m.makesError(c) {
+		return
+	}
+	if s, ok := m.info.TypeOf(c.Fun).(*types.Signature); ok && s.Variadic() {
+		for _, a := range c.Args[min(s.Params().Len()-1, len(c.Args)):] {
+			m.beside[a] = true
+		}
+	}
 }
 
 // operand adds the mutant without an operand of && or ||. The walk adds mutants of nested operands.

@@ -92,15 +92,17 @@ func TestMutatorEachActionHasMutants(t *testing.T) {
 
 func TestMutatorValueBesideErrorHasNoMutant(t *testing.T) {
 	text := "package p\n\nimport (\n\t\"errors\"\n\t\"fmt\"\n)\n\nvar _, _ = fmt.Errorf, errors.New\n\n" +
-		"type e struct{ error }\n\n" +
+		"type e struct{ error }\n\nfunc Errorf(status int, format string, a ...any) *e\n\n" +
 		"func f(err, other error, n *int) (int, error) {\n"
 	for _, c := range []struct{ name, body, want string }{
 		{"an error of a condition", "if err != nil {\nreturn 1, err\n}", ""},
+		{"an error around an error of a condition", "if err != nil {\nreturn 1, e{err}\n}", ""},
 		{"an error of another condition", "if n != nil {\nreturn 1, err\n}", "1"},
 		{"another error", "if err != nil {\nreturn 1, other\n}", "1"},
 		{"a condition without an error", "if err == nil {\nreturn 1, err\n}", "1"},
 		{"a made error", `return 1, errors.New("")`, ""},
 		{"a number in a message", `return 1, fmt.Errorf("%d", 2)`, ""},
+		{"a number beside a message", `return 1, Errorf(2, "%d", 3)`, "2"},
 		{"an error's fields", "return 1, &e{}", ""},
 		{"no error", "return 1, nil", "1"},
 		{"an error that may be nil", "return 1, err", "1"},
