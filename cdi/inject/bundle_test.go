@@ -239,3 +239,16 @@ func BenchmarkBundle(b *testing.B) {
 		})
 	}
 }
+
+func TestReadLimitsConfiguration(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.json")
+	if err := os.WriteFile(path, []byte("12345678"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for limit, want := range map[int64]error{9: nil, 8: nil, 7: &paths.SizeError{Path: path, Bytes: 8, Limit: 7}} {
+		text, _, err := read(path, limit)
+		if !testutil.HasError(err, want) || want == nil && string(text) != "12345678" {
+			t.Errorf("limit %d: %q, %v", limit, text, err)
+		}
+	}
+}
