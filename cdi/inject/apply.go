@@ -244,9 +244,8 @@ func (m *merger) below(o object, key string, change func(object)) {
 	if inner == nil { // also after "null"
 		inner = object{}
 	}
-	keys := len(inner)
-	change(inner)
-	if len(inner) > 0 || keys > 0 {
+	change(inner) // which removes no key
+	if len(inner) > 0 {
 		m.set(o, key, inner)
 	}
 }

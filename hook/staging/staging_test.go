@@ -116,6 +116,7 @@ func TestAdmitSharesLimitBetweenLiveRelays(t *testing.T) {
 		{"the end", ownID, relay, gpu0, 0, 40 * mib, true},
 		{"the other's rest", otherID, relay, gpu0, 100 * mib, 0, true},
 		{"nothing", ownID, relay, gpu0, 1, 0, false},
+		{"nothing on another GPU", ownID, relay, spare, 0, 100 * mib, true},
 		{"a relay that ends", otherID, ended(t), gpu0, 90 * mib, 10 * mib, true},
 		{"the memory of an ended relay", ownID, relay, gpu0, 100 * mib, 0, true},
 	} {
@@ -126,7 +127,7 @@ func TestAdmitSharesLimitBetweenLiveRelays(t *testing.T) {
 		}
 	}
 	staged, err := Staged(l)
-	if want := map[string]uint64{gpu0: 100 * mib, spare: 100 * mib}; err != nil || !maps.Equal(staged, want) {
+	if want := map[string]uint64{gpu0: 100 * mib}; err != nil || !maps.Equal(staged, want) {
 		t.Errorf("staged %v, %v; want %v", staged, err, want)
 	}
 	s, err := readShare(l, ownID)
@@ -228,6 +229,25 @@ func TestAdmitDamagedShareOfOtherGeneration(t *testing.T) {
 		t.Fatal(err)
 	}
 	held.Close()
+}
+
+// With several tenants, a refusal does not name the containers of others.
+func TestAdmitOfSeveralTenantsNamesNoHolder(t *testing.T) {
+	for tenancy, named := range map[string]bool{config.TenancySingle: true, config.TenancyMulti: false} {
+		l := host(t, fmt.Sprintf("[cdi]\ntenancy = %q\n[staging]\nlimit = \"1MiB\"\nhost_limit = \"1MiB\"\n", tenancy))
+		add(t, l, ownID)
+		add(t, l, otherID)
+		for _, gpu := range []string{gpu0, launch.HostMemory} {
+			claim := launch.Claim{GPU: gpu, Bytes: mib}
+			if a, err := Admit(l, otherID, own(t), claim); err != nil || !a.OK {
+				t.Fatalf("%s: %+v, %v", tenancy, a, err)
+			}
+			a, err := Admit(l, ownID, own(t), claim)
+			if err != nil || a.OK || strings.Contains(a.Error, "container-2") != named {
+				t.Errorf("%s, %s: %+v, %v", tenancy, gpu, a, err)
+			}
+		}
+	}
 }
 
 func TestGrantedCountsLanesOfGPU(t *testing.T) {
@@ -340,7 +360,7 @@ func TestFullNamesHoldersOfOneTenant(t *testing.T) {
 				named++
 			}
 		}
-		if named != c.named || strings.Contains(text, "and 1 more") != c.more || !strings.HasPrefix(text, "asked") {
+		if named != c.named || strings.Contains(text, "more") != c.more || !strings.HasPrefix(text, "asked") {
 			t.Errorf("%s: %q", c.name, text)
 		}
 	}
