@@ -40,7 +40,8 @@ const everything = `{
 				{"hookName": "poststart", "path": "/hook"}
 			]
 		}},
-		{"name": "1", "containerEdits": {"hooks": [{"hookName": "createRuntime", "path": "/hook", "args": ["hook", "create", "--lane", "1"]}]}}
+		{"name": "1", "containerEdits": {"hooks": [{"hookName": "createRuntime", "path": "/hook", "args": ["hook", "create",
+			"--lane", "1"]}]}}
 	]
 }`
 
@@ -72,7 +73,8 @@ const newer = `{
 	],
 	"hooks": {"createRuntime": [{"path": "/other", "futureHook": true}], "futureHooks": [{"path": "/x"}]},
 	"linux": {
-		"resources": {"memory": {"limit": -1}, "devices": [{"allow": false, "access": "rwm", "futureRule": "x"}], "futureResource": 1e400},
+		"resources": {"memory": {"limit": -1}, "devices": [{"allow": false, "access": "rwm", "futureRule": "x"}],
+			"futureResource": 1e400},
 		"devices": [{"path": "/dev/kept", "type": "c", "major": 1, "minor": 3, "futureNode": 1}],
 		"netDevices": {"eth1": {"name": "kept", "futureNet": true}},
 		"futureLinux": "x"
@@ -300,7 +302,8 @@ func TestMergeListKeepsTextOfEachRepeatedElement(t *testing.T) {
 }
 
 func TestMergeListOfEmptyListsWritesNone(t *testing.T) {
-	for name, lists := range map[string][2][]string{"none": {nil, nil}, "an empty one": {{}, nil}, "empty ones": {nil, {}}} {
+	for name, lists := range map[string][2][]string{"none": {nil, nil}, "an empty one": {{}, nil}, "empty ones": {nil,
+		{}}} {
 		o, m := object{}, merger{}
 		if mergeList(&m, o, "env", lists[0], lists[1]); len(o) > 0 || m.err != nil {
 			t.Errorf("%s: %v, %v", name, o, m.err)

@@ -156,7 +156,8 @@ func TestFindPrefersIdsToNamesToPrefixes(t *testing.T) {
 	add := func(digit, container, name, runtime string) string {
 		t.Helper()
 		id, bundle := strings.Repeat(digit, 32), t.TempDir()
-		g := &generation.Generation{ID: id, Container: generation.Container{ID: container, Bundle: bundle, RuntimeRoot: runtime}}
+		g := &generation.Generation{ID: id, Container: generation.Container{ID: container, Bundle: bundle,
+			RuntimeRoot: runtime}}
 		text := fmt.Sprintf(`{"annotations": {"nerdctl/name": %q}}`, name)
 		if err := errors.Join(os.Mkdir(l.GenerationDir(id), 0o700), g.Write(l),
 			os.WriteFile(filepath.Join(bundle, "config.json"), []byte(text), 0o644)); err != nil {

@@ -50,7 +50,7 @@ func TestReadReportOfEachText(t *testing.T) {
 			}
 		case c.cause != "":
 			f, ok := errors.AsType[*fault.Error](err)
-			if got != nil || !ok || f.Code != fault.NoSandbox || f.Cause == nil || f.Cause.Error() != c.cause {
+			if got != nil || !ok || f.Code != fault.NoSandbox || f.Cause != setupError(c.cause) {
 				t.Errorf("%s: %+v, %v", c.name, got, err)
 			}
 		case err != nil || got.Landlock != c.landlock:
