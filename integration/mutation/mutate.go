@@ -53,7 +53,7 @@ func (m *mutator) file(name string, text []byte, f *ast.File) []byte {
 	for _, d := range f.Decls {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
-			if d.Body != nil {
+			if d.Body != nil && !isErrorText(d) {
 				m.walk(d.Body)
 			}
 		case *ast.GenDecl:
@@ -74,6 +74,11 @@ func (m *mutator) file(name string, text []byte, f *ast.File) []byte {
 	}
 	out.Write(text[at:])
 	return []byte(out.String())
+}
+
+// isErrorText reports whether a function is the method Error of an error.
+func isErrorText(d *ast.FuncDecl) bool {
+	return d.Recv != nil && d.Name.Name == "Error" && d.Type.Params.NumFields() == 0
 }
 
 // walk adds the mutants of a node and of the nodes below it.
