@@ -128,14 +128,6 @@ func (c *connection) advance() bool {
 		op := c.posted[0]
 		c.posted = c.posted[1:]
 		op.begin()
-		switch {
-		case op.spoiled:
-			op.finish(wire.StatusUnknownEvent)
-		case op.kind == wire.OpFlush:
-			c.flushes.start(op)
-		default:
-			c.side.start(op)
-		}
 		progress = true
 	}
 	// A crowded connection goes on at the end of one of its messages.
@@ -145,6 +137,15 @@ func (c *connection) advance() bool {
 		delete(c.session.waits, c)
 	}
 	return progress
+}
+
+// start starts an operation whose timeline has come.
+func (c *connection) start(op *operation) {
+	if op.kind == wire.OpFlush {
+		c.flushes.start(op)
+		return
+	}
+	c.side.start(op)
 }
 
 // cancel answers an OpCancel, whose tag names the operation's cookie.

@@ -98,7 +98,7 @@ func (s *sender) sendEager(op *operation) bool {
 	e.free = e.free[:len(e.free)-1]
 	w := &e.windows[window]
 	w.writing, w.answered = true, false
-	op.eager, op.window, op.granted = true, window, op.length
+	op.in, op.window, op.granted = remoteWindow, window, op.length
 	s.port.Send(&wire.PeerEager{Send: op.send, Tag: op.tag, Length: op.length, Window: uint32(window)}, 0)
 	s.hold(op)
 	if op.memory.mapped.Host() { // short messages go over TCP, whatever NICs reach

@@ -112,7 +112,7 @@ func (c *connection) withWaits() figures {
 	}
 	if sends, is := c.side.(*sender); is {
 		for _, op := range sends.active {
-			if op.granted == 0 && !op.delivered {
+			if op.granted == 0 && !op.state.delivered() {
 				f.stalls[noGrant].wait(op.began, now)
 			}
 		}

@@ -248,7 +248,7 @@ func (s *sender) beginPart(l *list) {
 	s.session.listParts++
 	op := &operation{
 		session: s.session, kind: wire.OpWrite, began: s.session.relay.loop.Now(), pieces: p, length: length,
-		wait: wire.NoTimeline, signal: wire.NoTimeline,
+		state: operationStarted, wait: wire.NoTimeline, signal: wire.NoTimeline,
 	}
 	for _, m := range p.list {
 		if k := len(p.held); k == 0 || p.held[k-1] != m.memory {

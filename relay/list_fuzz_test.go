@@ -88,7 +88,7 @@ func (l *fuzzListLink) of(number uint64) *operation {
 	if op == nil { // refused since it was granted
 		op = l.sent[number]
 	}
-	if op == nil || op.pieces == nil || op.over || op.underWay == 0 {
+	if op == nil || op.pieces == nil || op.state == operationEnded || op.underWay == 0 {
 		l.t.Fatalf("a write for message %d, which is over, or no list's", number)
 	}
 	return op

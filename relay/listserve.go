@@ -171,7 +171,7 @@ func (r *receiver) serveList(kind uint32, ranges []keyedRange,
 	p.serves = v
 	return &operation{
 		session: r.session, began: r.session.relay.loop.Now(), kind: kind, pieces: p, length: length,
-		wait: wire.NoTimeline, signal: wire.NoTimeline,
+		state: operationStarted, wait: wire.NoTimeline, signal: wire.NoTimeline,
 	}, 0, wire.StatusOK
 }
 

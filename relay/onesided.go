@@ -68,7 +68,7 @@ func (s *sender) ask(op *operation) bool {
 func (s *sender) cancelRead(cookie uint64) {
 	for _, op := range s.reading.asked {
 		if op.cookie == cookie {
-			op.withdrawn = true
+			op.apply(operationCancel, wire.StatusOK)
 		}
 	}
 }
@@ -104,7 +104,7 @@ func (r *receiver) readData(m *wire.PeerReadData) error {
 	r.announced++
 	delete(r.reader.reading.asked, m.Read)
 	a := &arrival{send: m.Send, length: m.Length}
-	if op.withdrawn {
+	if op.state == operationWithdrawn {
 		op.finish(wire.StatusCanceled)
 		r.refuse(a, wire.StatusCanceled)
 		return nil

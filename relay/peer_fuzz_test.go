@@ -348,7 +348,7 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 			g, bytes)
 	}
 	op := l.sent[g.Send]
-	if op == nil || op.over || op.underWay == 0 {
+	if op == nil || op.state == operationEnded || op.underWay == 0 {
 		l.t.Fatalf("a write for message %d, which is over", g.Send)
 	}
 	switch {
@@ -372,14 +372,14 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 func (l *fuzzLink) writeEager(to transport.Target, from transport.Source, n uint64, window int, done func(error)) {
 	var of *operation
 	for _, op := range l.s.active {
-		if op.eager && op.window == window {
+		if op.in == remoteWindow && op.window == window {
 			if of != nil {
 				l.t.Fatalf("window %d has two messages", window)
 			}
 			of = op
 		}
 	}
-	if of == nil || l.closed || of.over || n != of.length || n > eagerBytes || to.Region != eagerRegion ||
+	if of == nil || l.closed || of.state == operationEnded || n != of.length || n > eagerBytes || to.Region != eagerRegion ||
 		to.Offset != l.quota+uint64(window)*eagerBytes {
 		l.t.Fatalf("a write of %d bytes to %+v in window %d of a quota at %d, for %+v", n, to, window, l.quota, of)
 	}
@@ -404,11 +404,11 @@ func (l *fuzzLink) inWindows() {
 		used[free] = true
 	}
 	for _, op := range l.sent {
-		if !op.short || l.s.down != nil { // then nobody gives windows back
+		if op.in != localWindow || l.s.down != nil { // then nobody gives windows back
 			continue
 		}
-		if used[uint64(op.window)] || op.over {
-			l.t.Fatalf("window %d is free, or has two messages, or one that is over: %v", op.window, op.over)
+		if used[uint64(op.window)] || op.state == operationEnded {
+			l.t.Fatalf("window %d is free, or has two messages, or one that is over: %v", op.window, op.state == operationEnded)
 		}
 		used[uint64(op.window)] = true
 		for i, b := range l.shared[op.window][:op.length] {
@@ -452,7 +452,7 @@ func (l *fuzzLink) wrote(which int, err error) {
 	write := l.writes[which]
 	l.writes = append(l.writes[:which:which], l.writes[which+1:]...)
 	delete(l.taken, l.slotOffset(write.from))
-	if write.op.over {
+	if write.op.state == operationEnded {
 		l.t.Fatal("an operation ended under a write of it")
 	}
 	write.done(err)
@@ -865,7 +865,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 			taken := map[uint64]bool{}
 			for _, g := range r.grants {
 				a := g.arrival
-				if g.length == 0 || a.op == nil || a.op.over && r.down == nil || g.part > a.length ||
+				if g.length == 0 || a.op == nil || a.op.state == operationEnded && r.down == nil || g.part > a.length ||
 					g.length > a.length-g.part || a.length > a.op.length || g.filled > g.length {
 					t.Fatalf("grant %+v of message %+v", g, a)
 				}

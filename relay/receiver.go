@@ -440,7 +440,7 @@ type laterSender interface {
 // end ends the receive of a message after the earlier receives.
 func (r *receiver) end(a *arrival, status wire.Status) {
 	a.unended.ended, a.unended.status = true, status
-	for len(r.unended) > 0 && (r.unended[0].ended || r.unended[0].op.over) {
+	for len(r.unended) > 0 && (r.unended[0].ended || r.unended[0].op.state == operationEnded) {
 		first := r.unended[0]
 		r.unended[0] = nil
 		r.unended = r.unended[1:]
@@ -454,7 +454,7 @@ func (r *receiver) stop(why *wire.Error) {
 	}
 	r.receives, r.arrivals = nil, nil
 	for _, a := range r.matched {
-		a.op.fail(why)
+		a.op.apply(operationDown, why.Status)
 	}
 	for _, u := range r.unended {
 		if u.ended { // its bytes are there

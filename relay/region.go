@@ -190,6 +190,6 @@ func (c *connection) serve(kind uint32, key wire.UUID, offset, length uint64) (*
 	c.serving++
 	return &operation{
 		session: c.session, serves: &servedOperation{o, c}, began: c.session.relay.loop.Now(), kind: kind, memory: m,
-		offset: o.offset + offset, length: length, wait: wire.NoTimeline, signal: wire.NoTimeline,
+		state: operationStarted, offset: o.offset + offset, length: length, wait: wire.NoTimeline, signal: wire.NoTimeline,
 	}, wire.StatusOK
 }

@@ -43,7 +43,8 @@ func TestDeliveredMessageAfterDisconnectSucceeds(t *testing.T) {
 			// the state under test.
 			owner := &session{relay: &Relay{}, ring: completions, ended: left}
 			s := newSender(&connection{session: owner, portDown: true}, nil)
-			op := &operation{session: owner, cookie: 7, length: 8, signal: wire.NoTimeline, send: 1}
+			op := &operation{session: owner, cookie: 7, length: 8, signal: wire.NoTimeline, send: 1, sender: s,
+				state: operationStarted}
 			s.active[op.send] = op
 			s.hold(op)
 
