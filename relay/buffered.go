@@ -167,7 +167,7 @@ func (s *sender) buffer(op *operation) {
 		switch {
 		case err != nil:
 			s.broken(err, "copying into a buffer")
-		case s.down == nil:
+		case !s.isDown():
 			s.filledBuffer(op)
 		}
 		s.unhold(op)
@@ -202,7 +202,7 @@ func (s *sender) fromBuffer(m *wire.PeerGrant, op *operation, t *target) {
 			r.counters.sent += m.Length
 			r.counters.direct += m.Length
 			op.moved += m.Length
-			if s.down == nil {
+			if !s.isDown() {
 				s.port.Send(&wire.PeerWritten{Grant: m.Grant}, 0)
 			}
 		}

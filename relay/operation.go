@@ -67,7 +67,7 @@ func (op *operation) bind(number uint32, c *connection) wire.Status {
 	case wire.OpReceive, wire.OpRead:
 		need = wire.AccessReceive
 	}
-	if need == 0 || (op.kind == wire.OpReceive) == c.sends {
+	if need == 0 || (op.kind == wire.OpReceive) == c.sends() {
 		return wire.StatusMalformed
 	}
 	m := op.session.memories[number]

@@ -96,9 +96,9 @@ func (s *session) newRegion(m *wire.Expose) (*exposedRegion, error) {
 		switch {
 		case c == nil:
 			return nil, wire.Errorf(wire.StatusUnknownConnection, "connection %d is not open", m.Connection)
-		case c.down != nil:
+		case c.isDown():
 			return nil, c.down
-		case c.sends:
+		case c.sends():
 			return nil, wire.Errorf(wire.StatusMalformed,
 				"memory is offered on connection %d, which was made here; the side that accepted offers, the side that "+
 					"connected reads and writes", m.Connection)

@@ -54,7 +54,7 @@ type target struct {
 func newSender(c *connection, link transport.Link) *sender {
 	s := &sender{connection: c, link: link, eagerLink: link, active: map[uint64]*operation{},
 		targets: map[uint32]*target{}}
-	c.sends, c.side = true, s
+	c.side = s
 	return s
 }
 
@@ -98,7 +98,7 @@ func (s *sender) cancel(cookie uint64) {
 }
 
 func (s *sender) message(m wire.Message, fds []int) error {
-	if s.down != nil {
+	if s.isDown() {
 		return nil // sent before the other side knew; the operations are over and may have let go of their memory
 	}
 	switch m := m.(type) {
@@ -261,7 +261,7 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 		grants := t.grants
 		t.grants = nil
 		for _, g := range grants {
-			if s.down == nil {
+			if !s.isDown() {
 				s.fill(g, s.active[g.Send])
 			}
 		}
@@ -347,7 +347,7 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 			if s.countInPlace(op, m.Length); memory.staged != nil {
 				memory.staged.on.out += m.Length
 			}
-			if s.route == wire.RouteDirect && s.down == nil {
+			if s.route == wire.RouteDirect && !s.isDown() {
 				s.port.Send(&wire.PeerWritten{Grant: m.Grant}, 0)
 			}
 		}
@@ -380,7 +380,7 @@ func (s *sender) stageTicketed(m *wire.PeerGrant, op *operation, t *target) {
 func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 	r, lane := s.session.relay, s.lane
 	s.out.acquire(s.connection, func(slot *slot) bool {
-		if s.down != nil || op.state == operationEnded {
+		if s.isDown() || op.state == operationEnded {
 			s.used(t)
 			return false
 		}
@@ -492,7 +492,7 @@ func (s *sender) conclude(op *operation) {
 // forget removes an announced message. A crowded connection goes on.
 func (s *sender) forget(op *operation) {
 	delete(s.active, op.send)
-	if s.down == nil && len(s.posted) > 0 {
+	if !s.isDown() && len(s.posted) > 0 {
 		s.session.waits[s.connection] = true
 	}
 }

@@ -559,9 +559,9 @@ func (s *session) take(d wire.Descriptor) {
 	}
 	op.inTurn, op.mayBuffer = d.Flags&wire.InTurn != 0, d.Flags&wire.BufferedSend != 0
 	switch {
-	case c == nil || c.down != nil && d.Operation == wire.OpCancel:
+	case c == nil || c.isDown() && d.Operation == wire.OpCancel:
 		op.finish(wire.StatusUnknownConnection)
-	case c.down != nil:
+	case c.isDown():
 		op.finish(c.down.Status)
 	case d.Operation == wire.OpCancel:
 		c.cancel(op)
