@@ -117,14 +117,17 @@ var operationTable = statemachine.New("operation", statemachine.Names{
 		operationEnd:        {Next: operationEnded, Action: operationRelease},
 	},
 	operationFailing: {
+		operationCancel:   {Next: operationFailing},
 		operationBuffered: {Next: operationFailing},
 		operationIdle:     {Next: operationEnded, Action: operationReportFailure},
 	},
 	operationAnsweredFailing: {
-		operationIdle: {Next: operationEnded, Action: operationReleaseFailure},
+		operationCancel: {Next: operationAnsweredFailing},
+		operationIdle:   {Next: operationEnded, Action: operationReleaseFailure},
 	},
 	operationEnded: {
-		operationIdle: {Next: operationEnded},
-		operationEnd:  {Next: operationEnded},
+		operationCancel: {Next: operationEnded},
+		operationIdle:   {Next: operationEnded},
+		operationEnd:    {Next: operationEnded},
 	},
 })
