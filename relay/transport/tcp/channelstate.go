@@ -60,6 +60,7 @@ var channelTable = statemachine.New("channel", statemachine.Names{
 	},
 	channelFinSent: {
 		channelClose:       {Next: channelFinSent},
+		channelDrained:     {Next: channelFinSent},
 		channelRemoteClose: {Next: channelClosed, Action: channelForget},
 		channelDead:        {Next: channelClosed, Action: channelForget},
 	},

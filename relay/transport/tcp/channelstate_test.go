@@ -43,6 +43,7 @@ func TestChannelActionsActOnPeerAndOwner(t *testing.T) {
 		{state: channelClosing, event: channelRemoteClose, writes: 1, want: channelRemoteClosed},
 		{state: channelClosing, event: channelDead, writes: 1, want: channelClosed, gone: true},
 		{state: channelFinSent, event: channelClose, want: channelFinSent},
+		{state: channelFinSent, event: channelDrained, want: channelFinSent},
 		{state: channelFinSent, event: channelRemoteClose, want: channelClosed, gone: true},
 		{state: channelFinSent, event: channelDead, want: channelClosed, gone: true},
 		{state: channelRemoteClosed, event: channelClose, writes: 1, want: channelRemoteClosed},
@@ -66,5 +67,24 @@ func TestChannelActionsActOnPeerAndOwner(t *testing.T) {
 			t.Errorf("%+v: state %d, %d frames, removed %v, %d reports to the extension, ended %v", c, at.state, p.frames, gone,
 				len(e.left), ended)
 		}
+	}
+}
+
+// TestChannelClosedInReportOfItsLastWriteSendsOneFin closes a channel in the report of the last write,
+// as a connection does that waited for the write.
+func TestChannelClosedInReportOfItsLastWriteSendsOneFin(t *testing.T) {
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { loop.Stop(); loop.Run() }) // Run closes the descriptors
+	p := &Peer{channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, config: Config{Waiting: 1 << 20}, loop: loop}
+	c := &Channel{peer: p, number: 2, writes: 1}
+	p.channels[2] = c
+	w := &write{piece: piece{number: 1, channel: 2}, streamed: true, settled: true, done: func(error) { c.Leave() }}
+	p.writes[1] = w
+	p.finish(w)
+	if c.state != channelFinSent || p.frames != 1 {
+		t.Errorf("state %d, %d frames, want %d and 1", c.state, p.frames, channelFinSent)
 	}
 }
