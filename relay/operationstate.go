@@ -11,7 +11,7 @@ const (
 	operationUnready                                 // the event of a waiting operation failed
 	operationStarted                                 // the connection's side executes it
 	operationWithdrawn                               // the same, and the remote side is asked to forget the message
-	operationAnswered                                // of a buffered send: the client has the completion, the receiver no bytes
+	operationAnswered                                // of a buffered send: the client has the completion
 	operationDelivered                               // the receiver has the message; own accesses are in flight
 	operationAnsweredDelivered                       // the same, and the client has the completion
 	operationFailing                                 // failed; own accesses are in flight
@@ -60,11 +60,13 @@ const (
 
 // operationTable has the cells of an operation.
 var operationTable = statemachine.New("operation", statemachine.Names{
-	States: []string{"waiting", "event failed", "started", "withdrawn", "answered", "delivered", "answered, delivered", "failing",
+	States: []string{"waiting", "event failed", "started", "withdrawn", "answered", "delivered",
+		"answered, delivered", "failing",
 		"answered, failing", "ended"},
-	Events: []string{"begin", "event fails", "cancel", "buffered", "delivered", "refused", "contradicted", "connection down", "idle",
-		"end"},
-	Actions: []string{"none", "start", "start, report unknown event", "withdraw", "answer", "settle", "keep failure, settle",
+	Events: []string{"begin", "event fails", "cancel", "buffered", "delivered", "refused", "contradicted",
+		"connection down", "idle", "end"},
+	Actions: []string{"none", "start", "start, report unknown event", "withdraw", "answer", "settle",
+		"keep failure, settle",
 		"conclude", "report unstarted", "report", "report failure", "release", "release with failure"},
 }, statemachine.Cells[operationState, operationEvent, operationAction]{
 	operationWaiting: {

@@ -386,8 +386,8 @@ func (l *fuzzLink) writeEager(to transport.Target, from transport.Source, n uint
 			of = op
 		}
 	}
-	if of == nil || l.closed || of.state == operationEnded || n != of.length || n > eagerBytes || to.Region != eagerRegion ||
-		to.Offset != l.quota+uint64(window)*eagerBytes {
+	if of == nil || l.closed || of.state == operationEnded || n != of.length || n > eagerBytes ||
+		to.Region != eagerRegion || to.Offset != l.quota+uint64(window)*eagerBytes {
 		l.t.Fatalf("a write of %d bytes to %+v in window %d of a quota at %d, for %+v", n, to, window, l.quota, of)
 	}
 	for i, b := range unsafe.Slice((*byte)(from.Place.Host), n) {

@@ -7,7 +7,10 @@
 // so an action may apply further events.
 package statemachine
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // number is the type of states, events and actions: small constants from 0 on.
 type number interface{ ~uint8 }
@@ -46,6 +49,13 @@ func New[S, E, A number](name string, names Names, cells Cells[S, E, A]) *Table[
 		}
 	}
 	return t
+}
+
+// Clone returns a copy of a table, for tests that change the copy.
+func (t *Table[S, E, A]) Clone() *Table[S, E, A] {
+	c := *t
+	c.cells = slices.Clone(t.cells)
+	return &c
 }
 
 // Apply changes a state by an event and returns the action. An impossible event changes nothing, and

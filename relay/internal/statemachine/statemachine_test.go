@@ -120,6 +120,18 @@ func TestPageShowsTransitionsAndCells(t *testing.T) {
 	}
 }
 
+func TestCopyOfTableLeavesTableUnchanged(t *testing.T) {
+	table := door()
+	statetest.Of(table).Put(0, 0, statetest.Cell{})
+	if _, possible := table.Cell(0, 0); !possible {
+		t.Error("a change of the copy has changed the table")
+	}
+	statetest.Live(table).Put(0, 0, statetest.Cell{})
+	if _, possible := table.Cell(0, 0); possible {
+		t.Error("a change of the live machine has not changed the table")
+	}
+}
+
 func TestApplyAllocatesNothing(t *testing.T) {
 	table := door()
 	var state uint8

@@ -54,8 +54,8 @@ func TestChannelActionsActOnPeerAndOwner(t *testing.T) {
 		e := newCarrier()
 		p := &Peer{extension: e, channels: map[uint32]*Channel{}, config: Config{Waiting: 1 << 20}, loop: loop}
 		var ended []error
-		at := &Channel{peer: p, number: 2, state: c.state, writes: c.writes, ended: func(err error) { ended = append(ended, err) },
-			received: func(wire.Message, uint32, []int) {}}
+		at := &Channel{peer: p, number: 2, state: c.state, writes: c.writes,
+			ended: func(err error) { ended = append(ended, err) }, received: func(wire.Message, uint32, []int) {}}
 		if c.state != channelClosed {
 			p.channels[2] = at
 		}

@@ -9,7 +9,7 @@ import (
 func Page(m Machine) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# States: %s\n\n", m.Title())
-	b.WriteString("<!-- A program makes this file from the table: go test -update-states, in the package of the table. -->\n\n")
+	b.WriteString("<!-- Made from the table by go test -update-states, in the package of the table. -->\n\n")
 	b.WriteString(diagram(m))
 	b.WriteString("\nA cell has the next state and the action. An empty cell is impossible.\n\n")
 	b.WriteString(table(m))

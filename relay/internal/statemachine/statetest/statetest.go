@@ -36,8 +36,11 @@ type Cell struct {
 	Possible     bool
 }
 
-// Of returns a table as a Machine.
-func Of[S, E, A ~uint8](t *statemachine.Table[S, E, A]) Machine { return machine[S, E, A]{t} }
+// Of returns a copy of a table as a Machine.
+func Of[S, E, A ~uint8](t *statemachine.Table[S, E, A]) Machine { return machine[S, E, A]{t.Clone()} }
+
+// Live returns a table itself as a Machine: Put changes the table that the program uses.
+func Live[S, E, A ~uint8](t *statemachine.Table[S, E, A]) Machine { return machine[S, E, A]{t} }
 
 type machine[S, E, A ~uint8] struct{ *statemachine.Table[S, E, A] }
 
