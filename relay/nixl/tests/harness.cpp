@@ -1,4 +1,6 @@
-// harness PLUGIN NIXL MODE SEED SOCKET GPU SOCKET GPU [REGIONS BLOCKS BYTES ROUNDS]
+// harness PLUGIN NIXL MODE SEED SOCKET GPU SOCKET GPU [REGIONS BLOCKS BYTES ROUNDS [RANK PATH]]
+//
+// With RANK the process is one of the agents, and meets the other at the socket PATH.
 //
 // Two agents, each a process with a relay of its own, load the plugin as NIXL does, with the
 // library NIXL in its place, exchange their metadata over a socket, and move memory. MODE:
@@ -29,6 +31,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -825,6 +828,57 @@ static void stopped(side &s, const std::string &third)
 	s.leave();
 }
 
+// be is agent r, and ends the process.
+[[noreturn]] static void be(int r, const std::string &mode, char **argv)
+{
+	rank_ = r;
+	alarm(300);
+	void *nixl = strcmp(argv[2], "-") ? dlopen(argv[2], RTLD_NOW) : nullptr;
+	must(nixl || !strcmp(argv[2], "-"));
+	void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		line("%s", dlerror());
+		_exit(1);
+	}
+	auto init = reinterpret_cast<plugin *(*)()>(dlsym(library, "nixl_plugin_init"));
+	must(init);
+	side s;
+	s.table = init();
+	if (mode == "load") {
+		line(s.table ? "a table" : "no table");
+		_exit(0);
+	}
+	must(s.table && s.table->api_version == 1 && !strcmp(s.table->name(), "PEERLANE") && s.table->version() && s.table->memories().size() == 2);
+	s.name = "agent " + std::to_string(r);
+	s.socket = argv[5 + 2 * r];
+	open_gpu(argv[6 + 2 * r]);
+	mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) :
+		mode == "limit" ? limited(s) : mode == "stop" ? stopped(s, argv[5]) : killed(s, mode == "anew");
+	line("done");
+	_exit(0);
+}
+
+// meet connects the two processes by a socket at path, which the first one makes.
+static void meet(int r, const char *path)
+{
+	struct sockaddr_un name = {};
+	int s = socket(AF_UNIX, SOCK_STREAM, 0);
+	auto address = reinterpret_cast<const struct sockaddr *>(&name);
+
+	name.sun_family = AF_UNIX;
+	must(s >= 0 && strlen(path) < sizeof name.sun_path);
+	memcpy(name.sun_path, path, strlen(path));
+	if (r == 0) {
+		must(!bind(s, address, sizeof name) && !listen(s, 1));
+		other = accept(s, nullptr, nullptr);
+		must(other >= 0);
+		return;
+	}
+	for (double begun = now(); connect(s, address, sizeof name); pause_for(0.01))
+		must(now() - begun < patience);
+	other = s;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 9)
@@ -834,6 +888,10 @@ int main(int argc, char **argv)
 	size_t *sizes[] = {&regions, &blocks, &block, &rounds};
 	for (int i = 9; i < argc && i < 13; i++)
 		*sizes[i - 9] = strtoull(argv[i], nullptr, 0);
+	if (argc == 15) {
+		meet(atoi(argv[13]), argv[14]);
+		be(atoi(argv[13]), mode, argv);
+	}
 	int pair[2];
 	pid_t child[2];
 	must(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
@@ -842,33 +900,9 @@ int main(int argc, char **argv)
 		must(child[r] >= 0);
 		if (child[r])
 			continue;
-		rank_ = r;
 		other = pair[r];
 		close(pair[1 - r]);
-		alarm(300);
-		void *nixl = strcmp(argv[2], "-") ? dlopen(argv[2], RTLD_NOW) : nullptr;
-		must(nixl || !strcmp(argv[2], "-"));
-		void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
-		if (!library) {
-			line("%s", dlerror());
-			_exit(1);
-		}
-		auto init = reinterpret_cast<plugin *(*)()>(dlsym(library, "nixl_plugin_init"));
-		must(init);
-		side s;
-		s.table = init();
-		if (mode == "load") {
-			line(s.table ? "a table" : "no table");
-			_exit(0);
-		}
-		must(s.table && s.table->api_version == 1 && !strcmp(s.table->name(), "PEERLANE") && s.table->version() && s.table->memories().size() == 2);
-		s.name = "agent " + std::to_string(r);
-		s.socket = argv[5 + 2 * r];
-		open_gpu(argv[6 + 2 * r]);
-		mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) :
-			mode == "limit" ? limited(s) : mode == "stop" ? stopped(s, argv[5]) : killed(s, mode == "anew");
-		line("done");
-		_exit(0);
+		be(r, mode, argv);
 	}
 	close(pair[0]);
 	close(pair[1]);
