@@ -56,18 +56,21 @@ type options struct {
 	twoNodes bool
 	// tenants is the annotation with the tenant of a container; empty without tenants.
 	tenants string
+	// plugins installs the plugins of NCCL and NIXL, and harnesses.
+	plugins bool
 }
 
 // cluster is a node with the simulated GPUs of a recorded host, and on the node nodeName the control plane.
 type cluster struct {
 	*testing.T
 	*testbed.Host
-	options options
-	node    string
-	dir     string // of the cluster's programs
-	reports string
-	client  kubernetes.Interface
-	daemons map[string]*daemon
+	options     options
+	node        string
+	dir         string // of the cluster's programs
+	reports     string
+	client      kubernetes.Interface
+	daemons     map[string]*daemon
+	pluginFiles []string // files with libraries that the image needs
 }
 
 // configureRelays configures the relays of a node.
@@ -124,6 +127,9 @@ func newNode(t *testing.T, o options, root, name string) *cluster {
 	c := &cluster{T: t, Host: h, options: o, node: name, dir: filepath.Join(root, "k"), reports: filepath.Join(root,
 		"reports"), daemons: map[string]*daemon{}}
 	testbed.MountAnchor(t, h.Layout)
+	if o.plugins {
+		c.installPlugins()
+	}
 	if err := h.Configure(c.configureRelays); err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +294,7 @@ func (c *cluster) connect() {
 // startEngine starts containerd with the image of the tests.
 func (c *cluster) startEngine() {
 	c.Helper()
-	i, err := image.Make(c.in("image"), imageName, c.Libraries...)
+	i, err := image.Make(c.in("image"), imageName, slices.Concat(c.Libraries, c.pluginFiles)...)
 	if err != nil {
 		c.Fatal(err)
 	}

@@ -47,6 +47,13 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, exchange(os.Args[2], os.Args[3]))
 		os.Exit(1)
 	}
+	if len(os.Args) == 4 && os.Args[1] == "rank" {
+		if err := rank(os.Args[2], os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if len(os.Args) == 2 && os.Args[1] == "job" {
 		if err := exchangeOnce(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
