@@ -56,6 +56,8 @@ type options struct {
 	twoNodes bool
 	// tenants is the annotation with the tenant of a container; empty without tenants.
 	tenants string
+	// bare starts the control plane alone, without controllers.
+	bare bool
 	// plugins installs the plugins of NCCL and NIXL, and harnesses.
 	plugins bool
 }
@@ -108,8 +110,10 @@ func startCluster(t *testing.T, o options) *cluster {
 	c := newNode(t, o, root, nodeName)
 	c.configure()
 	c.startControlPlane()
-	c.startEngine()
-	c.startKubelet()
+	if !o.bare {
+		c.startEngine()
+		c.startKubelet()
+	}
 	t.Logf("the cluster is ready after %v", time.Since(begun).Round(100*time.Millisecond))
 	return c
 }
@@ -161,7 +165,12 @@ func (c *cluster) configure() {
 	if err != nil {
 		c.Fatal(err)
 	}
+	certs := filepath.Join("certs.d", registry)
+	if err := os.MkdirAll(c.in(certs), 0o755); err != nil {
+		c.Fatal(err)
+	}
 	files := map[string]string{
+		filepath.Join(certs, "hosts.toml"): "[host.\"https://" + registry + "\"]\nskip_verify = true\n",
 		"pki/sa.key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY",
 			Bytes: x509.MarshalPKCS1PrivateKey(key)})),
 		"pki/tokens.csv": "admintoken,admin,admin,\"system:masters\"\n",
@@ -197,6 +206,8 @@ conf_dir = "$DIR/cni"
 use_internal_loopback = true
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
 sandbox = "$IMAGE"
+[plugins.'io.containerd.cri.v1.images'.registry]
+config_path = "$DIR/certs.d"
 [plugins.'io.containerd.nri.v1.nri']
 disable = true
 `),
@@ -269,6 +280,9 @@ func (c *cluster) startControlPlane() {
 	common := append([]string{"--kubeconfig=" + c.in("kubeconfig"), "--leader-elect=false", "--secure-port=0"},
 		c.options.controlPlane...)
 	c.daemon("kube-scheduler", nil, append([]string{"kube-scheduler"}, common...)...)
+	if c.options.bare {
+		return
+	}
 	c.daemon("kube-controller-manager", nil, append([]string{"kube-controller-manager",
 		"--controllers=resourceclaim-controller,device-taint-eviction-controller,node-lifecycle-controller," +
 			"taint-eviction-controller," +
@@ -386,7 +400,8 @@ func (c *cluster) shutDown() {
 		}
 	}
 	c.endContainers()
-	for _, name := range []string{"containerd", "kube-controller-manager", "kube-scheduler", "kube-apiserver", "etcd"} {
+	for _, name := range []string{"containerd", "kube-controller-manager", "kube-scheduler", "kube-apiserver", "etcd",
+		"registry"} {
 		if d := c.daemons[name]; d != nil {
 			d.stop(c.T)
 		}
