@@ -207,7 +207,7 @@ func (c *cluster) resident(name string) int {
 }
 
 // TestClusterSchedulesPodsOnAThousandNodes measures the real scheduler on nodes without kubelets, as
-// ratios to pods with GPUs alone. docs/scale.md has the figures.
+// ratios to pods with GPUs alone. docs/benchmarks/scale.md has the figures.
 func TestClusterSchedulesPodsOnAThousandNodes(t *testing.T) {
 	c := startCluster(t, options{bare: true})
 	c.apply(nvidiaClass)
