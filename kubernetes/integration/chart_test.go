@@ -69,8 +69,8 @@ func (c *cluster) values() []string {
 	c.Helper()
 	c.importImage()
 	repository, tag := c.image()
-	return append(c.hostValues(), "--set", "image.repository="+repository+",image.pullPolicy=Never,existingSecret=peerlane-key",
-		"--set-string", "image.tag="+tag)
+	return append(c.hostValues(), "--set", "image.repository="+repository+
+		",image.pullPolicy=Never,existingSecret=peerlane-key", "--set-string", "image.tag="+tag)
 }
 
 // hostValues returns the settings of the chart for the cluster of a test: a node without a pod network, with a

@@ -101,8 +101,9 @@ func (c *cluster) installPlugins() {
 	c.pluginFiles = []string{filepath.Join(built, "harness-"+harnessNCCL), filepath.Join(built, "harness-"+harnessNIXL),
 		filepath.Join(built, "libnixl.so"), filepath.Join(built, nccl.Name), filepath.Join(built, harnessNIXL, nixl.Name)}
 	for name, to := range map[string]string{
-		nccl.Name: c.Layout.Libraries(), filepath.Join(harnessNIXL, nixl.Name): filepath.Join(c.Layout.Libraries(), harnessNIXL),
-		"harness-" + harnessNCCL: c.reports, "harness-" + harnessNIXL: c.reports, "libnixl.so": c.reports,
+		nccl.Name:                             c.Layout.Libraries(),
+		filepath.Join(harnessNIXL, nixl.Name): filepath.Join(c.Layout.Libraries(), harnessNIXL),
+		"harness-" + harnessNCCL:              c.reports, "harness-" + harnessNIXL: c.reports, "libnixl.so": c.reports,
 	} {
 		to = filepath.Join(to, filepath.Base(name))
 		if err := errors.Join(copyFile(filepath.Join(built, name), to), os.Chmod(to, 0o755)); err != nil {

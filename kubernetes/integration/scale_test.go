@@ -105,7 +105,8 @@ func request(name, class string, count int64) resourceapi.DeviceRequest {
 // shapes are the claims of the examples, with one GPU and with the GPUs of a node. The first has GPUs alone.
 func shapes(gpus int64) []shape {
 	const gpu, lane, all = "gpu.nvidia.com", "lane.peerlane.dev", "lanes.peerlane.dev"
-	pair := resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request("gpu", gpu, 1), request("lane", lane, 1)},
+	pair := resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{request("gpu", gpu, 1), request("lane", lane, 1)},
 		Constraints: []resourceapi.DeviceConstraint{{Requests: []string{"gpu", "lane"},
 			MatchAttribute: ptr.To(resourceapi.FullyQualifiedName("resource.kubernetes.io/pciBusID"))}}}
 	return []shape{
@@ -143,7 +144,8 @@ func (c *cluster) schedule(prefix string, s shape) float64 {
 		return err
 	})
 	c.until(10*time.Minute, fmt.Sprintf("%d pods with %s are bound", podsOfShape, s.name), func() string {
-		list, err := c.client.CoreV1().Pods("default").List(c.Context(), metav1.ListOptions{LabelSelector: "shape=" + prefix})
+		list, err := c.client.CoreV1().Pods("default").List(c.Context(),
+			metav1.ListOptions{LabelSelector: "shape=" + prefix})
 		if err != nil {
 			return err.Error()
 		}

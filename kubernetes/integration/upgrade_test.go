@@ -28,7 +28,8 @@ func (c *cluster) usersOfTheDriver() (list []string) {
 	}
 	for _, path := range maps {
 		text, err := os.ReadFile(path)
-		if err != nil || !slices.ContainsFunc(c.Libraries, func(l string) bool { return strings.Contains(string(text), l) }) {
+		mapped := func(library string) bool { return strings.Contains(string(text), library) }
+		if err != nil || !slices.ContainsFunc(c.Libraries, mapped) {
 			continue // an ended process, or another process
 		}
 		command, err := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
@@ -94,9 +95,10 @@ func TestClusterDriverUpgradeEvictsPodsAndGivesLanesAgain(t *testing.T) {
 		}
 		return strings.Join(c.usersOfTheDriver(), ", ")
 	})
-	if p := c.daemons["peerlane-kubelet"]; !strings.Contains(c.mustDo("cat", fmt.Sprintf("/proc/%d/cmdline", p.process.Pid)),
-		"peerlane-kubelet") {
-		t.Error("peerlane-kubelet ended")
+	select {
+	case err := <-c.daemons["peerlane-kubelet"].ended:
+		t.Fatalf("peerlane-kubelet ended: %v", err)
+	default:
 	}
 
 	// The new driver: NVIDIA's plugin starts, and `peerlane cdi refresh` reads the host again.

@@ -190,7 +190,7 @@ func allocatedInTime(t *testing.T, claim *resourceapi.ResourceClaim, tainted int
 // documented are the files of the examples with claims, each with a test for every number of GPUs and
 // with a taint on each lane in turn.
 var documented = map[string]func(t *testing.T, tainted int){
-	// Claims of pods, one after the other, until no lane of the claim's kind is free.
+	// Claims of pods until each lane of the claim's kind is allocated.
 	"lane-claim.yaml": func(t *testing.T, tainted int) {
 		claim, kind := example(t, "lane-claim.yaml"), board(8).Lanes
 		free := 0
@@ -208,7 +208,7 @@ var documented = map[string]func(t *testing.T, tainted int){
 			used = append(used, got...)
 		}
 		if got := allocatedInTime(t, claim, tainted, used...); len(got) > 0 {
-			t.Errorf("without a free lane a claim gets %v", got)
+			t.Errorf("without a free lane the claim gets %v", got)
 		}
 	},
 	"lanes-claim.yaml": func(t *testing.T, tainted int) {
