@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +24,9 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/internal/oci"
 	"github.com/peerlane/peerlane/kubernetes/hostinstall"
+	"github.com/peerlane/peerlane/kubernetes/lanes"
 )
 
 const (
@@ -61,6 +64,32 @@ func (c *cluster) image() (repository, tag string) {
 func (c *cluster) importImage() {
 	c.Helper()
 	c.mustDo("ctr", "--address", c.in("containerd.sock"), "--namespace", "k8s.io", "images", "import", archive)
+}
+
+// importNextVersion gives the engine the image with the plugin of nextVersion, and returns the tag.
+func (c *cluster) importNextVersion() string {
+	c.Helper()
+	const rootfs = "../../bin/image" // of make image
+	repository, _ := c.image()
+	dir := filepath.Join(c.TempDir(), "rootfs")
+	c.mustDo("cp", "-a", rootfs, dir)
+	c.mustDo("cp", next, filepath.Join(dir, "usr/bin/peerlane-kubelet"))
+	layer, err := oci.Layer(dir, time.Unix(0, 0))
+	if err != nil {
+		c.Fatal(err)
+	}
+	path := filepath.Join(c.TempDir(), "next.tar")
+	file, err := os.Create(path)
+	if err != nil {
+		c.Fatal(err)
+	}
+	made := oci.Image{Name: repository + ":" + nextVersion, Architecture: runtime.GOARCH, Time: time.Unix(0, 0),
+		Config: map[string]any{"Entrypoint": []string{"/usr/bin/peerlane-kubelet"}, "Env": []string{"PATH=/usr/bin"}}}
+	if err := errors.Join(made.WriteArchive(file, layer), file.Close()); err != nil {
+		c.Fatal(err)
+	}
+	c.mustDo("ctr", "--address", c.in("containerd.sock"), "--namespace", "k8s.io", "images", "import", path)
+	return nextVersion
 }
 
 // values imports the image into the engine, and returns the settings of the chart for the cluster
@@ -288,11 +317,11 @@ func TestClusterInstallsAndUpgradesByTheChart(t *testing.T) {
 		}
 	}
 
-	// An upgrade of the DaemonSet: the new pod registers beside the old pod, and relays keep
+	// An upgrade to another version of the plugin: the new pod registers beside the old pod, and relays keep
 	// transferring.
 	before, containers := c.relays(), c.containers("a", "b")
-	c.mustDo(append([]string{"helm", "upgrade", "peerlane", chart, "--namespace", namespace, "--set",
-		"metrics.enabled=false,evict=true"}, values...)...)
+	c.mustDo(slices.Concat([]string{"helm", "upgrade", "peerlane", chart, "--namespace", namespace, "--set",
+		"metrics.enabled=false,evict=true"}, values, []string{"--set-string", "image.tag=" + c.importNextVersion()})...)
 	round, upgraded := 1, false
 	for begun := time.Now(); !upgraded || round < 3; round++ {
 		now, err := c.plugins()
@@ -309,6 +338,15 @@ func TestClusterInstallsAndUpgradesByTheChart(t *testing.T) {
 	if after := c.containers("a", "b"); !slices.Equal(containers, after) {
 		t.Errorf("containers and generations are %v, and were %v", after, containers)
 	}
+
+	c.until(maxDelay, "every lane has the attribute of the new version", func() string {
+		for name, d := range c.untilPublished(len(c.Plan.Lanes) + 1) {
+			if v := d.Attributes[lanes.AttributeVersion].VersionValue; v == nil || *v != nextVersion {
+				return fmt.Sprintf("%s: %v", name, d.Attributes)
+			}
+		}
+		return ""
+	})
 
 	// A rotation of the key reaches the host, and restarts neither pods nor relays.
 	rotated := c.key("rotate")
