@@ -55,23 +55,25 @@ func harnesses(t *testing.T) string {
 		if err := errors.Join(nccl.Build(dir), nixl.Build(filepath.Join(dir, harnessNIXL))); err != nil {
 			return err
 		}
-		sources := filepath.Join(dir, "sources")
-		if err := os.Mkdir(sources, 0o755); err != nil {
+		ofNCCL, ofNIXL := filepath.Join(dir, "nccl-sources"), filepath.Join(dir, "nixl-sources")
+		if err := errors.Join(os.Mkdir(ofNCCL, 0o755), os.Mkdir(ofNIXL, 0o755)); err != nil {
 			return err
 		}
-		if _, err := nccl.Unpack(sources); err != nil {
+		if _, err := nccl.Unpack(ofNCCL); err != nil {
 			return err
 		}
-		if _, _, err := nixl.Unpack(sources); err != nil {
+		if _, _, err := nixl.Unpack(ofNIXL); err != nil {
 			return err
 		}
-		out := func(name string) []string { return []string{"-O1", "-I", sources, "-o", filepath.Join(dir, name)} }
+		out := func(sources, name string) []string {
+			return []string{"-O1", "-I", sources, "-o", filepath.Join(dir, name)}
+		}
 		for _, compile := range [][]string{
-			slices.Concat(c, out("harness-"+harnessNCCL), []string{"-std=gnu11", "-I", relayFolder + "/libpeerlane/examples",
-				relayFolder + "/nccl/tests/harness.c", "-ldl"}),
-			slices.Concat(cxx, out("harness-"+harnessNIXL), []string{"-std=c++17", relayFolder + "/nixl/tests/harness.cpp",
-				"-ldl"}),
-			slices.Concat(c, out("libnixl.so"), []string{"-shared", "-fPIC", relayFolder + "/nixl/tests/libnixl.c"}),
+			slices.Concat(c, out(ofNCCL, "harness-"+harnessNCCL), []string{"-std=gnu11",
+				"-I", relayFolder + "/libpeerlane/examples", relayFolder + "/nccl/tests/harness.c", "-ldl"}),
+			slices.Concat(cxx, out(ofNIXL, "harness-"+harnessNIXL), []string{"-std=c++17",
+				relayFolder + "/nixl/tests/harness.cpp", "-ldl"}),
+			slices.Concat(c, out(ofNIXL, "libnixl.so"), []string{"-shared", "-fPIC", relayFolder + "/nixl/tests/libnixl.c"}),
 		} {
 			if out, err := exec.Command(compile[0], compile[1:]...).CombinedOutput(); err != nil {
 				return fmt.Errorf("%s: %w: %s", strings.Join(compile, " "), err, out)

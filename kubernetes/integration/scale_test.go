@@ -25,7 +25,7 @@ import (
 
 const (
 	bareNodes   = 1000
-	podsOfShape = 100
+	podsOfShape = 50
 	// taintedEach: of this many nodes one has a lane with a taint.
 	taintedEach = 10
 )
