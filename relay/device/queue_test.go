@@ -219,7 +219,10 @@ func TestQueueLargeCopiesBehindTwoCallsShareCalls(t *testing.T) {
 			t.Errorf("%s: %v\n got %q\nwant %q", c.what, err, out, c.want)
 		}
 	}
-	for _, fault := range []string{"cuMemcpyAsync:after=2:error=1", "cuMemcpyBatchAsync:after=2:times=1:error=1;cuMemcpyAsync:after=2:error=1"} {
+	for _, fault := range []string{
+		"cuMemcpyAsync:after=2:error=1",
+		"cuMemcpyBatchAsync:after=2:times=1:error=1;cuMemcpyAsync:after=2:error=1",
+	} {
 		if _, err := runAlone(t, "held", "PEERLANE_SIM_FAULT="+fault); err == nil {
 			t.Errorf("%s: no call failed", fault)
 		}
