@@ -35,6 +35,7 @@ type Queue struct {
 	gathered  batch // small copies that wait to be issued with one call
 	issuing   batch // such as are being issued
 	unbatched bool  // the driver has no such call
+	slices    int   // lists until a kernel is tried again, after a kernel that waited: see listkernel.go
 	noWords   bool  // the driver has no call that writes words
 
 	pending fifo[func(error)] // oldest first: a stream ends its copies in order
@@ -54,7 +55,8 @@ type Queue struct {
 type mark struct {
 	event  cuda.Event // 0 for a marker
 	number uint64
-	sample time.Time // when it was issued, of a copy that [Queue.judge] judges; zero of others
+	sample time.Time     // when it was issued, of a copy or kernel that is judged; zero of others
+	kernel time.Duration // of a kernel: the time that it needs at most without a wait
 }
 
 // A copy of at least largeCopy bytes is issued alone, with an event after it. The queue gathers
@@ -440,7 +442,10 @@ func (q *Queue) Poll() bool {
 		q.marks.pop()
 		q.reuse(head.event)
 		progress = true
-		if !head.sample.IsZero() {
+		switch {
+		case head.kernel > 0:
+			q.judgeKernel(head.sample, head.kernel)
+		case !head.sample.IsZero():
 			q.judge(head.sample)
 		}
 		q.end(head.number, q.named(err))

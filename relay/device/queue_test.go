@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 			"measure":            measureWrites,
 			"stores":             storeAll,
 			"store limits":       storeLimits,
+			"lists":              moveLists,
 			"measure at leisure": func() error { device.AllowMeasuring(time.Minute); return measureWrites() },
 		}
 		for _, which := range []string{"large", "queued", "late"} {
