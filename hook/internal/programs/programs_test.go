@@ -124,7 +124,8 @@ func TestFindWithUnusableProgramFails(t *testing.T) {
 	} {
 		supervisor, relay, err := Find(c.hook, c.relay)
 		var f *fault.Error
-		if supervisor != "" || relay != "" || !errors.As(err, &f) || f.Code != fault.NoRelayProgram || !errors.Is(err, c.cause) {
+		if supervisor != "" || relay != "" || !errors.As(err, &f) || f.Code != fault.NoRelayProgram ||
+			!errors.Is(err, c.cause) {
 			t.Errorf("%s: %q, %q, %v", c.name, supervisor, relay, err)
 		}
 	}
