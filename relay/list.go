@@ -175,7 +175,7 @@ func isList(kind uint32) bool { return kind == wire.OpReadList || kind == wire.O
 // bindList checks the place of a list. The relay checks the entries of a part at the part's begin.
 func (op *operation) bindList(c *connection) wire.Status {
 	switch {
-	case !c.sends:
+	case !c.sends():
 		return wire.StatusMalformed
 	case c.version < wire.ListVersion:
 		return wire.StatusVersion
@@ -196,7 +196,7 @@ func (s *sender) startList(op *operation) {
 
 // moreParts begins parts as far as connection and session may have more.
 func (s *sender) moreParts() {
-	for s.down == nil && s.listing.parts < wire.PartsAtOnce {
+	for !s.isDown() && s.listing.parts < wire.PartsAtOnce {
 		l := s.nextList()
 		switch {
 		case l == nil:
@@ -248,7 +248,7 @@ func (s *sender) beginPart(l *list) {
 	s.session.listParts++
 	op := &operation{
 		session: s.session, kind: wire.OpWrite, began: s.session.relay.loop.Now(), pieces: p, length: length,
-		wait: wire.NoTimeline, signal: wire.NoTimeline,
+		state: operationStarted, wait: wire.NoTimeline, signal: wire.NoTimeline,
 	}
 	for _, m := range p.list {
 		if k := len(p.held); k == 0 || p.held[k-1] != m.memory {

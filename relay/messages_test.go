@@ -614,7 +614,7 @@ func TestSenderWithdrawsCanceledMessageOnce(t *testing.T) {
 	w.s.cancel(2)
 	w.s.cancel(2)
 	w.port.want(t, "a cookie twice", "withdraw 2")
-	w.posted[3].completed = true // as of a buffered message
+	w.posted[3].state = operationAnswered // as of a buffered message
 	w.s.cancel(3)
 	w.port.want(t, "a message that has ended for the client", "")
 	if got := w.completions(); got != "" {
@@ -920,8 +920,8 @@ func TestReceiverInvalidWriteEndsConnection(t *testing.T) {
 		}
 		w.r.landingsEnded()
 		for _, op := range w.posted {
-			if op.underWay != 0 || !op.over {
-				t.Errorf("%s: %d copies are under way, over %t", c.name, op.underWay, op.over)
+			if op.underWay != 0 || op.state != operationEnded {
+				t.Errorf("%s: %d copies are under way, state %d", c.name, op.underWay, op.state)
 			}
 		}
 		if len(w.connections) != 0 || len(w.r.in.free) != fuzzSlots || w.mine.users != 0 {

@@ -113,11 +113,27 @@ func (m *mutator) walk(root ast.Node) {
 			return false
 		case *ast.ArrayType, *ast.StructType, *ast.InterfaceType, *ast.FuncType:
 			return false
+		case *ast.CallExpr:
+			if m.allocates(n) && len(n.Args) == 3 {
+				m.walk(n.Args[1])
+				return false
+			}
+			return m.expression(n)
 		case ast.Expr:
 			return m.expression(n)
 		}
 		return true
 	})
+}
+
+// allocates reports whether a call is of the builtin make.
+func (m *mutator) allocates(c *ast.CallExpr) bool {
+	name, isName := c.Fun.(*ast.Ident)
+	if !isName {
+		return false
+	}
+	b, isBuiltin := m.info.Uses[name].(*types.Builtin)
+	return isBuiltin && b.Name() == "make"
 }
 
 // expression adds the mutants of an expression, and reports whether to walk the expressions below.

@@ -135,6 +135,22 @@ func TestMutatorTextOfErrorHasNoMutant(t *testing.T) {
 	}
 }
 
+func TestMutatorCapacityOfMakeHasNoMutant(t *testing.T) {
+	for code, want := range map[string]string{
+		"return make([]int, n-1, n+1)": "1 n-1", "return make([]int, n-1)": "1 n-1",
+	} {
+		_, mutants := mutate(t, "package p\n\nfunc f(n int) []int { "+code+" }\n", nil)
+		var got []string
+		for _, m := range mutants {
+			got = append(got, m.code)
+		}
+		slices.Sort(got)
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: mutants of %q, want %q", code, got, want)
+		}
+	}
+}
+
 func TestMutatorSkippedMutantLeavesText(t *testing.T) {
 	_, mutants := mutate(t, source, nil)
 	skip := map[int]bool{}
