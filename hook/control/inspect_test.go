@@ -4,11 +4,14 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/process"
@@ -128,5 +131,28 @@ func TestConfinementDescribesLiveRelayOnly(t *testing.T) {
 	}
 	if c, err := confined(1 << 30); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a process that has ended: %+v, %v", c, err)
+	}
+}
+
+func TestConfinedReportsOwnNetworkNamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it makes a network namespace")
+	}
+	for flags, want := range map[uintptr]Confined{
+		0: {}, unix.CLONE_NEWNET: {OwnNetwork: true}, unix.CLONE_NEWNS: {}, // with the same root
+	} {
+		c := exec.Command("sleep", "1000")
+		c.SysProcAttr = &unix.SysProcAttr{Cloneflags: flags}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := confined(c.Process.Pid)
+		if err != nil || got.OwnNetwork != want.OwnNetwork || got.OwnRoot != want.OwnRoot {
+			t.Errorf("flags %#x: %+v, %v", flags, got, err)
+		}
+		if err := c.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Wait() // the signal
 	}
 }
