@@ -82,3 +82,11 @@ func TestRemoveContentsEntersNoOtherMount(t *testing.T) {
 		t.Errorf("left are %v, %v", left, err)
 	}
 }
+
+func TestIsNotEmptyKnowsBothErrors(t *testing.T) {
+	for err, want := range map[error]bool{unix.ENOTEMPTY: true, unix.EEXIST: true, unix.ENOENT: false, nil: false} {
+		if got := isNotEmpty(err); got != want {
+			t.Errorf("%v: %t", err, got)
+		}
+	}
+}
