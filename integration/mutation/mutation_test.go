@@ -92,15 +92,20 @@ func TestMutatorEachActionHasMutants(t *testing.T) {
 
 func TestMutatorValueBesideErrorHasNoMutant(t *testing.T) {
 	text := "package p\n\nimport (\n\t\"errors\"\n\t\"fmt\"\n)\n\nvar _, _ = fmt.Errorf, errors.New\n\n" +
-		"type e struct{ error }\n\n" +
+		"var failed = errors.New(\"\")\n\ntype e struct{ error }\n\nfunc Errorf(status int, format string, a ...any) *e\n\n" +
 		"func f(err, other error, n *int) (int, error) {\n"
 	for _, c := range []struct{ name, body, want string }{
 		{"an error of a condition", "if err != nil {\nreturn 1, err\n}", ""},
+		{"an error of a case", "switch {\ncase err != nil:\nreturn 1, err\n}", ""},
+		{"an error of one of several cases", "switch {\ncase err != nil, n != nil:\nreturn 1, err\n}", "1"},
+		{"an error of the package", "if n != nil {\nreturn 1, failed\n}", ""},
+		{"an error around an error of a condition", "if err != nil {\nreturn 1, e{err}\n}", ""},
 		{"an error of another condition", "if n != nil {\nreturn 1, err\n}", "1"},
 		{"another error", "if err != nil {\nreturn 1, other\n}", "1"},
 		{"a condition without an error", "if err == nil {\nreturn 1, err\n}", "1"},
 		{"a made error", `return 1, errors.New("")`, ""},
 		{"a number in a message", `return 1, fmt.Errorf("%d", 2)`, ""},
+		{"a number beside a message", `return 1, Errorf(2, "%d", 3)`, "2"},
 		{"an error's fields", "return 1, &e{}", ""},
 		{"no error", "return 1, nil", "1"},
 		{"an error that may be nil", "return 1, err", "1"},
@@ -114,6 +119,34 @@ func TestMutatorValueBesideErrorHasNoMutant(t *testing.T) {
 		}
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%s: %q", c.name, got)
+		}
+	}
+}
+
+func TestMutatorTextOfErrorHasNoMutant(t *testing.T) {
+	for text, want := range map[string]int{
+		"type e int\n\nfunc (x e) Error() string {\n\tif x == 1 {\n\t\treturn \"\"\n\t}\n\treturn \"x\"\n}\n": 0,
+		"type e int\n\nfunc (x e) Error(y int) bool { return y == 1 }\n":                                      2,
+		"func Error(x int) bool { return x == 1 }\n":                                                          2,
+	} {
+		if _, mutants := mutate(t, "package p\n\n"+text, nil); len(mutants) != want {
+			t.Errorf("%s has %d mutants: %v", text, len(mutants), mutants)
+		}
+	}
+}
+
+func TestMutatorCapacityOfMakeHasNoMutant(t *testing.T) {
+	for code, want := range map[string]string{
+		"return make([]int, n-1, n+1)": "1 n-1", "return make([]int, n-1)": "1 n-1",
+	} {
+		_, mutants := mutate(t, "package p\n\nfunc f(n int) []int { "+code+" }\n", nil)
+		var got []string
+		for _, m := range mutants {
+			got = append(got, m.code)
+		}
+		slices.Sort(got)
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: mutants of %q, want %q", code, got, want)
 		}
 	}
 }

@@ -13,10 +13,10 @@ import (
 
 var ncclChecks = []Check{
 	{
-		Name: "nccl", subject: "relays", source: "NCCL's variables in the processes of containers with a lane: " +
-			"/proc/PID/environ, NCCL_CONF_FILE or ~/.nccl.conf, /etc/nccl.conf",
-		why:    "NCCL takes another network, topology, tuner or memory than the lane's",
-		remedy: "unset the variable in the image, the pod or the launcher (docs/nccl/images.md)",
+		Name: "nccl", subject: "relays", source: "NCCL's variables in processes of containers " +
+			"(/proc/PID/environ, nccl.conf)",
+		why:    "NCCL bypasses the lane, or is slow",
+		remedy: "unset the variable (docs/nccl/images.md)",
 		run:    checkNCCL,
 	},
 }
