@@ -218,7 +218,8 @@ struct side {
 		custom = table->options();
 		if (custom["socket"] != PEERLANE_DEFAULT_SOCKET)
 			violation("options name the socket %s", custom["socket"].c_str());
-		custom["socket"] = socket;
+		if (!socket.empty())
+			custom["socket"] = socket;
 		e = table->create(&p);
 		must(e);
 		if (!e->supports_remote() || !e->supports_notifications() || e->supported_segments().size() != 2)
@@ -828,10 +829,11 @@ static void stopped(side &s, const std::string &third)
 	s.leave();
 }
 
-// be is agent r, and ends the process.
-[[noreturn]] static void be(int r, const std::string &mode, char **argv)
+// be_rank runs a rank, whose process it ends.
+[[noreturn]] static void be_rank(char **argv, const std::string &mode, int r, int pair)
 {
 	rank_ = r;
+	other = pair;
 	alarm(300);
 	void *nixl = strcmp(argv[2], "-") ? dlopen(argv[2], RTLD_NOW) : nullptr;
 	must(nixl || !strcmp(argv[2], "-"));
@@ -859,7 +861,7 @@ static void stopped(side &s, const std::string &third)
 }
 
 // meet connects the two processes by a socket at path, which the first one makes.
-static void meet(int r, const char *path)
+static int meet(int r, const char *path)
 {
 	struct sockaddr_un name = {};
 	int s = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -870,13 +872,13 @@ static void meet(int r, const char *path)
 	memcpy(name.sun_path, path, strlen(path));
 	if (r == 0) {
 		must(!bind(s, address, sizeof name) && !listen(s, 1));
-		other = accept(s, nullptr, nullptr);
-		must(other >= 0);
-		return;
+		int accepted = accept(s, nullptr, nullptr);
+		must(accepted >= 0);
+		return accepted;
 	}
 	for (double begun = now(); connect(s, address, sizeof name); pause_for(0.01))
 		must(now() - begun < patience);
-	other = s;
+	return s;
 }
 
 int main(int argc, char **argv)
@@ -888,10 +890,12 @@ int main(int argc, char **argv)
 	size_t *sizes[] = {&regions, &blocks, &block, &rounds};
 	for (int i = 9; i < argc && i < 13; i++)
 		*sizes[i - 9] = strtoull(argv[i], nullptr, 0);
-	if (argc == 15) {
-		meet(atoi(argv[13]), argv[14]);
-		be(atoi(argv[13]), mode, argv);
-	}
+	if (argc == 15)
+		be_rank(argv, mode, atoi(argv[13]), meet(atoi(argv[13]), argv[14]));
+	for (int r = 0; r < 2; r++)
+		// A rank without a GPU is in another container, behind descriptor 3.
+		if (!*argv[6 + 2 * (1 - r)])
+			be_rank(argv, mode, r, 3);
 	int pair[2];
 	pid_t child[2];
 	must(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
@@ -900,9 +904,8 @@ int main(int argc, char **argv)
 		must(child[r] >= 0);
 		if (child[r])
 			continue;
-		other = pair[r];
 		close(pair[1 - r]);
-		be(r, mode, argv);
+		be_rank(argv, mode, r, pair[r]);
 	}
 	close(pair[0]);
 	close(pair[1]);
