@@ -363,7 +363,9 @@ fuzz: ## fuzz every parser of untrusted input (FUZZTIME=60s each, RUN=hook.Fuzz)
 mutated = $(if $(filter-out ./...,$(PACKAGES)),$(PACKAGES),$(mutated_packages))
 mutated_packages = ./topo ./topo/virtualswitch ./topo/recorded ./topo/nvml ./topo/graph ./topo/reader ./topo/ncclxml \
 	$(addprefix ./topo/internal/,bandwidths cpuset pci textfile lazyregexp) \
-	./hook/internal/ocispec ./hook/lanes ./hook/hostnetwork ./hook/generation ./config ./relay/wire
+	$(addprefix ./hook/,hostnetwork generation lanes journal process hostconfig staging) \
+	$(addprefix ./hook/internal/,ocispec cgroup handover admin unixsocket programs) \
+	./config ./config/paths ./cdi/inject ./cdi/engine ./cdi/engine/edit ./relay/wire ./relay/packet
 
 .PHONY: mutation
 mutation: ## change the code of packages in small steps and list the changes that tests do not notice (PACKAGES=./topo/graph ARGS="-sample 100 -seed 1")
