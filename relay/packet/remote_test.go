@@ -333,13 +333,13 @@ func TestSharedMemoryFollowsQueuedMessages(t *testing.T) {
 // A port that waits for a message of the socket sleeps, whatever follows in the memory.
 func TestSharedMemoryWaitsForAnnouncedMessage(t *testing.T) {
 	p, s := sharingPorted(t)
-	if err := p.remote.Send(&wire.PeerShared{}, 0); err != nil {
-		t.Fatal(err)
-	}
 	for _, data := range [][]byte{nil, wire.Encode(&wire.PeerWritten{Grant: 2}, 0)} {
 		if ok, err := s.out.put(data); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
+	}
+	if err := p.remote.Send(&wire.PeerShared{}, 0); err != nil {
+		t.Fatal(err)
 	}
 	testutil.Until(t, "the port reads the announcement", func() bool { return atomic.LoadUint64(s.out.head) == 1 })
 	p.loop.Call(func() {
