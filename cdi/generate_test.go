@@ -67,7 +67,7 @@ var allNodes = []string{
 }
 
 // The files of testdata are the files in /etc/cdi of a host with testPlan.
-func TestSpecificationsOfAPlan(t *testing.T) {
+func TestSpecificationsOfPlanEqualGolden(t *testing.T) {
 	o := testOptions(t, allNodes...)
 	list, err := Generate(testPlan(), o)
 	if err != nil {
@@ -150,7 +150,7 @@ func TestNodesThatAHostMayLackAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
+func TestHookArgumentsNameOtherRoot(t *testing.T) {
 	o := testOptions(t)
 	o.Layout = paths.New("/tmp/demo")
 	list, err := Generate(testPlan(), o)
@@ -307,7 +307,7 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 	}
 }
 
-func TestPlansThatMakeNoSpecification(t *testing.T) {
+func TestGenerateUnusablePlanFails(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		edit func(*planner.Plan, *Options)

@@ -87,7 +87,7 @@ func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 }
 
 // findLibraries skips a library that an unprivileged user could have written.
-func TestLibrariesThatAreNotMounted(t *testing.T) {
+func TestLibraryWritableByOthersIsSkipped(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		edit func(dir string) error

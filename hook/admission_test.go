@@ -276,7 +276,7 @@ func TestFalseClaimsAreRefused(t *testing.T) {
 }
 
 // The hook decides concurrent claims one after the other.
-func TestClaimsAtOnce(t *testing.T) {
+func TestConcurrentClaimsAreDecidedInTurn(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.configure(t, limited(1<<30))

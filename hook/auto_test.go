@@ -89,7 +89,7 @@ func TestLaneAutoEngineDevicesGetLanes(t *testing.T) {
 }
 
 // Without a GPU from the engine the container does not start, and the error names the remedy.
-func TestLaneAutoRefusals(t *testing.T) {
+func TestLaneAutoWithoutGPURefusesContainer(t *testing.T) {
 	for name, test := range map[string]struct {
 		edit func(*bundle)
 		says []string

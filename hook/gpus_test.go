@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-func TestNothingIsHidden(t *testing.T) {
+func TestGPUDevicesHideNoLaneGPU(t *testing.T) {
 	const gpu0, gpu1, gpu2 = testplan.UUID0 + "@0000:17:00.0", testplan.UUID1 + "@0000:2a:00.0", "@0000:3b:00.0"
 	ask := func(args ...string) ocispec.Hook {
 		return ocispec.Hook{Args: append([]string{"peerlane-hook", "create"}, args...)}

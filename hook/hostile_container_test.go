@@ -35,7 +35,7 @@ func (b *bundle) pid() int {
 
 // A state names the init of another container, with or without a lane. The hook adds no lane to
 // that container, and removes no lane.
-func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
+func TestStateNamingOtherInitChangesNoLane(t *testing.T) {
 	for _, of := range []struct {
 		name  string
 		lanes int
@@ -106,7 +106,7 @@ func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
 
 // A container gets the lanes in the arguments of the hook. The image cannot request lanes through
 // environment or annotations.
-func TestLanesThatAnImageAsksFor(t *testing.T) {
+func TestImageRequestsGiveNoLanes(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime []string) {
 		b := newBundle(t, runtime, true)
 		b.Spec.Annotations = map[string]string{

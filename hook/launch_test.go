@@ -36,7 +36,7 @@ func peerMode() fs.FileMode {
 	return 0o600
 }
 
-func TestOneLifeOfAContainer(t *testing.T) {
+func TestContainerLifeRemovesItsGeneration(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -292,7 +292,7 @@ func TestSupervisorStopsOnRequest(t *testing.T) {
 	waitDead(t, pid)
 }
 
-func TestLanesOneByOneAreOneRelay(t *testing.T) {
+func TestLanesAddedInTurnShareRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -346,7 +346,7 @@ func TestChangedLanesSurviveTheRelay(t *testing.T) {
 	}
 }
 
-func TestHooksOfOneContainerAtOnce(t *testing.T) {
+func TestConcurrentHooksOfContainerShareGeneration(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -373,7 +373,7 @@ func TestHooksOfOneContainerAtOnce(t *testing.T) {
 	}
 }
 
-func TestHooksOfManyContainersAtOnce(t *testing.T) {
+func TestConcurrentHooksOfContainersStartRelays(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	var hooks sync.WaitGroup

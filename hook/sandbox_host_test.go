@@ -17,7 +17,7 @@ import (
 
 // Paths below a readable path can be links, for example in CUDA: to a directory beside, through
 // /etc/alternatives, or to a directory that no argument names.
-func TestLinkedPathsOfASandbox(t *testing.T) {
+func TestSandboxFollowsLinksOfReadablePaths(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for its own root directory")

@@ -743,7 +743,7 @@ test "$GOMAXPROCS" -ge 1
 
 // The devices of a relay are fixed at the start. An added lane with further devices makes the
 // supervisor restart the relay before the container runs, which is not a failure.
-func TestAddedLaneWithItsOwnDevices(t *testing.T) {
+func TestAddedLaneWithOtherDevicesRestartsRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -780,7 +780,7 @@ func attackMain(only bool) {
 }
 
 // The sandbox lets a relay read the libraries that the environment names.
-func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
+func TestSandboxAllowsLibrariesOfEnvironment(t *testing.T) {
 	got := readable(
 		"PEERLANE_CUDA_LIBRARY=/opt/a.so",
 		"PEERLANE_VERBS_LIBRARY=/opt/b.so",
@@ -794,7 +794,7 @@ func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
 
 // A relay may open only the device nodes of the NICs of the container, for NICs with a PCI
 // function (two of three in the test) and for software RDMA devices.
-func TestNodesOfRDMADevices(t *testing.T) {
+func TestSandboxAllowsOwnRDMANodesOnly(t *testing.T) {
 	was := sandbox.Uverbs
 	t.Cleanup(func() { sandbox.Uverbs = was })
 	sandbox.Uverbs = t.TempDir()

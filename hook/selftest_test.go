@@ -209,7 +209,7 @@ func TestSparesAreTestedOneByOne(t *testing.T) {
 
 // A relay receives the bad verdict of a pair of a GPU of a lane and a GPU of another container. A
 // relay receives no verdict of unrelated GPUs.
-func TestPairsOfOtherContainers(t *testing.T) {
+func TestBadVerdictOfOtherContainerReachesRelay(t *testing.T) {
 	h := newHost(t)
 	other, strangers := launch.PairName{
 		GPU:    lane(7).GPU,
@@ -573,7 +573,7 @@ func TestTesterThatExitsEarlyIsStartedAgain(t *testing.T) {
 }
 
 // Concurrent self-tests of a pair run the test once. A request with again runs the test again.
-func TestSelfTestsAtOnce(t *testing.T) {
+func TestConcurrentSelfTestsOfPairRunOnce(t *testing.T) {
 	h := newHost(t)
 	var all sync.WaitGroup
 	for range 4 {

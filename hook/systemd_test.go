@@ -275,7 +275,7 @@ func TestKilledServiceLeavesTheRelay(t *testing.T) {
 	h.gone(t)
 }
 
-func TestManyServicesAtOnce(t *testing.T) {
+func TestConcurrentServicesStartOneEach(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
@@ -307,7 +307,7 @@ func TestManyServicesAtOnce(t *testing.T) {
 }
 
 // relay.launcher decides whether the hook starts the relay where systemd does not.
-func TestHostsWithoutALauncher(t *testing.T) {
+func TestLauncherMissingOnHostFollowsConfiguration(t *testing.T) {
 	t.Parallel()
 	hangUp := func(*net.UnixConn) bool { return false }
 	stale := func(t *testing.T, h host) {
@@ -411,7 +411,7 @@ func TestHostsWithoutALauncher(t *testing.T) {
 	}
 }
 
-func TestForkIsForkAlsoWithSystemd(t *testing.T) {
+func TestLauncherForkWithSystemdStartsNoUnit(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)

@@ -73,7 +73,7 @@ func threeOf(index int) launch.TripleName {
 	return launch.TripleName{PairName: launch.PairName{GPU: lane(index).GPU, Server: lane(100).GPU}, NIC: "mlx5_0"}
 }
 
-func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
+func TestSupervisorTestsTriplesForRelay(t *testing.T) {
 	for _, c := range []struct{ fault, verdict, reason, log string }{
 		{"", launch.VerdictGood, "", "are verified: 2048 rounds"},
 		{"wrong triple", launch.VerdictWrong, "1 of 64 bytes are wrong in round 3",

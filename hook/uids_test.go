@@ -87,7 +87,7 @@ func TestUIDOfKilledHookIsFreed(t *testing.T) {
 
 // The relay keeps the uid across restarts, even if a user deletes the state, until the supervisor
 // ends.
-func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
+func TestRestartedRelayKeepsUID(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
 	init := startProcess(t)
@@ -119,7 +119,7 @@ func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
 }
 
 // A relay without a supervisor keeps running, and keeps the uid.
-func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
+func TestRelayWithoutSupervisorKeepsUID(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
 	init := startProcess(t)

@@ -130,7 +130,7 @@ func (b *benches) ended(p *benchProcess) (said string, err error) {
 
 // Two benches in separate network namespaces measure a lane over the network, and both return the
 // result.
-func TestBenchBetweenHosts(t *testing.T) {
+func TestBenchBetweenHostsReturnsBothResults(t *testing.T) {
 	b := newBenches(t)
 	listening := b.start(1, "--listen", b.addresses[1]+":20500")
 	b.await(listening, "listening at")

@@ -461,7 +461,7 @@ func (c *container) mustLearnOfRelay(since time.Time, id string) {
 	}
 }
 
-func TestDeathOfAClient(t *testing.T) {
+func TestClientDeathReachesPeer(t *testing.T) {
 	beside(t)
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		for _, c := range []struct {
@@ -488,7 +488,7 @@ func TestDeathOfAClient(t *testing.T) {
 	}
 }
 
-func TestDeathOfARelay(t *testing.T) {
+func TestRelayDeathReachesBothClients(t *testing.T) {
 	beside(t)
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		t.Run(route, func(t *testing.T) {
@@ -510,7 +510,7 @@ func TestDeathOfARelay(t *testing.T) {
 	}
 }
 
-func TestDeathOfAContainer(t *testing.T) {
+func TestContainerDeathReachesPeer(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
@@ -534,7 +534,7 @@ func TestDeathOfAContainer(t *testing.T) {
 	}
 }
 
-func TestDeathOfASupervisor(t *testing.T) {
+func TestSupervisorDeathLeavesRelayRunning(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.nics()

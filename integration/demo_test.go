@@ -202,7 +202,7 @@ func TestBenchAndDemoWithoutGPUNameIt(t *testing.T) {
 
 // Clients make the copies themselves, in containers with gpu=: CUDA shows only the client's GPU,
 // the device nodes of the server GPUs exist, and relays make no copies on route staged.
-func TestDemoOfClientCopy(t *testing.T) {
+func TestDemoOfClientCopyMakesNoRelayCopies(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc", "crun"} {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 			t.Run(runtimeName+"/"+route, func(t *testing.T) {

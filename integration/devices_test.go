@@ -124,7 +124,7 @@ func (b *bed) refused(built *bundle.Bundle) string {
 	return c.stderr.String()
 }
 
-func TestGPUsThatWouldHideOneAnother(t *testing.T) {
+func TestGPUDevicesHidingEachOtherAreRefused(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {

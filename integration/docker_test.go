@@ -116,7 +116,7 @@ func (d *docker) run(name string, options []string, role ...string) *container {
 }
 
 // Docker without CDI support, with the configuration and the commands of the documentation.
-func TestDockerWithoutCDI(t *testing.T) {
+func TestDockerWithoutCDIRunsContainers(t *testing.T) {
 	version, err := exec.Command("dockerd", "--version").Output()
 	if err != nil || !strings.Contains(string(version), " 20.10.") {
 		t.Skipf("needs Docker 20.10, the package docker.io of Debian 12: dockerd is %q (%v)", version, err)

@@ -64,7 +64,7 @@ func (b *bed) wants(found map[string][]doctor.Finding, check string, status doct
 }
 
 // Doctor finds an orphaned relay and the relay's files, and the printed remedies remove both.
-func TestDoctorFindsWhatIsLeft(t *testing.T) {
+func TestDoctorFindsOrphanedRelay(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	b.nics()
@@ -115,7 +115,7 @@ func (b *bed) eventually(what string, is func() bool) {
 }
 
 // The exporter's counters of a lane equal the relay's transfers.
-func TestExporterTellsWhatRelaysMove(t *testing.T) {
+func TestExporterCountersEqualTransfers(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.nics()

@@ -66,7 +66,7 @@ func permitAnnotations(c *config.Config) { c.Hook.Annotations = true }
 
 // An engine without CDI devices for lanes: lanes come from the directory of hooks, the annotation
 // and the mount, the GPU from its CDI specification.
-func TestLanesByAnnotation(t *testing.T) {
+func TestAnnotationWithHooksDirectoryGivesLanes(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, permitAnnotations)
@@ -168,7 +168,7 @@ func (p *podman) run(options []string, role ...string) (out string, err error) {
 	return text.String(), err
 }
 
-func TestPodmanWithADirectoryOfHooks(t *testing.T) {
+func TestPodmanWithHooksDirectoryGivesLanes(t *testing.T) {
 	permitted := true
 	b := newBed(t, "runc", permitAnnotations)
 	dir, _ := b.hooksDir()
@@ -204,7 +204,7 @@ func TestPodmanWithADirectoryOfHooks(t *testing.T) {
 	}
 }
 
-func TestPodmanWithPeerlaneRuntime(t *testing.T) {
+func TestPodmanWithPeerlaneRuntimeGivesLanes(t *testing.T) {
 	b := withoutCDI(t, "runc", []string{"peerlane.dev/lane=0"})
 	b.leavesNothing()
 	p := newPodman(b)

@@ -650,7 +650,7 @@ __attribute__((constructor)) static void loaded(void) { open(MARK, O_CREAT | O_W
 
 // The hook and the programs that it starts have the host's environment, and never the environment
 // of the image.
-func TestEnvironmentOfAHostileImage(t *testing.T) {
+func TestHostileImageEnvironmentReachesNoHook(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			h := newHostile(t, runtimeName, asItIs)

@@ -57,7 +57,7 @@ func inUserNamespace(options []string) error {
 
 // Containers with mount privileges mount around their socket, on a host whose socket tree is
 // shared, as under systemd.
-func TestMountsOfAHostileContainer(t *testing.T) {
+func TestHostileMountsLeaveHostUntouched(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		role []string

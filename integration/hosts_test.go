@@ -89,7 +89,7 @@ func sweepNetworks(t *testing.T) {
 }
 
 // The first test of the next process removes the namespaces of a killed test process.
-func TestNetworksOfAKilledProcess(t *testing.T) {
+func TestNextProcessRemovesNetworksOfKilledOne(t *testing.T) {
 	gone := exec.Command("true")
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
@@ -173,7 +173,7 @@ func hostsOn(t *testing.T, n *networks, runtimeName string) [2]*bed {
 
 // A container on one host sends from host memory to GPU memory of a container on another host, and
 // receives the data back, through sandboxed relays. Both containers report the end of the peer.
-func TestContainersOfTwoHosts(t *testing.T) {
+func TestContainersOfTwoHostsExchange(t *testing.T) {
 	_, beds := hostsApart(t, "runc")
 	beds[0].edit = func(b *bundle.Bundle) {
 		b.Spec.Process.Env = append(b.Spec.Process.Env, "NCCL_SOCKET_IFNAME=eth0")

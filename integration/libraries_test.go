@@ -274,7 +274,7 @@ func TestImageLoaderFindsLibraries(t *testing.T) {
 
 // An image without glibc (busybox, musl) has the files and is otherwise unchanged; without
 // installed libraries the container has no mount.
-func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
+func TestImageWithoutLoaderGetsLibraryFilesOnly(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -313,7 +313,7 @@ func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
 
 // The hook does not mount files that other users could have written. The other edits of the lane
 // apply.
-func TestLibrariesThatOthersCouldHaveWritten(t *testing.T) {
+func TestLibraryOfOtherOwnerIsNotMounted(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()

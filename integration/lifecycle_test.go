@@ -80,7 +80,7 @@ func (c *container) drain() {
 }
 
 // A paused container is slow, not dead: no operation fails, however long the pause.
-func TestPauseAndResume(t *testing.T) {
+func TestPausedContainerFailsNoOperation(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestUpdateKeepsRelayAndDevices(t *testing.T) {
 
 // The kernel kills a client that exceeds the container's memory limit. The relay is outside the
 // container's control group, and survives.
-func TestOutOfMemory(t *testing.T) {
+func TestClientOutOfMemoryLeavesRelayRunning(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestOutOfMemory(t *testing.T) {
 
 // A package is upgraded between create and start of a container: the hook and the relay are those
 // of the old package, and the relay's successor is the new program.
-func TestUpgradeBetweenCreateAndStart(t *testing.T) {
+func TestUpgradeBetweenCreateAndStartKeepsHook(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {

@@ -47,11 +47,11 @@ func linger() error {
 	return err
 }
 
-// TestLivesOfContainers runs random lives of containers: create, start, attach, exec, pause,
+// TestLivesOfContainersMatchModel runs random lives of containers: create, start, attach, exec, pause,
 // resume, kills of each participating process, commands of the administrator, and the removal of
 // any object of the container's generation or of the runtime, in any order. A model predicts the
 // result of each action. No object remains at the end of a life.
-func TestLivesOfContainers(t *testing.T) {
+func TestLivesOfContainersMatchModel(t *testing.T) {
 	n := int(fromEnvironment(t, livesVariable, lives))
 	seed := uint64(livesSeed)
 	if os.Getenv(livesVariable) != "" {

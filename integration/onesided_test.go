@@ -177,7 +177,7 @@ func remote() error {
 
 // A remote client can read and write exposed memory while the owner is stopped; after the owner is
 // killed, the remote client gets an error.
-func TestOneSidedBesideAStoppedClient(t *testing.T) {
+func TestOneSidedOperationsBesideStoppedOwnerSucceed(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = launch.RouteStaged })
 	b.nics()

@@ -104,7 +104,7 @@ func (r *railed) rails() map[string]launch.NetworkRail {
 
 // With two links between two hosts, messages use the link of the lanes. If that link is down, new
 // connections use the other link, through the same relays.
-func TestRailsOfTwoHosts(t *testing.T) {
+func TestRailsOfTwoHostsFollowLanes(t *testing.T) {
 	r := newRailed(t, false, once)
 	r.verify("plrail0", "plnet0")
 	if rails := r.rails(); rails["plrail0"].Sent < r.bytes || rails["plrail0"].Down || rails["plrail0"].Listening == "" ||

@@ -327,7 +327,7 @@ func relayResident(t *testing.T, pid int) (sum uint64) {
 }
 
 // Relays run without a sandbox, which helps to find a fault.
-func TestRelaysWithoutASandbox(t *testing.T) {
+func TestRelaysWithoutSandboxServe(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Sandbox = config.SandboxOff })
 	b.nics()

@@ -37,7 +37,7 @@ func (b *bed) reserved(c *container) (inspection control.Inspection, bytes uint6
 // All relays of the host share the admission limit of a server GPU: the first relay gets its full
 // request, the next relay less, the third relay another lane's server, and the memory of a killed
 // relay is free again.
-func TestStagingOfManyContainers(t *testing.T) {
+func TestStagingOfManyContainersSharesLimit(t *testing.T) {
 	beside(t)
 	const mib = 1 << 20
 	limit := config.Size(300 * mib) // a relay requests 256 MiB on each of two GPUs

@@ -40,7 +40,7 @@ func TestTransfersSurviveKills(t *testing.T) {
 }
 
 // The verification detects a corrupt byte.
-func TestTransfersSeeWhatIsWrong(t *testing.T) {
+func TestTransfersDetectCorruptByte(t *testing.T) {
 	o := torture(5000)
 	o.KillEach, o.Load = 0, "none"
 	o.Change = func(c *config.Config) {
@@ -57,7 +57,7 @@ func TestTransfersSeeWhatIsWrong(t *testing.T) {
 
 // The GPU of the relay's copies also executes the baseline, without cuMemcpyPeerAsync, which the
 // source's GPU executes.
-func TestRawCopiesByTheClientsGPU(t *testing.T) {
+func TestRawCopiesAvoidPeerAsync(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.Environment = append(b.Environment, "PEERLANE_SIM_FAULT=cuMemcpyPeerAsync:error=1")
 	m, err := b.StartMeasuring(context.Background())

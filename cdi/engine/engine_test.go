@@ -504,7 +504,7 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 }
 
 // Remove keeps the changes of other programs, and restores the former values of Peerlane's keys.
-func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
+func TestRemoveKeepsChangesOfOthers(t *testing.T) {
 	for _, c := range []struct {
 		name, engine, version, file string
 		before                      string // "" for no file
@@ -648,7 +648,7 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 }
 
 // Configure does not add a directory under a second name, and resolves links below the root alone.
-func TestDirectoriesByOtherNames(t *testing.T) {
+func TestConfigureOfLinkedDirectoryAddsNoSecondName(t *testing.T) {
 	for _, link := range []string{"/run", "../run"} {
 		root := t.TempDir()
 		put(t, filepath.Join(root, daemonJSON), `{"cdi-spec-dirs": ["/etc/cdi", "/run/cdi/"]}`)
@@ -698,7 +698,7 @@ func TestSocketFollowsConfiguration(t *testing.T) {
 
 // Apply keeps a link as a link, keeps the mode of its target, and does not overwrite the change of
 // another program.
-func TestLinksModesAndOthers(t *testing.T) {
+func TestApplyKeepsLinksModesAndOtherChanges(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	put(t, filepath.Join(root, "srv/docker.json"), "{}")
 	if err := os.Chmod(filepath.Join(root, "srv/docker.json"), 0o600); err != nil {

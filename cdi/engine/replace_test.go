@@ -99,7 +99,7 @@ func TestRemoveRefusesAnotherFile(t *testing.T) {
 }
 
 // Remove recognises a file that Configure created in new directories below a link.
-func TestNewDirectoriesBelowALink(t *testing.T) {
+func TestRemoveFindsFileInNewDirectoriesBelowLink(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	if err := os.Mkdir(filepath.Join(root, "disk"), 0o755); err != nil {
 		t.Fatal(err)

@@ -189,7 +189,7 @@ func TestApplyRepeatsRuleBeforeDenial(t *testing.T) {
 	}
 }
 
-func TestDevicesThatCannotBeGiven(t *testing.T) {
+func TestApplyUnusableDeviceFails(t *testing.T) {
 	other := strings.Replace(everything, "COMMON=1", "COMMON=2", 1)
 	for _, test := range []struct {
 		name   string

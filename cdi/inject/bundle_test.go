@@ -169,7 +169,7 @@ func TestOwnerAndModeStay(t *testing.T) {
 	alone(t, path)
 }
 
-func TestFilesThatAreNoConfig(t *testing.T) {
+func TestApplyToInvalidConfigFileFails(t *testing.T) {
 	dir := specDir(t, map[string]string{"probe.json": everything})
 	o := Options{Devices: []string{"probe.dev/thing=0"}, SpecDirs: []string{dir}}
 	is := func(err error) func(string) error { return func(string) error { return err } }

@@ -62,7 +62,7 @@ func command(t *testing.T, args ...string) (out string, pid, status int) {
 
 const ownRuntime = "[runtime]\npath = \"ROOT/oci\"\n"
 
-func TestItBecomesTheRuntime(t *testing.T) {
+func TestRuntimeReplacesItsProcess(t *testing.T) {
 	root := host(t, ownRuntime)
 	out, pid, status := command(t, "--peerlane-root="+root, "--log", "/x", "state", "c 1")
 	shell, said, _ := strings.Cut(strings.TrimSpace(out), " ")
@@ -216,7 +216,7 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 
 // A rootless engine runs its runtime in a user namespace, where the owner of the host's runtime is
 // not mapped, and the user's files are below XDG_RUNTIME_DIR only.
-func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
+func TestRootlessRuntimeUsesUserTree(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it maps users")
 	}
@@ -287,7 +287,7 @@ func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
 	}
 }
 
-func TestItsOwnWords(t *testing.T) {
+func TestRuntimeOwnOptionsPrintHelpAndVersion(t *testing.T) {
 	if out, _, status := command(t, "--peerlane-help"); status != 0 || !strings.Contains(out, "daemon.json") {
 		t.Errorf("help: status %d: %s", status, out)
 	}

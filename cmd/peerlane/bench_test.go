@@ -70,7 +70,7 @@ func TestBenchOutputShowsRowsAndVerdicts(t *testing.T) {
 	}
 }
 
-func TestBenchCommandLine(t *testing.T) {
+func TestBenchInvalidCommandLineIsRefused(t *testing.T) {
 	for _, arguments := range [][]string{
 		{"--table", "copies"}, {"--busy", "nobody"}, {"--sizes", "large"}, {"--gpus", "some"}, {"--pace", "0"},
 		{"--listen", "--connect", "host"}, {"--connect", ""}, {"--connect", "host", "--table", "copy"}, {"--connect", "host",

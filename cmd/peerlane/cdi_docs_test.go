@@ -42,7 +42,7 @@ func needs(t *testing.T, program string) {
 	}
 }
 
-func TestUnitsOfThePackage(t *testing.T) {
+func TestPackagedUnitsAreVerified(t *testing.T) {
 	needs(t, "systemd-analyze")
 	dir := t.TempDir()
 	const refresh = "peerlane-cdi-refresh.service"
@@ -73,7 +73,7 @@ func TestUnitsOfThePackage(t *testing.T) {
 	}
 }
 
-func TestRuleOfThePackage(t *testing.T) {
+func TestPackagedRuleStartsRefresh(t *testing.T) {
 	needs(t, "udevadm")
 	modules, err := filepath.Glob("/sys/module/[a-z]*")
 	check(t, err)

@@ -141,7 +141,7 @@ func TestMisspeltFlagsGetSuggestion(t *testing.T) {
 }
 
 // A panic prints one sentence and exits with a status, like an error.
-func TestNoStackTrace(t *testing.T) {
+func TestPanicPrintsOneSentence(t *testing.T) {
 	t.Setenv("GOTRACEBACK", "")
 	var out, errOut bytes.Buffer
 	code := runCommand(func(*app) *cobra.Command {

@@ -87,7 +87,7 @@ func connected(t *testing.T, root string, at string) map[string]doctor.Finding {
 	return found
 }
 
-func TestDoctorOfTwoHosts(t *testing.T) {
+func TestDoctorOfTwoGoodHostsFindsNoFault(t *testing.T) {
 	keys := network.Keys{Current: network.NewKey(time.Now())}
 	there := serving(t, hostOnLoopback(t, keys, ""))
 	found := connected(t, hostOnLoopback(t, keys, ""), there)

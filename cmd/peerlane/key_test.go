@@ -191,7 +191,7 @@ func TestClusterKeyPathFollowsConfiguration(t *testing.T) {
 }
 
 // One of several concurrent commands creates the key, and readers always find a complete file.
-func TestKeysAtOnce(t *testing.T) {
+func TestConcurrentKeyCommandsCreateOneKey(t *testing.T) {
 	root := t.TempDir()
 	var all sync.WaitGroup
 	codes := make(chan int, 8)

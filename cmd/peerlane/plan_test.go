@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-func TestEstimateAndExplanationOfTheRecordedHost(t *testing.T) {
+func TestEstimateAndExplanationOfRecordedHostEqualGolden(t *testing.T) {
 	dir, host := recordedHost(t)
 	for name, flags := range map[string][]string{"estimate.txt": {"--estimate"}, "explain.txt": {"--explain", "gpu3"}} {
 		out := peerlane(t, append(append([]string{"plan", "--root", t.TempDir()}, flags...), host...)...)
@@ -21,7 +21,7 @@ func TestEstimateAndExplanationOfTheRecordedHost(t *testing.T) {
 	}
 }
 
-func TestEstimateInJSON(t *testing.T) {
+func TestEstimateInJSONHasRatesOfEachGPU(t *testing.T) {
 	_, host := recordedHost(t)
 	type ways struct{ NCCL, HostMemory, Relay float64 }
 	type rates struct {
@@ -71,7 +71,7 @@ func TestGPUsOfAnyVendorArePlannedWhereThatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestPlanSaysWhatItCannotDo(t *testing.T) {
+func TestPlanOfInvalidRequestFails(t *testing.T) {
 	_, host := recordedHost(t)
 	matrix := filepath.Join(t.TempDir(), "topo.txt")
 	if err := os.WriteFile(matrix, []byte(smiText), 0o644); err != nil {

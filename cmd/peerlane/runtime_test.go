@@ -79,7 +79,7 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 }
 
 // The status of an engine that does not answer is not "not installed".
-func TestRuntimeStatusTellsFailuresFromAbsence(t *testing.T) {
+func TestRuntimeStatusSeparatesFailureFromAbsence(t *testing.T) {
 	root, bin := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", bin)
 	check(t, os.MkdirAll(filepath.Join(root, "etc/containerd"), 0o755))

@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/topo/reader"
 )
 
-func TestTablesOfTheRecordedHost(t *testing.T) {
+func TestTablesOfRecordedHostEqualGolden(t *testing.T) {
 	dir, host := recordedHost(t)
 	for _, command := range []string{"topo", "plan", "topo --nics"} {
 		out := peerlane(t, slices.Concat(strings.Fields(command), []string{"--root", t.TempDir()}, host)...)
@@ -81,7 +81,7 @@ func TestTopoJSONHasEveryPair(t *testing.T) {
 	}
 }
 
-func TestRulesNameWhatTwoNameDifferently(t *testing.T) {
+func TestRulesSelectPathTypes(t *testing.T) {
 	_, host := recordedHost(t)
 	for rules, want := range map[string]string{"": "PHB", "nccl": "PHB", "smi": "NODE"} {
 		args := append([]string{"topo", "-o", "json"}, host...)
@@ -117,7 +117,7 @@ func TestPlanJSONIsThePlan(t *testing.T) {
 	}
 }
 
-func TestXMLOfTheRecordedHost(t *testing.T) {
+func TestXMLOfRecordedHostEqualsGolden(t *testing.T) {
 	_, host := recordedHost(t)
 	for name, more := range map[string][]string{"topo.xml": nil, "virtual.xml": {"--virtual"}} {
 		args := append([]string{"topo", "-o", "xml", "--root", t.TempDir()}, more...)
@@ -137,7 +137,7 @@ func onFile(t *testing.T, text string, args ...string) string {
 
 // The matrix contains what nvidia-smi prints: the number of NVLinks, a legend for replaced NIC
 // names, and the local processors and NUMA node of each GPU.
-func TestMatrixHasWhatNvidiaSMIHas(t *testing.T) {
+func TestMatrixHasColumnsOfNvidiaSMI(t *testing.T) {
 	out := onFile(t, `<system version="1"><cpu numaid="1" affinity="0000000f,000000f0" arch="x86_64" vendor="AuthenticAMD">
 		<pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="80"><nvlink target="0000:02:00.0" count="4" tclass="0x030200"/></gpu></pci>
 		<pci busid="0000:02:00.0" class="0x030200"><gpu dev="1" sm="80"><nvlink target="0000:01:00.0" count="4" tclass="0x030200"/></gpu></pci>
@@ -293,7 +293,7 @@ func TestConfigurationAssignsALane(t *testing.T) {
 	}
 }
 
-func TestFiguresHaveTheDigitsThatTell(t *testing.T) {
+func TestGigabytesRoundToThreeDigits(t *testing.T) {
 	for b, want := range map[float64]string{0: "0", 0.001: "0.001", 0.45: "0.5", 12.34: "12.3", 48: "48", 99.94: "99.9",
 		99.96: "100", 396.5: "396"} {
 		if got := gigabytes(b); got != want {

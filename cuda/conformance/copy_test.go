@@ -76,7 +76,7 @@ func TestBatchOfCopiesIsComplete(t *testing.T) {
 }
 
 // Small copies from the host are made as rectangles, which copy engines move.
-func TestRowsFromTheHostOfEverySize(t *testing.T) {
+func TestRowsFromHostOfEverySizeArrive(t *testing.T) {
 	use(t, 0)
 	const most = 64 << 10
 	m := deviceMemory(t, 0, size, 0)
@@ -148,7 +148,7 @@ func registered(d *cuda.Driver, fd int, n int) ([]byte, error) {
 	return b, d.MemHostRegister(address(b), uint64(n))
 }
 
-func TestHostMemoryThatTwoProcessesRegister(t *testing.T) {
+func TestHostMemoryOfTwoProcessesIsShared(t *testing.T) {
 	use(t, 0)
 	fd, err := unix.MemfdCreate("slots", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	check(t, err)

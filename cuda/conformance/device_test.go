@@ -42,7 +42,7 @@ func TestDevicesHaveNames(t *testing.T) {
 	refused(t, "a device at an address without one", err, cuda.ErrInvalidDevice, cuda.ErrInvalidValue)
 }
 
-func TestDevicesCanDoWhatPeerlaneNeeds(t *testing.T) {
+func TestDevicesHaveNeededAttributes(t *testing.T) {
 	n, err := driver.DeviceCount()
 	check(t, err)
 	for i := range n {
@@ -137,7 +137,7 @@ func TestErrorsHaveTheirNames(t *testing.T) {
 	}
 }
 
-func TestErrorsSayWhatFailed(t *testing.T) {
+func TestCallErrorHasCallObjectAndResult(t *testing.T) {
 	use(t, 0)
 	_, err := driver.MemCreate(0, 4097, cuda.MemOptions{})
 	var e *cuda.CallError

@@ -19,7 +19,7 @@ func exitOf(t *testing.T, script string) error {
 	return exec.Command("sh", "-c", script).Run()
 }
 
-func TestCauseOrdersEvidence(t *testing.T) {
+func TestCauseFollowsStrongestEvidence(t *testing.T) {
 	killed, two, aborted, one := exitOf(t, "kill -9 $$"), exitOf(t, "exit 2"), exitOf(t, "kill -ABRT $$"),
 		exitOf(t, "exit 1")
 	gpu := launch.Ending{Cause: launch.EndGPU, Reason: "off the bus"}

@@ -601,7 +601,7 @@ func TestGoalsAreJudged(t *testing.T) {
 }
 
 // PyTorch may report an NCCL error late.
-func TestNCCLsOwnErrorIsFound(t *testing.T) {
+func TestNCCLErrorBehindPyTorchIsFound(t *testing.T) {
 	dir := t.TempDir()
 	write := func(text string) {
 		t.Helper()

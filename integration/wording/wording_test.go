@@ -68,7 +68,8 @@ func TestTestNameWithoutFormIsRefused(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"TestTheEndOfWhoOffers", "TestWhoHasToGo", "TestWhatIsReached",
-		"TestAResultAsItWasSaved", "TestAGPUThatIsLost", "TestJain", "TestHelpText", "TestWhereABenchListens"} {
+		"TestAResultAsItWasSaved", "TestAGPUThatIsLost", "TestJain", "TestHelpText", "TestWhereABenchListens",
+		"TestItBecomesTheRuntime", "TestListShowsWhatIsInjected", "TestPlanSaysItsReason", "TestRelayIsTold"} {
 		if checkTestName(name) == nil {
 			t.Errorf("%s passes", name)
 		}

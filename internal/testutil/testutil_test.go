@@ -115,7 +115,7 @@ func TestContextOfAPastLimitIsADeadline(t *testing.T) {
 	}
 }
 
-func TestStallIsReadFromTheLineOfSome(t *testing.T) {
+func TestReadStallReturnsTotalOfSome(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cpu")
 	if err := os.WriteFile(path, []byte("some avg10=1.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0.00 "+
 		"avg60=0.00 avg300=0.00 total=7\n"), 0o600); err != nil {

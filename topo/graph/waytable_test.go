@@ -33,7 +33,7 @@ func pairsOf(h *topo.Host, t *graph.WayTable) (pairs []graph.Pair) {
 	return pairs
 }
 
-func TestWayTableTellsThePathsOfAllMachines(t *testing.T) {
+func TestPathTableEqualsPathsOfAllMachines(t *testing.T) {
 	files, err := filepath.Glob("testdata/nccl/*.xml")
 	if err != nil || len(files) < 10 {
 		t.Fatalf("%d files, %v", len(files), err)

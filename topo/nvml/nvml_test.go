@@ -162,7 +162,7 @@ func TestGPUsAreDescribed(t *testing.T) {
 	}
 }
 
-func TestModesThatKeepAGPUFromBeingShared(t *testing.T) {
+func TestExclusiveModesRefuseGPU(t *testing.T) {
 	d := device(nil, -1)
 	d.GetComputeModeFunc = func() (nvml.ComputeMode, nvml.Return) {
 		return nvml.COMPUTEMODE_EXCLUSIVE_PROCESS,
@@ -456,7 +456,7 @@ func TestProcessesAreNamed(t *testing.T) {
 	}
 }
 
-func TestProcessesOfALibraryThatFails(t *testing.T) {
+func TestProcessesOfFailingLibraryReturnError(t *testing.T) {
 	l, m := library(device(nil, -1))
 	m.InitFunc = func() nvml.Return { return nvml.ERROR_DRIVER_NOT_LOADED }
 	if got, err := l.Processes(); err == nil || errors.Is(err, topo.ErrNoNVML) || len(got) > 0 {

@@ -297,7 +297,7 @@ func TestPathsOfLargeHostTakeLittleMemory(t *testing.T) {
 	}
 }
 
-func TestWayTableOfLargeHostIsSmall(t *testing.T) {
+func TestPathTableOfLargeHostIsSmall(t *testing.T) {
 	h, err := hostOfCapture(bytes.NewReader(grownCapture(t, 1792, 256)))
 	if err != nil {
 		t.Fatal(err)

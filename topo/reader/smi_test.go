@@ -236,9 +236,9 @@ func TestSMIMatrixAboveLimitFails(t *testing.T) {
 	}
 }
 
-// TestMatricesOfRealMachines compares SMI with a simple parser on the matrix of the tree and on the
+// TestMatricesOfRealMachinesMatchSimpleParser compares SMI with a simple parser on the matrix of the tree and on the
 // matrices of the collection.
-func TestMatricesOfRealMachines(t *testing.T) {
+func TestMatricesOfRealMachinesMatchSimpleParser(t *testing.T) {
 	for _, file := range topotest.Files(t, "../internal/topotest/testdata/smi-*.txt", "smi-*.txt") {
 		text, err := os.ReadFile(file)
 		if err != nil {

@@ -291,7 +291,7 @@ func TestJainOfRatesIsExact(t *testing.T) {
 	}
 }
 
-func TestOptionsThatMakeNoSense(t *testing.T) {
+func TestBenchInvalidOptionIsRefused(t *testing.T) {
 	good := Options{Tables: []string{"copy"}, Routes: []string{direct}, GPUs: "auto"}
 	if err := good.Check(); err != nil {
 		t.Error(err)

@@ -86,7 +86,7 @@ func mustLocal(t *testing.T, o Options) *network.Local {
 	return own
 }
 
-func TestBenchesThatDoNotMeet(t *testing.T) {
+func TestBenchWithoutPartnerFails(t *testing.T) {
 	keys := newKeys()
 	o := withKey(t, keys)
 	hangsUp := func(*lines) {}
@@ -183,7 +183,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 }
 
 // If plain sockets fail because the other bench has ended, the error says so.
-func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
+func TestPlainSocketsOfEndedBenchReportItsEnd(t *testing.T) {
 	o := withKey(t, newKeys())
 	gone := locally(t)
 	gone.Close()
@@ -366,7 +366,7 @@ func jsonOf(t *testing.T, v any) string {
 }
 
 // The receiver of plain sockets, or the side that asks, has the result.
-func TestPlainSocketsBothWays(t *testing.T) {
+func TestPlainSocketsInBothDirectionsReturnResult(t *testing.T) {
 	r := &run{ctx: context.Background()}
 	for _, back := range []bool{false, true} {
 		found, err := r.onLoopback(0, plain{Sockets: measure.Sockets{Threads: 2, Each: 2}, Duration: 5 * time.Millisecond,

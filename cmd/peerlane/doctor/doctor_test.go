@@ -57,7 +57,7 @@ func sayings(found []Finding) string {
 
 // Each fault is found by its own checks and by no others; on a host without faults every check is
 // OK.
-func TestEveryCheckOnEveryMadeHost(t *testing.T) {
+func TestEachFaultIsFoundByItsChecksAlone(t *testing.T) {
 	m := newMade(t)
 	finds := map[string]bool{}
 	check := func(name string, want []string, says string, list ...fault) {
@@ -101,7 +101,7 @@ func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 }
 
 // Every fault of a combination is found as if it were alone.
-func TestFaultsThatComeTogether(t *testing.T) {
+func TestCombinedFaultsAreEachFound(t *testing.T) {
 	m := newMade(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

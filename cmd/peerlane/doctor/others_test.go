@@ -41,7 +41,7 @@ func twoHosts() (*Meetings, *meeting.Meeting) {
 
 // Only the check of a fault finds it. Without a connection, the checks that depend on it are
 // unknown.
-func TestFaultsBetweenTwoHosts(t *testing.T) {
+func TestFaultBetweenTwoHostsIsFoundByItsCheckAlone(t *testing.T) {
 	all := func(but ...string) (list []string) {
 		for _, c := range Others() {
 			skip := false
@@ -195,7 +195,7 @@ func TestDoctorEndlessMeetingIsLimited(t *testing.T) {
 }
 
 // Facts returns the values that relays would use.
-func TestFactsOfAHost(t *testing.T) {
+func TestFactsEqualValuesOfRelays(t *testing.T) {
 	m := newMade(t)
 	m.write("sys/class/net/eth0/mtu", "9000")
 	m.write("sys/class/net/eth0/speed", "100000")

@@ -249,7 +249,7 @@ func TestExporterHidesContainersWithoutNames(t *testing.T) {
 }
 
 // Remote returns the host's snapshot as Write sent it over the socket, with its read errors.
-func TestRemoteReadsWhatWriteWrites(t *testing.T) {
+func TestRemoteReturnsWrittenSnapshot(t *testing.T) {
 	infos, reports, broken := working()
 	socket := filepath.Join(t.TempDir(), "collector.sock")
 	l, err := net.Listen("unix", socket)

@@ -174,7 +174,7 @@ func TestMeetingEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestFactsAreTame(t *testing.T) {
+func TestParseFactsSanitisesText(t *testing.T) {
 	for text, want := range map[string]error{
 		`{"host":"a\u001b[2Jb","release":"` + strings.Repeat("x", 1000) + `"}`: nil,
 		`{"host":"a\u009b[2Jb","release":"` + strings.Repeat("y", 1000) + `"}`: nil,

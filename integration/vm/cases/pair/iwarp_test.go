@@ -98,7 +98,7 @@ func exchanged(t *testing.T, other *control.Client, transport string) (outputs [
 
 // Two relays, one per guest, exchange messages of many sizes over iWARP: the connection manager
 // creates two queue pairs on each of two NICs, and a message follows each write.
-func TestRelaysOverIWARP(t *testing.T) {
+func TestRelaysOverIWARPExchange(t *testing.T) {
 	other := rdma(t, inside.IWARP)
 	for guest, out := range exchanged(t, other, launch.TransportVerbs) {
 		for i, nic := range []string{"mlx5_0", "mlx5_1"} {
@@ -113,7 +113,7 @@ func TestRelaysOverIWARP(t *testing.T) {
 
 // After the connection of an iWARP queue pair ends during a transfer, the relays replace every
 // queue pair, and each message arrives once.
-func TestFaultsOverIWARP(t *testing.T) {
+func TestFaultsOverIWARPLoseNoMessage(t *testing.T) {
 	p, _ := bareHosts(t, inside.IWARP)
 	for round := range 2 {
 		p.run(t, fmt.Sprintf("a connection that ends, %d", round), func(t *testing.T) {

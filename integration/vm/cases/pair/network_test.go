@@ -287,7 +287,7 @@ func (p *hosts) mustSee(transport, way string) {
 
 // The same containers over RDMA: the software NICs of both kernels write and read slots of
 // sandboxed relays.
-func TestContainersOfTwoGuestsOverRoCE(t *testing.T) {
+func TestContainersOfTwoGuestsOverRoCELoseNoMessage(t *testing.T) {
 	all := amount(t)
 	if all == usual {
 		all /= 4 // over rxe a byte takes up to four times as long as over TCP
@@ -347,7 +347,7 @@ func jumbo(t *testing.T, other *control.Client) {
 // Containers on two machines, with separate kernels, PCIe trees and clocks, with an
 // administrator's installation: a far GPU sends to a far GPU. Faults of network, host and clock
 // lose no acknowledged message, and duplicate none.
-func TestContainersOfTwoGuests(t *testing.T) {
+func TestContainersOfTwoGuestsLoseNoMessage(t *testing.T) {
 	all := amount(t)
 	p := startHosts(t, launch.TransportTCP)
 	p.run(t, "messages of all sizes", func(*testing.T) { p.sizes(all) })

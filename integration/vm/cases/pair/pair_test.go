@@ -195,7 +195,7 @@ func both(ctx context.Context, t *testing.T, other *control.Client, port int, th
 	return s.out.String(), string(out), err
 }
 
-func TestPingpongOverRoCE(t *testing.T) {
+func TestPingpongOverRoCESucceeds(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	for i, device := range []string{"mlx5_0", "mlx5_1"} {
 		t.Run(device, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestPingpongOverRoCE(t *testing.T) {
 	}
 }
 
-func TestWriteWithPerftest(t *testing.T) {
+func TestPerftestWriteOverRoCESucceeds(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	tried(t, func(ctx context.Context, try int) error {
 		port := 18525 + try
@@ -368,7 +368,7 @@ func send(t *testing.T, n int) []uint64 {
 	return numbers
 }
 
-func TestNothingIsLostUndisturbed(t *testing.T) {
+func TestUndisturbedDatagramsArriveInOrder(t *testing.T) {
 	known(t)
 	const n = 200
 	numbers := send(t, n)
@@ -408,7 +408,7 @@ func inOrder(numbers []uint64) bool {
 }
 
 // RDMA must survive the faults: RC retransmits lost packets.
-func TestPingpongOverALossyRail(t *testing.T) {
+func TestPingpongOverLossyRailSucceeds(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Loss: 2})
 	const port = 18517

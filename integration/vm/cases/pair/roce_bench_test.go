@@ -39,7 +39,7 @@ func packets(t *testing.T, device string) (sent, received float64) {
 // `peerlane bench` between two guests measures a lane of simulated GPUs over each guest's NIC,
 // which has no PCI function: the rows have transport RDMA, and the kernel's counters of the NIC
 // match the bytes.
-func TestBenchOverRoCE(t *testing.T) {
+func TestBenchOverRoCEMovesCountedBytes(t *testing.T) {
 	const nic = "rocep0" // not a name of the recorded host's NICs
 	agent := rdmaNamed(t, inside.RoCE, nic)
 	known(t)

@@ -131,7 +131,7 @@ func (p *hosts) anew(times int, words string) {
 // Faults of a NIC, of the control connection, of a relay and of a host during RDMA transfers end
 // every operation of both clients with an error that names the fault; after the fault ends, the
 // same relays exchange data again.
-func TestFaultsOverRoCE(t *testing.T) {
+func TestFaultsOverRoCEEndOperationsWithErrors(t *testing.T) {
 	p, begin := bareHosts(t, inside.RoCE)
 	flow := func(t *testing.T) {
 		t.Helper()

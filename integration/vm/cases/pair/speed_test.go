@@ -345,7 +345,7 @@ func median(list []float64) float64 {
 // Compares relays with perftest on the same device, as the median over consecutive runs.
 // The test does not judge the ratio: the guests are emulated on a shared machine. `make
 // bench-verbs` runs five pairs.
-func TestRelaysBesidePerftest(t *testing.T) {
+func TestRelaysBesidePerftestReportRatio(t *testing.T) {
 	const size, short = 1 << 20, 8
 	const messages, rounds = 128, 500
 	text := os.Getenv("PEERLANE_VM_PAIRS")

@@ -39,7 +39,7 @@ func found(t *testing.T, root string, more ...string) map[string][]doctor.Findin
 
 // On a real kernel's files correct settings give no finding. Wrong settings give findings, and the
 // printed remedy corrects the settings.
-func TestDoctorOnThisKernel(t *testing.T) {
+func TestDoctorOnKernelFindsWrongSettings(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	root := t.TempDir()
 	testbed.UnmountAnchor(t, paths.New(root))

@@ -248,7 +248,7 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 	}
 }
 
-func TestNearNICsOnOtherTrees(t *testing.T) {
+func TestTreesDecideRoleOfGPUs(t *testing.T) {
 	for _, c := range []struct {
 		tree string
 		role string // the role of every GPU

@@ -461,7 +461,7 @@ func TestRelayIsSystemdUnit(t *testing.T) {
 	o.nothingIsLeft()
 }
 
-func TestTwentyUnitsAtOnce(t *testing.T) {
+func TestTwentyContainersGetOneUnitEach(t *testing.T) {
 	o := newOperator(t, func(c *config.Config) { c.Relay.Launcher = config.LauncherSystemd })
 	const n = 20
 	var all []*container
@@ -521,7 +521,7 @@ func TestStoppedUnitsEndRelays(t *testing.T) {
 }
 
 // Without the socket the hook starts relays itself, or refuses the container.
-func TestWithoutTheSocket(t *testing.T) {
+func TestHookWithoutSocketFollowsLauncher(t *testing.T) {
 	o := newOperator(t, asItIs)
 	inside.Command(t, "systemctl", "stop", relaySocket)
 	c, g := o.start()
@@ -573,7 +573,7 @@ func TestServiceFailingToStartFallsBack(t *testing.T) {
 }
 
 // The demo's relays are units too, on a host with the socket.
-func TestDemoBySystemd(t *testing.T) {
+func TestDemoBySystemdVerifiesMessages(t *testing.T) {
 	install(t)
 	const root = "/var/tmp/demo"
 	socket := paths.New(root).Launcher()
