@@ -151,9 +151,9 @@ func TestPanicPrintsOneSentence(t *testing.T) {
 			return nil
 		}}
 	}, nil, &out, &errOut)
-	said := errOut.String()
-	if code != exitFailure || strings.Count(said, "\n") != 1 ||
-		!strings.Contains(said, "nil pointer dereference; please report it") || strings.Contains(said, "goroutine") {
-		t.Errorf("exit status %d: %s", code, said)
+	stderr := errOut.String()
+	if code != exitFailure || strings.Count(stderr, "\n") != 1 ||
+		!strings.Contains(stderr, "nil pointer dereference; please report it") || strings.Contains(stderr, "goroutine") {
+		t.Errorf("exit status %d: %s", code, stderr)
 	}
 }

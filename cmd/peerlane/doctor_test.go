@@ -65,7 +65,7 @@ func TestDoctorsJSONIsThatOfTheSchema(t *testing.T) {
 	for _, f := range raw.Findings {
 		checks[f["check"].(string)] = true
 		for _, name := range items.Required {
-			if _, there := f[name]; !there {
+			if _, ok := f[name]; !ok {
 				t.Errorf("a finding without %q: %v", name, f)
 			}
 		}
@@ -138,8 +138,8 @@ func TestDoctorTableListsWorstFirst(t *testing.T) {
 func TestDoctorExitStatusFollowsWorstFinding(t *testing.T) {
 	for status, code := range map[doctor.Status]int{doctor.Unknown: exitDoctorUnknown, doctor.Warning: exitDoctorWarning,
 		doctor.Failure: exitDoctorFailure} {
-		err, is := diagnosis(doctorReport{Worst: status}).(findingError)
-		if !is || err.code != code {
+		err, ok := diagnosis(doctorReport{Worst: status}).(findingError)
+		if !ok || err.code != code {
 			t.Errorf("%v gives %v", status, err)
 		}
 	}

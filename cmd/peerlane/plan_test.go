@@ -23,12 +23,12 @@ func TestEstimateAndExplanationOfRecordedHostEqualGolden(t *testing.T) {
 
 func TestEstimateInJSONHasRatesOfEachGPU(t *testing.T) {
 	_, host := recordedHost(t)
-	type ways struct{ NCCL, HostMemory, Relay float64 }
+	type routeRates struct{ NCCL, HostMemory, Relay float64 }
 	type rates struct {
 		GPU                     string
 		Index                   int
 		NCCL, HostMemory, Relay float64
-		Alone                   ways
+		Alone                   routeRates
 	}
 	got := decode[struct {
 		GPUs       []rates
@@ -37,7 +37,7 @@ func TestEstimateInJSONHasRatesOfEachGPU(t *testing.T) {
 	if len(got.GPUs) != 8 {
 		t.Fatalf("%d GPUs", len(got.GPUs))
 	}
-	want := rates{"0000:3b:00.0", 3, 12, 8, 12, ways{32, 32, 39.74}}
+	want := rates{"0000:3b:00.0", 3, 12, 8, 12, routeRates{32, 32, 39.74}}
 	if diff := cmp.Diff(want, got.GPUs[3], cmpopts.EquateApprox(1e-3, 0)); diff != "" {
 		t.Error(diff)
 	}

@@ -91,7 +91,7 @@ func TestSelfTestInvalidCommandLineIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		arguments []string
 		code      int
-		says      string
+		want      string
 	}{
 		{[]string{"--gpus", "some"}, exitUsage, "--gpus some is neither real nor simulated"},
 		{[]string{"trainer"}, exitUsage, "takes no arguments"},
@@ -100,7 +100,7 @@ func TestSelfTestInvalidCommandLineIsRefused(t *testing.T) {
 	} {
 		var out, errOut bytes.Buffer
 		code := run(append([]string{"self-test", "--root", t.TempDir()}, c.arguments...), &out, &errOut)
-		if code != c.code || !strings.Contains(errOut.String(), c.says) || out.Len() != 0 {
+		if code != c.code || !strings.Contains(errOut.String(), c.want) || out.Len() != 0 {
 			t.Errorf("%v: exit status %d, %s%s", c.arguments, code, out.String(), errOut.String())
 		}
 	}

@@ -34,8 +34,8 @@ type printedTopology struct {
 	Rules   string
 	GPUs    []struct{ BusID, UUID string }
 	NICs    []struct{ Name string }
-	Ways    []graph.Way
-	Paths   [][4]int
+	Paths   []graph.DistinctPath
+	Pairs   [][4]int
 }
 
 func (p *printedTopology) pairs() (pairs []graph.Pair) {
@@ -46,10 +46,10 @@ func (p *printedTopology) pairs() (pairs []graph.Pair) {
 	for _, n := range p.NICs {
 		names = append(names, n.Name)
 	}
-	for _, of := range p.Paths {
-		for _, way := range [][3]int{{of[0], of[1], of[2]}, {of[1], of[0], of[3]}} {
-			w := p.Ways[way[2]]
-			pairs = append(pairs, graph.Pair{From: names[way[0]], To: names[way[1]], Path: w.Path, Hops: w.Hops,
+	for _, of := range p.Pairs {
+		for _, direction := range [][3]int{{of[0], of[1], of[2]}, {of[1], of[0], of[3]}} {
+			w := p.Paths[direction[2]]
+			pairs = append(pairs, graph.Pair{From: names[direction[0]], To: names[direction[1]], Path: w.Path, Hops: w.Hops,
 				Reason: w.Reason, PXN: w.PXN, Policy: w.Policy})
 		}
 	}
@@ -59,8 +59,8 @@ func (p *printedTopology) pairs() (pairs []graph.Pair) {
 func TestTopoJSONHasEveryPair(t *testing.T) {
 	_, host := recordedHost(t)
 	got := decode[printedTopology](t, append([]string{"topo", "-o", "json"}, host...)...)
-	if len(got.GPUs) != 8 || len(got.NICs) != 2 || len(got.Paths) != 10*9/2 {
-		t.Fatalf("%d GPUs, %d NICs, %d paths", len(got.GPUs), len(got.NICs), len(got.Paths))
+	if len(got.GPUs) != 8 || len(got.NICs) != 2 || len(got.Pairs) != 10*9/2 {
+		t.Fatalf("%d GPUs, %d NICs, %d paths", len(got.GPUs), len(got.NICs), len(got.Pairs))
 	}
 	h, err := reader.Sysfs(topo.Options{Sysfs: host[1], Proc: host[3]})
 	if err != nil {

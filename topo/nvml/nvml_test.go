@@ -86,9 +86,9 @@ func device(links []link, mig int) *mock.Device {
 func fields(d *mock.Device, known map[field]uint32) {
 	d.GetFieldValuesFunc = func(values []nvml.FieldValue) nvml.Return {
 		for i := range values {
-			value, there := known[field{values[i].FieldId, values[i].ScopeId}]
+			value, ok := known[field{values[i].FieldId, values[i].ScopeId}]
 			binary.NativeEndian.PutUint32(values[i].Value[:], value)
-			if !there {
+			if !ok {
 				values[i].NvmlReturn = uint32(nvml.ERROR_NOT_SUPPORTED)
 			}
 		}
@@ -172,8 +172,8 @@ func TestExclusiveModesRefuseGPU(t *testing.T) {
 		return nvml.GPU_VIRTUALIZATION_MODE_VGPU, nvml.SUCCESS
 	}
 	allowed := false
-	d.GetP2PStatusFunc = func(_ nvml.Device, way nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
-		if way == nvml.P2P_CAPS_INDEX_READ || allowed {
+	d.GetP2PStatusFunc = func(_ nvml.Device, index nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
+		if index == nvml.P2P_CAPS_INDEX_READ || allowed {
 			return nvml.P2P_STATUS_OK, nvml.SUCCESS
 		}
 		return nvml.P2P_STATUS_DISABLED_BY_REGKEY, nvml.SUCCESS

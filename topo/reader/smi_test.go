@@ -309,7 +309,7 @@ func checkRead(t *testing.T, h *topo.Host) {
 	topotest.CheckNumbers(t, h)
 	for _, g := range h.GPUs[:min(len(h.GPUs), 16)] {
 		for _, n := range h.NICs[:min(len(h.NICs), 16)] {
-			there, err := graph.Between(h, g.BusID, n.Name)
+			path, err := graph.Between(h, g.BusID, n.Name)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -317,8 +317,8 @@ func checkRead(t *testing.T, h *topo.Host) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if there != back || there.Bandwidth < 0 {
-				t.Errorf("%s to %s: %v, and back %v", g.BusID, n.Name, there, back)
+			if path != back || path.Bandwidth < 0 {
+				t.Errorf("%s to %s: %v, and back %v", g.BusID, n.Name, path, back)
 			}
 		}
 	}

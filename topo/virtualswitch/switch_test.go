@@ -175,19 +175,19 @@ func TestVirtualSwitchKeepsThePathsBetweenGPUs(t *testing.T) {
 	v, _ := virtual(t, h, planner.Config{})
 	for a, from := range h.GPUs {
 		for b, to := range h.GPUs {
-			was, err := graph.Between(h, from.BusID, to.BusID)
+			before, err := graph.Between(h, from.BusID, to.BusID)
 			if err != nil {
 				t.Fatal(err)
 			}
-			is, err := graph.Between(v, v.GPUs[a].BusID, v.GPUs[b].BusID)
+			after, err := graph.Between(v, v.GPUs[a].BusID, v.GPUs[b].BusID)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if was.Type == topo.PIX {
-				was.Type = topo.PXB
+			if before.Type == topo.PIX {
+				before.Type = topo.PXB
 			}
-			if a != b && is != was {
-				t.Errorf("GPU %d to %d: %v, and without virtual NICs %v", a, b, is, was)
+			if a != b && after != before {
+				t.Errorf("GPU %d to %d: %v, and without virtual NICs %v", a, b, after, before)
 			}
 		}
 	}

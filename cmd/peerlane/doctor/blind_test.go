@@ -297,13 +297,13 @@ short`
 
 func TestEngineVersionIsParsed(t *testing.T) {
 	m := newMade(t)
-	for says, want := range map[string]string{
+	for output, want := range map[string]string{
 		"containerd github.com/containerd/containerd v1.6.20-ds1": "1.6.20", "crio version 1.34": "1.34.0", "nothing": "",
 	} {
-		m.program("engine", says)
+		m.program("engine", output)
 		number, err := (&Host{Root: "/"}).version(context.Background(), m.path("usr/bin/engine"))
 		if got := dotted(number); err == nil && got != want || err != nil && want != "" {
-			t.Errorf("%q is version %s, %v", says, got, err)
+			t.Errorf("%q is version %s, %v", output, got, err)
 		}
 	}
 	var failed error
@@ -360,7 +360,7 @@ func TestDoctorReadsImportedEngineFiles(t *testing.T) {
 	m := newMade(t)
 	const table, imports = "[plugins.\"io.containerd.grpc.v1.cri\"]\n", "version = 2\nimports = " +
 		"[\"/etc/containerd/conf.d/*.toml\"]\n"
-	says := func(want string, status Status) {
+	expect := func(want string, status Status) {
 		t.Helper()
 		for _, f := range checkEngines(context.Background(), m.host()) {
 			if strings.HasPrefix(f.On, "containerd") && (f.Status != status || !strings.Contains(f.Found, want)) {
@@ -370,14 +370,14 @@ func TestDoctorReadsImportedEngineFiles(t *testing.T) {
 	}
 	m.write("etc/containerd/config.toml", imports)
 	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = true")
-	says("CDI is on", OK)
+	expect("CDI is on", OK)
 	m.write("etc/containerd/config.toml", imports+table+"enable_cdi = true")
 	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = false")
-	says("CDI is off", Warning)
+	expect("CDI is off", Warning)
 	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = true\ncdi_spec_dirs = [\"/opt/cdi\"]")
-	says("it reads /opt/cdi alone", Failure)
+	expect("it reads /opt/cdi alone", Failure)
 	m.link("opt/cdi", "../etc/cdi")
-	says("CDI is on", OK)
+	expect("CDI is on", OK)
 	m.write("etc/containerd/conf.d/cdi.toml", "disabled_plugins = [\"io.containerd.grpc.v1.cri\"]")
 	for _, f := range checkEngines(context.Background(), m.host()) {
 		if strings.HasPrefix(f.On, "containerd") {

@@ -58,7 +58,7 @@ func TestFaultBetweenTwoHostsIsFoundByItsCheckAlone(t *testing.T) {
 		name   string
 		change func(*Meetings, *meeting.Meeting)
 		finds  []string
-		says   string
+		want   string
 	}{
 		{"nothing", func(*Meetings, *meeting.Meeting) {}, nil, ""},
 		{"no such name", func(m *Meetings, _ *meeting.Meeting) { m.Others[0].Err = errors.New("no such host") },
@@ -157,19 +157,19 @@ func TestFaultBetweenTwoHostsIsFoundByItsCheckAlone(t *testing.T) {
 			for _, w := range c.finds {
 				want[w] = true
 			}
-			got, said := map[string]bool{}, ""
+			got, remedy := map[string]bool{}, ""
 			for _, f := range found {
 				if f.Status <= OK {
 					continue
 				}
 				got[f.Status.String()+" "+f.Check] = true
-				said += f.Found + "\n"
+				remedy += f.Found + "\n"
 				if f.Remedy == "" || f.Why == "" || f.LookedAt == "" || f.Found == "" || f.On == "" {
 					t.Errorf("%+v is not whole", f)
 				}
 			}
-			if !reflect.DeepEqual(got, want) || !strings.Contains(said, c.says) {
-				t.Errorf("found %v, want %v, with %q in\n%s", got, want, c.says, said)
+			if !reflect.DeepEqual(got, want) || !strings.Contains(remedy, c.want) {
+				t.Errorf("found %v, want %v, with %q in\n%s", got, want, c.want, remedy)
 			}
 			if len(found) != len(Others()) {
 				t.Errorf("%d findings of %d checks", len(found), len(Others()))

@@ -16,14 +16,14 @@ import (
 )
 
 // pairsOf writes a table out.
-func pairsOf(h *topo.Host, t *graph.WayTable) (pairs []graph.Pair) {
+func pairsOf(h *topo.Host, t *graph.PathTable) (pairs []graph.Pair) {
 	ends := graph.Devices(h)
 	for i, a := range ends {
 		for j, b := range ends {
 			if i == j {
 				continue
 			}
-			w := t.Ways[t.At(i, j)]
+			w := t.Paths[t.At(i, j)]
 			pairs = append(pairs, graph.Pair{
 				From: a.Name, FromHost: a.ID.Host, To: b.Name, ToHost: b.ID.Host,
 				Path: w.Path, Hops: w.Hops, Reason: w.Reason, PXN: w.PXN, Policy: w.Policy,
@@ -54,7 +54,7 @@ func TestPathTableEqualsPathsOfAllMachines(t *testing.T) {
 	}
 	for name, h := range hosts {
 		for _, rules := range []topo.Rules{topo.RulesNCCL, topo.RulesSMI, topo.RulesPlan} {
-			table := graph.NewWayTable(h, rules)
+			table := graph.NewPathTable(h, rules)
 			if diff := cmp.Diff(graph.All(h, rules), pairsOf(h, table)); diff != "" {
 				t.Errorf("%s, rules %s (-paths +table):\n%s", name, rules, diff)
 			}
