@@ -337,13 +337,13 @@ func TestSupervisorOfAnotherReleaseNamesBothVersions(t *testing.T) {
 		`{"version":2,"command":"inspect"}`: "speaks version 1, and was asked in version 2",
 		`{"version":1,"command":"dance"}`:   `unknown request \"dance\": the supervisor is of an earlier release and speaks version 1`,
 	} {
-		if got := tell(t, socket, request); !strings.Contains(got, answer) {
+		if got := send(t, socket, request); !strings.Contains(got, answer) {
 			t.Errorf("%s is answered %q", request, got)
 		}
 	}
 }
 
-func tell(t *testing.T, socket, text string) string {
+func send(t *testing.T, socket, text string) string {
 	t.Helper()
 	dir, err := os.Open(filepath.Dir(socket))
 	if err != nil {

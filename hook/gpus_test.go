@@ -25,8 +25,8 @@ func TestGPUDevicesHideNoLaneGPU(t *testing.T) {
 		asked string
 		// hidden are the hidden GPUs.
 		hidden string
-		// ways are the devices in the remedy.
-		ways string
+		// remedies are the devices that the remedy names.
+		remedies string
 	}{
 		{"one GPU", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0}, []ocispec.Hook{ask("--gpu", gpu0)}, "", "", ""},
 		{"one GPU, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=1"}, []ocispec.Hook{ask("--gpu", gpu0)}, "",
@@ -93,7 +93,7 @@ func TestGPUDevicesHideNoLaneGPU(t *testing.T) {
 				hidden, hides := errors.AsType[*hiddenError](err)
 				if !ok || f.Code != fault.HiddenGPU || f.Object != "peerlane.dev/gpu="+test.asked ||
 					!hides || hidden.gpus != test.hidden || f.Remedy != "ask for all of them by one device (peerlane.dev/gpu=all, or "+
-					test.ways+"), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N" {
+					test.remedies+"), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N" {
 					t.Errorf("%v; want %+v", err, test)
 				}
 			})

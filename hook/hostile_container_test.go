@@ -39,7 +39,7 @@ func TestStateNamingOtherInitChangesNoLane(t *testing.T) {
 	for _, of := range []struct {
 		name  string
 		lanes int
-		says  string
+		want  string
 	}{
 		{"with a lane", 1, "is the init of container"},
 		{"without a lane", 0, "/rootfs: no such file"},
@@ -77,8 +77,8 @@ func TestStateNamingOtherInitChangesNoLane(t *testing.T) {
 				c := exec.Command(filepath.Join(bin, "peerlane-hook"), "create", "--root", b.layout.Root, "--lane", name)
 				c.Stdin = strings.NewReader(fmt.Sprintf(`{"id":"another","status":"created","pid":%d,"bundle":%q}`, pid, other))
 				c.Env = []string{"GORACE=atexit_sleep_ms=0"}
-				if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), of.says) {
-					t.Errorf("%v: %s; want %q", err, out, of.says)
+				if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), of.want) {
+					t.Errorf("%v: %s; want %q", err, out, of.want)
 				}
 				if now := inside(); now != mounts {
 					t.Errorf("mounts of the named container were\n%sand are\n%s", mounts, now)

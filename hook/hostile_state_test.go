@@ -81,7 +81,7 @@ func TestReadStateEndlessStateIsRefused(t *testing.T) {
 			if err != nil && (strings.Contains(err.Error(), "\n") || len(err.Error()) > 400) {
 				t.Errorf("the text of the error is not a short line: %v", err)
 			}
-			if e, is := c.text.(*endless); is && e.taken > 2*maxState {
+			if e, ok := c.text.(*endless); ok && e.taken > 2*maxState {
 				t.Errorf("%d bytes are taken", e.taken)
 			}
 		})

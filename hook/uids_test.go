@@ -110,9 +110,9 @@ func TestRestartedRelayKeepsUID(t *testing.T) {
 			relay = next
 			return err
 		})
-		var is syscall.Stat_t
-		if err := syscall.Stat(fmt.Sprintf("/proc/%d", relay), &is); err != nil || int(is.Uid) != g.Sandbox.UID {
-			t.Errorf("relay %d has uid %d, %v", relay, is.Uid, err)
+		var stat syscall.Stat_t
+		if err := syscall.Stat(fmt.Sprintf("/proc/%d", relay), &stat); err != nil || int(stat.Uid) != g.Sandbox.UID {
+			t.Errorf("relay %d has uid %d, %v", relay, stat.Uid, err)
 		}
 	}
 	end(init)

@@ -144,8 +144,8 @@ func TestDockerWithoutCDIRunsContainers(t *testing.T) {
 		a := d.run("asks", []string{"--runtime=peerlane", "--env=PEERLANE_DEVICES=" + devices(b.lanes[0])}, "stream")
 		z := d.run("given", []string{"--runtime=peerlane-lane"}, "stream")
 		handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-		a.send(said{Handle: handleZ})
-		z.send(said{Handle: handleA})
+		a.send(event{Handle: handleZ})
+		z.send(event{Handle: handleA})
 		a.next("moving")
 		z.next("moving")
 	})

@@ -109,9 +109,9 @@ func TestDoctorFindsOrphanedRelay(t *testing.T) {
 	b.wants(found, "leftovers", doctor.OK)
 }
 
-func (b *bed) eventually(what string, is func() bool) {
+func (b *bed) eventually(what string, condition func() bool) {
 	b.Helper()
-	testutil.Until(b.T, what, is)
+	testutil.Until(b.T, what, condition)
 }
 
 // The exporter's counters of a lane equal the relay's transfers.
@@ -124,11 +124,11 @@ func TestExporterCountersEqualTransfers(t *testing.T) {
 		for line := range strings.Lines(text) {
 			name, rest, _ := strings.Cut(line, "{")
 			inside, number, ok := strings.Cut(rest, "} ")
-			has := ok && name == metric
+			found := ok && name == metric
 			for _, l := range labels {
-				has = has && strings.Contains(","+inside+",", ","+l+",")
+				found = found && strings.Contains(","+inside+",", ","+l+",")
 			}
-			if has {
+			if found {
 				v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
 				if err != nil {
 					t.Fatal(err)

@@ -88,8 +88,8 @@ func TestAnnotationWithHooksDirectoryGivesLanes(t *testing.T) {
 			}
 			a, z := annotated(b.lanes[0]), annotated(b.lanes[1])
 			handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-			a.send(said{Handle: handleZ})
-			z.send(said{Handle: handleA})
+			a.send(event{Handle: handleZ})
+			z.send(event{Handle: handleA})
 			a.next("moving")
 			z.next("moving")
 		})
@@ -182,7 +182,7 @@ func TestPodmanWithHooksDirectoryGivesLanes(t *testing.T) {
 		permitted bool
 		options   []string
 		works     bool
-		says      string
+		want      string
 	}{
 		{"annotation and mount", true, []string{lane, mount}, true, `"hello"`},
 		{"read-only root", true, []string{lane, mount, "--read-only"}, true, `"hello"`},
@@ -198,8 +198,8 @@ func TestPodmanWithHooksDirectoryGivesLanes(t *testing.T) {
 			}
 		}
 		out, err := p.run(test.options, "hello")
-		if (err == nil) != test.works || !strings.Contains(out, test.says) {
-			t.Errorf("%s: %v: %s; want %q", test.name, err, out, test.says)
+		if (err == nil) != test.works || !strings.Contains(out, test.want) {
+			t.Errorf("%s: %v: %s; want %q", test.name, err, out, test.want)
 		}
 	}
 }
@@ -211,7 +211,7 @@ func TestPodmanWithPeerlaneRuntimeGivesLanes(t *testing.T) {
 	for _, test := range []struct {
 		option string
 		works  bool
-		says   string
+		want   string
 	}{
 		{"--annotation=peerlane.dev/devices=peerlane.dev/lane=0", true, `"hello"`},
 		{"--env=PEERLANE_DEVICES=peerlane.dev/lane=0", true, `"hello"`},
@@ -219,8 +219,8 @@ func TestPodmanWithPeerlaneRuntimeGivesLanes(t *testing.T) {
 			"PEERLANE_DEVICES asks for the device peerlane.dev/lane=1: runtime.devices in "},
 	} {
 		out, err := p.run([]string{test.option}, "hello")
-		if (err == nil) != test.works || !strings.Contains(out, test.says) {
-			t.Errorf("%s: %v: %s; want %q", test.option, err, out, test.says)
+		if (err == nil) != test.works || !strings.Contains(out, test.want) {
+			t.Errorf("%s: %v: %s; want %q", test.option, err, out, test.want)
 		}
 	}
 }

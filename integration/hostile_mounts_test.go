@@ -95,8 +95,8 @@ func TestHostileMountsLeaveHostUntouched(t *testing.T) {
 							t.Errorf("mounting %s: %s", what, saw.Mounts[what])
 						}
 					}
-					for what, said := range saw.Remounted {
-						if said == "done" {
+					for what, text := range saw.Remounted {
+						if text == "done" {
 							t.Errorf("write through a remounted mount, %s: done", what)
 						}
 					}

@@ -142,14 +142,14 @@ func (i *image) elsewhere(dirs ...string) {
 	table := []string{multiarch, "/usr" + multiarch, "/lib/", "/usr/lib/"}
 	replaced := make([]string, len(table))
 	for n, old := range table {
-		is := "/no/"
+		path := "/no/"
 		if n < len(dirs) {
-			is = dirs[n] + "/"
+			path = dirs[n] + "/"
 		}
-		if len(is) > len(old) {
-			i.Fatalf("%s is longer than %s", is, old)
+		if len(path) > len(old) {
+			i.Fatalf("%s is longer than %s", path, old)
 		}
-		replaced[n] = is + strings.Repeat("/", len(old)-len(is))
+		replaced[n] = path + strings.Repeat("/", len(old)-len(path))
 	}
 	before, after := []byte(strings.Join(table, "\x00")+"\x00"), []byte(strings.Join(replaced, "\x00")+"\x00")
 	if !bytes.Contains(loader, before) {

@@ -103,7 +103,7 @@ type relaySoak struct {
 	begin   time.Time
 	samples []sample
 	each    map[string]float64 // of perPeer
-	most    map[string]int     // the largest value of sample.peers, by process
+	max     map[string]int     // the largest value of sample.peers, by process
 }
 
 // steady reports a container that the test never kills: number 0 of its GPU and route. Such

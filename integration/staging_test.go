@@ -69,10 +69,10 @@ func TestStagingOfManyContainersSharesLimit(t *testing.T) {
 			continue
 		}
 		table := b.mustPeerlane("relay", "inspect", c.id)
-		for _, says := range []string{"of 256 MiB on " + lane.Servers[0], "not admitted", "300 MiB (staging.limit)",
+		for _, wants := range []string{"of 256 MiB on " + lane.Servers[0], "not admitted", "300 MiB (staging.limit)",
 			"container " + containers[0].id + " 256 MiB"} {
-			if !strings.Contains(table, says) {
-				t.Errorf("peerlane relay inspect does not say %q:\n%s", says, table)
+			if !strings.Contains(table, wants) {
+				t.Errorf("peerlane relay inspect does not say %q:\n%s", wants, table)
 			}
 		}
 		replaced := strings.Contains(table, "it serves in place of the lane's own servers")
@@ -137,10 +137,10 @@ func TestPairFailingSelfTestIsReplaced(t *testing.T) {
 			t.Errorf("container %d knows %+v", i, found.Pairs)
 		}
 		table := b.mustPeerlane("relay", "inspect", c.id)
-		for _, says := range []string{"wrong: of 1 bytes from", "good; out ",
+		for _, want := range []string{"wrong: of 1 bytes from", "good; out ",
 			"issued by the client's GPU, chunk by the pair's calibration"} {
-			if !strings.Contains(table, says) {
-				t.Errorf("peerlane relay inspect does not say %q:\n%s", says, table)
+			if !strings.Contains(table, want) {
+				t.Errorf("peerlane relay inspect does not say %q:\n%s", want, table)
 			}
 		}
 		if tested := strings.Contains(log, "pairs of GPUs"); tested != (i == 0) {

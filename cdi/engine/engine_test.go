@@ -446,9 +446,9 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 				}
 				return change, s.CDI
 			}
-			first, was := configure()
-			if was != c.cdi {
-				t.Errorf("CDI was %s, not %s", was, c.cdi)
+			first, firstCDI := configure()
+			if firstCDI != c.cdi {
+				t.Errorf("CDI was %s, not %s", firstCDI, c.cdi)
 			}
 			if c.want == "" {
 				if diff := cmp.Diff(before, files(t, root)); diff != "" || !first.None() || first.Restart != "" {
@@ -476,12 +476,12 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 				t.Errorf("notes %q", first.Notes)
 			}
 			after := files(t, root)
-			second, is := configure()
+			second, secondCDI := configure()
 			if !second.None() || second.Restart != "" {
 				t.Errorf("the second time changes\n%s", second.Diff())
 			}
-			if c.cdi != CDIUnknown && is != CDIOn {
-				t.Errorf("CDI is %s now", is)
+			if c.cdi != CDIUnknown && secondCDI != CDIOn {
+				t.Errorf("CDI is %s now", secondCDI)
 			}
 			if diff := cmp.Diff(after, files(t, root)); diff != "" {
 				t.Errorf("the second time (-before +after):\n%s", diff)
@@ -601,7 +601,7 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 	for _, c := range []struct {
 		name, engine, version string
 		files                 map[string]string
-		is                    func(error) bool
+		errorIs               func(error) bool
 	}{
 		{"torn JSON", docker, "25.0.0", map[string]string{daemonJSON: "{\n  \"debug\": true,\n"},
 			at(daemonJSON, 3, "the file ends in the middle of an object")},
@@ -637,7 +637,7 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 			lay(t, root, c.files)
 			before := files(t, root)
 			_, _, err := configure(root, store, c.engine, c.version)
-			if !c.is(err) {
+			if !c.errorIs(err) {
 				t.Errorf("unexpected error: %v", err)
 			}
 			if diff := cmp.Diff(before, files(t, root)); diff != "" {

@@ -18,11 +18,11 @@ func accessList(user uint32) []byte {
 	const nobody = 1<<32 - 1
 	list := binary.LittleEndian.AppendUint32(nil, 2)
 	for _, entry := range []struct {
-		tag, may uint16
-		id       uint32
+		tag, perm uint16
+		id        uint32
 	}{{0x01, 6, nobody}, {0x02, 4, user}, {0x04, 0, nobody}, {0x10, 4, nobody}, {0x20, 0, nobody}} {
 		list = binary.LittleEndian.AppendUint16(list, entry.tag)
-		list = binary.LittleEndian.AppendUint16(list, entry.may)
+		list = binary.LittleEndian.AppendUint16(list, entry.perm)
 		list = binary.LittleEndian.AppendUint32(list, entry.id)
 	}
 	return list

@@ -65,9 +65,9 @@ func TestDevicesHaveNeededAttributes(t *testing.T) {
 			t.Errorf("device %d: granularity %d does not divide 2 MiB", i, granularity)
 		}
 		for j := range n {
-			can, err := driver.DeviceCanAccessPeer(dev, cuda.Device(j))
+			canExport, err := driver.DeviceCanAccessPeer(dev, cuda.Device(j))
 			check(t, err)
-			if i == j && can {
+			if i == j && canExport {
 				t.Errorf("device %d can access itself as a peer", i)
 			}
 		}

@@ -371,9 +371,9 @@ func TestAllocationBeyondMemoryIsRefused(t *testing.T) {
 
 func TestRDMACapableMemoryIsReported(t *testing.T) {
 	use(t, 0)
-	can, err := driver.DeviceAttribute(0, cuda.AttributeRDMAWithVMM)
+	rdmaCapable, err := driver.DeviceAttribute(0, cuda.AttributeRDMAWithVMM)
 	check(t, err)
-	if can == 0 {
+	if rdmaCapable == 0 {
 		t.Skip("this device has no GPUDirect RDMA with cuMemCreate")
 	}
 	m, err := allocate(driver, 0, size, cuda.MemOptions{Exportable: true, RDMA: true}, 0)

@@ -102,7 +102,7 @@ func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 	if err != nil {
 		return err
 	}
-	if has, err := g.hasUID(l, own); err != nil || !has {
+	if ok, err := g.hasUID(l, own); err != nil || !ok {
 		return err
 	}
 	return UnlessGone(os.Remove(uidMark(l, g.Sandbox.UID)))

@@ -26,7 +26,7 @@ func TestCauseFollowsStrongestEvidence(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		ending
-		cause, says string
+		cause, want string
 	}{
 		{"kill -9", ending{err: killed}, causeKilled, "signal 9 (killed)"},
 		{"out of memory", ending{err: killed, memory: true}, causeMemory, "relay.memory"},
@@ -58,8 +58,8 @@ func TestCauseFollowsStrongestEvidence(t *testing.T) {
 		{"status without a word", ending{err: one}, causeFailed, "exit status 1"},
 		{"status 0", ending{}, causeItself, "without an error"},
 	} {
-		if cause, why := c.ending.cause(); cause != c.cause || !strings.Contains(why, c.says) {
-			t.Errorf("%s: %q, %q; want %q, %q", c.name, cause, why, c.cause, c.says)
+		if cause, why := c.ending.cause(); cause != c.cause || !strings.Contains(why, c.want) {
+			t.Errorf("%s: %q, %q; want %q, %q", c.name, cause, why, c.cause, c.want)
 		}
 	}
 }

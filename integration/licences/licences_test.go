@@ -112,8 +112,8 @@ func TestLicencesOfThisRepositoryAreAllowed(t *testing.T) {
 	}
 	for path, want := range map[string]bool{"github.com/spf13/cobra": true, "github.com/google/go-cmp": false,
 		"honnef.co/go/tools": false, "k8s.io/client-go": true} {
-		if got, there := shipped[path]; !there || got != want {
-			t.Errorf("%s: found %t, installed %t; want %t", path, there, got, want)
+		if got, ok := shipped[path]; !ok || got != want {
+			t.Errorf("%s: found %t, installed %t; want %t", path, ok, got, want)
 		}
 	}
 	own, err := os.ReadFile("LICENSE")

@@ -78,11 +78,11 @@ func TestUntilWaitsForItsCondition(t *testing.T) {
 }
 
 func TestSucceedsNamesConditionAndLastError(t *testing.T) {
-	said := failureOf(func(t testing.TB) {
+	message := failureOf(func(t testing.TB) {
 		(&lastError{t, new(error)}).Fatalf("%s: waited 1m0s", "the door")
 	})
-	if !strings.HasPrefix(said, "the door: waited 1m0s: ") {
-		t.Errorf("it says %q", said)
+	if !strings.HasPrefix(message, "the door: waited 1m0s: ") {
+		t.Errorf("it says %q", message)
 	}
 	n := 0
 	Succeeds(t, "two failures", func() error {

@@ -107,13 +107,13 @@ func TestTableTwoNICsEqualsRecordedHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var there []string
+	var present []string
 	for _, e := range entries {
-		there = append(there, e.Name())
+		present = append(present, e.Name())
 	}
 	ours := addresses(tree)
 	slices.Sort(ours)
-	if diff := cmp.Diff(there, ours); diff != "" {
+	if diff := cmp.Diff(present, ours); diff != "" {
 		t.Fatalf("addresses (- recorded, + ours):\n%s", diff)
 	}
 	attribute := func(address, name string) string {

@@ -255,8 +255,8 @@ func TestRelaysOverRoCEExchange(t *testing.T) {
 			t.Fatalf("in the other guest: %v\n%s", err, text)
 		default:
 		}
-		handle, there := handleIn(text)
-		if !there {
+		handle, ok := handleIn(text)
+		if !ok {
 			return false, text
 		}
 		_, err := hex.Decode(to[:], []byte(handle))

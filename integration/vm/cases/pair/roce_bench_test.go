@@ -99,12 +99,12 @@ func TestBenchOverRoCEMovesCountedBytes(t *testing.T) {
 			row.Unit, ratio, row.Baseline)
 	}
 	for _, c := range []struct {
-		way     string
-		packets float64
+		direction string
+		packets   float64
 	}{{"A to B", sent - sentBefore}, {"B to A", received - receivedBefore}} {
-		t.Logf("%s: %.0f bytes, %.0f packets of the NIC", c.way, streamed[c.way], c.packets)
-		if streamed[c.way] == 0 || c.packets < streamed[c.way]/packet {
-			t.Errorf("%s: %.0f bytes by the rows, and %.0f packets", c.way, streamed[c.way], c.packets)
+		t.Logf("%s: %.0f bytes, %.0f packets of the NIC", c.direction, streamed[c.direction], c.packets)
+		if streamed[c.direction] == 0 || c.packets < streamed[c.direction]/packet {
+			t.Errorf("%s: %.0f bytes by the rows, and %.0f packets", c.direction, streamed[c.direction], c.packets)
 		}
 	}
 	if n := strings.Count(table, "over verbs"); n < len(r.Rows) || strings.Contains(table, "over tcp") {
