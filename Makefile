@@ -222,7 +222,7 @@ test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-softdevice.
 .PHONY: vm-long
 vm-long: vm-needs build bin/vm-run ## send 1 GiB between containers of two machines, over TCP and RoCE, with the faults of test-vm; then set clocks (BYTES=1073741824)
 	@$(GO) build -o bin/test-report ./integration/report
-	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests(OverRoCE)?LoseNoMessage$$' --timeout 3h --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
+	@{ bin/vm-run test --place vm-pair --run '^TestContainersOfTwoGuests(OverRoCE)?LoseNoMessageLoseNoMessage$$' --timeout 3h --env PEERLANE_VM_BYTES=$(or $(BYTES),1073741824) ./integration/vm/cases/pair || test $$? = 1; } | bin/test-report -v -places vm-pair
 	@{ bin/vm-run test --place vm-small --run '^TestClockJumpsRelaysServe$$' --timeout 1h --env PEERLANE_VM_HEAVY=1 ./integration || test $$? = 1; } | bin/test-report -v -places vm-small
 
 # Pairs for `make bench-verbs`.
@@ -358,8 +358,8 @@ vulncheck: ## look up the known vulnerabilities of Go and of the modules in use 
 fuzz: ## fuzz every parser of untrusted input (FUZZTIME=60s each, RUN=hook.Fuzz)
 	@$(GO) run ./integration/fuzz -go $(GO) -time $(FUZZTIME) -run '$(RUN)' ./...
 
-# For `make mutation`: the packages of docs/contributing.md, without relay. The rows of
-# topo and relay there have ARGS of their own.
+# For `make mutation`: the packages of the table in docs/benchmarks/HISTORY.md, without relay. The rows of
+# topo and relay have ARGS of their own.
 mutated = $(if $(filter-out ./...,$(PACKAGES)),$(PACKAGES),$(mutated_packages))
 mutated_packages = ./topo ./topo/virtualswitch ./topo/recorded ./topo/nvml ./topo/graph ./topo/reader ./topo/ncclxml \
 	$(addprefix ./topo/internal/,bandwidths cpuset pci textfile lazyregexp) \

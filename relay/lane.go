@@ -133,7 +133,7 @@ func (l *lane) open() error {
 	if !d.Simulated() { // whose times say nothing
 		if err := g.MeasureWrites(); err != nil {
 			logrus.WithError(err).Warnf("short copies into GPU %s were not measured; those of up to %d bytes are words",
-				l.spec.GPU.BusID, g.Writes().MostWords)
+				l.spec.GPU.BusID, g.Writes().MaxWords)
 		}
 	}
 	push, err := g.NewQueue()

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"testing"
 	"time"
 
@@ -44,7 +45,7 @@ func TestLockAfterTimeoutIsReleased(t *testing.T) {
 }
 
 func TestLockGenerationGoneFails(t *testing.T) {
-	t.Parallel()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector closes files too
 	l := layout(t)
 	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("%v, %v", f, err)
@@ -54,8 +55,9 @@ func TestLockGenerationGoneFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, ErrLocked) {
-		t.Fatalf("%v, %v", f, err)
+	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, ErrLocked) || descriptors(t,
+		l.GenerationDir(firstID)) != 1 {
+		t.Fatalf("%v, %v, and %d descriptors", f, err, descriptors(t, l.GenerationDir(firstID)))
 	}
 	// Another directory takes the name during the wait.
 	done := make(chan error, 1)
@@ -78,6 +80,9 @@ func TestLockGenerationGoneFails(t *testing.T) {
 	if err := <-done; !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the lock of a generation that went: %v", err)
 	}
+	testutil.Until(t, "LockGeneration closes the directory", func() bool {
+		return descriptors(t, filepath.Join(l.Generations(), "gone")) == 0
+	})
 }
 
 // descriptors returns the number of this process's open descriptors of a file.

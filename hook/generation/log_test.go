@@ -3,6 +3,7 @@ package generation
 import (
 	"errors"
 	"io/fs"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ func TestLogTailIsTheEnd(t *testing.T) {
 	if got := g.LogTail(l); got != "the log is empty" {
 		t.Errorf("%q", got)
 	}
-	if err := g.NoteInLog(l, " first\n"); err != nil {
+	if err := g.NoteInLog(l, "first\n"); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.NoteInLog(l, "second\n"); err != nil {
@@ -28,6 +29,9 @@ func TestLogTailIsTheEnd(t *testing.T) {
 	}
 	if got, want := g.LogTail(l), strings.Repeat("b", 1023)+"c"; got != want {
 		t.Errorf("%d bytes from %q", len(got), got[:10])
+	}
+	if n := descriptors(t, filepath.Join(l.GenerationDir(firstID), LogName)); n != 0 {
+		t.Errorf("%d descriptors of the log are open", n)
 	}
 	g.ID = secondID
 	if got := g.LogTail(l); !strings.Contains(got, "no such file") {

@@ -91,7 +91,10 @@ func (g *Generation) hasUID(l paths.Layout, lock os.FileInfo) (bool, error) {
 		return false, nil
 	}
 	mark, err := os.Lstat(uidMark(l, g.Sandbox.UID))
-	return err == nil && os.SameFile(mark, lock), UnlessGone(err)
+	if err != nil {
+		return false, UnlessGone(err)
+	}
+	return os.SameFile(mark, lock), nil
 }
 
 // ReleaseUID removes the mark of the uid. Only the supervisor calls ReleaseUID, after the end of
@@ -102,7 +105,7 @@ func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 	if err != nil {
 		return err
 	}
-	if ok, err := g.hasUID(l, own); err != nil || !ok {
+	if ok, err := g.hasUID(l, own); !ok {
 		return err
 	}
 	return UnlessGone(os.Remove(uidMark(l, g.Sandbox.UID)))
@@ -111,7 +114,7 @@ func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 // SweepUIDs removes the marks of removed generations. A killed hook leaves such a mark, and so
 // does an administrator who deletes the state.
 func SweepUIDs(l paths.Layout) error {
-	if left, err := orphans(l); err != nil || len(left) == 0 {
+	if left, err := orphans(l); len(left) == 0 {
 		return err
 	}
 	host, err := LockHost(l) // hooks hold the lock while they claim a uid

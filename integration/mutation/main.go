@@ -9,7 +9,8 @@
 // variable switches a mutant on: one build serves a package. A first run of a test records the mutants that
 // the test reaches. A mutant runs the tests that reach the mutant, fast tests first. A mutant is killed if a
 // test fails, crashes or exceeds the time limit. A mutant that no test reaches survives. Generated files,
-// logging, panics, durations and constants of other packages have no mutants.
+// logging, panics, durations, constants of other packages, values beside an error and numbers in messages of
+// errors have no mutants.
 //
 // [gremlins] builds a test binary per mutant, does not sample, and does not remove statements.
 //

@@ -43,11 +43,13 @@ type mutator struct {
 	insertions []insertion
 	sequence   int
 	negated    map[ast.Expr]bool // conditions and operands
+	beside     map[ast.Expr]bool // results beside an error, and numbers in its message
 }
 
 // file returns the text of a file with mutants.
 func (m *mutator) file(name string, text []byte, f *ast.File) []byte {
-	m.name, m.text, m.insertions, m.negated = name, text, nil, map[ast.Expr]bool{}
+	m.name, m.text, m.insertions = name, text, nil
+	m.negated, m.beside = map[ast.Expr]bool{}, map[ast.Expr]bool{}
 	for _, d := range f.Decls {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
@@ -86,6 +88,7 @@ func (m *mutator) walk(root ast.Node) {
 			m.statements(n.Body)
 		case *ast.IfStmt:
 			m.condition(n.Cond)
+			m.failing(n)
 		case *ast.ForStmt:
 			m.condition(n.Cond)
 		case *ast.TypeSwitchStmt:
@@ -93,6 +96,8 @@ func (m *mutator) walk(root ast.Node) {
 			return false
 		case *ast.ExprStmt:
 			return !m.silent(n.X)
+		case *ast.ReturnStmt:
+			m.result(n, "")
 		case *ast.GenDecl:
 			return n.Tok == token.VAR
 		case *ast.KeyValueExpr:
@@ -117,8 +122,13 @@ func (m *mutator) expression(e ast.Expr) bool {
 		return false
 	}
 	if tv.Value != nil {
-		m.constant(e, tv)
+		if !m.beside[e] {
+			m.constant(e, tv)
+		}
 		return false
+	}
+	if c, ok := e.(*ast.CallExpr); ok {
+		m.message(c)
 	}
 	b, ok := e.(*ast.BinaryExpr)
 	if !ok {
@@ -162,6 +172,77 @@ func (m *mutator) negate(e ast.Expr) {
 	if m.isBool(e) && !m.negated[ast.Unparen(e)] {
 		m.negated[ast.Unparen(e)] = true
 		m.wrap(e, "negate", "(mutationOn(%d) != (", "))")
+	}
+}
+
+// failing notes the results beside an error in the body of a condition err != nil.
+func (m *mutator) failing(s *ast.IfStmt) {
+	b, ok := ast.Unparen(s.Cond).(*ast.BinaryExpr)
+	if !ok || b.Op != token.NEQ || !m.info.Types[b.Y].IsNil() {
+		return
+	}
+	name, ok := b.X.(*ast.Ident)
+	if !ok {
+		return
+	}
+	for _, s := range s.Body.List {
+		if r, ok := s.(*ast.ReturnStmt); ok {
+			m.result(r, name.Name)
+		}
+	}
+}
+
+// result notes the results beside an error that is not nil: no caller reads these. name is a variable with
+// such an error; empty without one.
+func (m *mutator) result(s *ast.ReturnStmt, name string) {
+	if len(s.Results) < 2 {
+		return
+	}
+	last := ast.Unparen(s.Results[len(s.Results)-1])
+	fails := false
+	switch e := last.(type) {
+	case *ast.CallExpr:
+		fails = m.makesError(e)
+	case *ast.UnaryExpr:
+		_, fails = e.X.(*ast.CompositeLit)
+	}
+	ast.Inspect(last, func(n ast.Node) bool {
+		i, ok := n.(*ast.Ident)
+		fails = fails || ok && i.Name == name
+		return true
+	})
+	if !fails || !types.Implements(m.info.TypeOf(last), errorType) {
+		return
+	}
+	for _, e := range s.Results[:len(s.Results)-1] {
+		m.beside[e] = true
+	}
+}
+
+var errorType = types.Universe.Lookup("error").Type().Underlying().(*types.Interface)
+
+// makesError reports whether an expression calls errors.New, or a function Errorf of a package.
+func (m *mutator) makesError(c *ast.CallExpr) bool {
+	name, ok := c.Fun.(*ast.Ident)
+	if s, isSelector := c.Fun.(*ast.SelectorExpr); isSelector {
+		name, ok = s.Sel, true
+	}
+	if !ok {
+		return false
+	}
+	f, ok := m.info.Uses[name].(*types.Func)
+	return ok && (f.Name() == "Errorf" || f.FullName() == "errors.New")
+}
+
+// message notes the numbers in the message of an error: the arguments after the format.
+func (m *mutator) message(c *ast.CallExpr) {
+	if !m.makesError(c) {
+		return
+	}
+	if s, ok := m.info.TypeOf(c.Fun).(*types.Signature); ok && s.Variadic() {
+		for _, a := range c.Args[min(s.Params().Len()-1, len(c.Args)):] {
+			m.beside[a] = true
+		}
 	}
 }
 

@@ -69,7 +69,7 @@ func TestTestNameWithoutFormIsRefused(t *testing.T) {
 	}
 	for _, name := range []string{"TestTheEndOfWhoOffers", "TestWhoHasToGo", "TestWhatIsReached",
 		"TestAResultAsItWasSaved", "TestAGPUThatIsLost", "TestJain", "TestHelpText", "TestWhereABenchListens",
-		"TestItBecomesTheRuntime", "TestListShowsWhatIsInjected", "TestPlanSaysItsReason", "TestRelayIsTold"} {
+		"TestRuntimeReplacesItsProcess", "TestListShowsInjectedEdits", "TestPlanSaysItsReason", "TestRelayIsTold"} {
 		if checkTestName(name) == nil {
 			t.Errorf("%s passes", name)
 		}

@@ -49,7 +49,7 @@ func Open(d *cuda.Driver, busID string) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Device{Driver: d, Ordinal: ordinal, BusID: busID, UUID: uuid, writes: Writes{MostWords: mostWords}}
+	g := &Device{Driver: d, Ordinal: ordinal, BusID: busID, UUID: uuid, writes: Writes{MaxWords: defaultMaxWords}}
 	err = onThread(func() error {
 		var err error
 		g.context, err = d.CtxCreate(ordinal, cuda.CtxOptions{Lean: true})

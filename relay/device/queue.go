@@ -84,22 +84,23 @@ func (b *batch) add(to, from cuda.Ptr, n uint64, done func(error)) {
 const minLinear = 32 << 10
 
 // Between two addresses of a device the driver copies with an engine that works in the time slices
-// of the device's kernels, regardless of the call: beside another process's kernel that takes 2.0
-// ms for any number of bytes, else 10 to 30 us. Two copies by way of host memory have engines that
-// do not wait: 12 us up to 16 KiB, 55 us for 1 MiB, 625 us for 16 MiB (docs/benchmarks.md). So
-// copies of bounceLeast to bounceAlways bytes within a device go through host memory. Larger
-// copies, up to bounceMost, bounce after a copy that has waited for a slice ([Queue.judge]): the
-// next bounceCopies copies bounce, and then the first copy of an empty stream tries again. Smaller
-// copies bounce, too, as two copies in sequence: a rectangle cannot write 8 bytes at once, and a
-// word has to be known ([Queue.throughHost]).
+// of the device's kernels, regardless of the call. Beside another process's kernel such a copy
+// takes 2.0 ms up to 64 MiB, else 10 to 50 us. Two copies by way of host memory have engines that
+// do not wait: 12 us up to 16 KiB, 55 us for 1 MiB, 1.2 ms for 32 MiB, 2.4 ms for 64 MiB
+// (docs/benchmarks.md). So copies of minBounce to maxAlwaysBounce bytes within a device go through
+// host memory. Larger copies, up to maxBounce, bounce after a copy that has waited for a slice
+// ([Queue.judge]): the next bounceCopies copies bounce, and then the first copy of an empty stream
+// tries again. Copies above maxBounce go directly: the wait is shorter than the detour. Copies below
+// minBounce bounce, too, as two copies in sequence: a rectangle cannot write 8 bytes at once, and
+// the relay has to know a word before the stream writes it ([Queue.throughHost]).
 const (
-	bounceLeast  = 16
-	bounceAlways = 1 << 20
-	bounceMost   = 16 << 20
-	bouncePiece  = 2 << 20 // of it, in host memory at a time
-	bounceCopies = 255
-	sliceWait    = 500 * time.Microsecond
-	latePoll     = 100 * time.Microsecond
+	minBounce       = 16
+	maxAlwaysBounce = 1 << 20
+	maxBounce       = 48 << 20
+	bouncePiece     = 2 << 20 // of it, in host memory at a time
+	bounceCopies    = 255
+	sliceWait       = 500 * time.Microsecond
+	latePoll        = 100 * time.Microsecond
 )
 
 // NewQueue makes a queue of copies issued by the device.
@@ -164,7 +165,7 @@ const shortMove = 4 << 10
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	row := from.Host != nil && to.Host == nil && n < minLinear
 	within := sameDevice(to, from)
-	if within && n < bounceLeast && q.throughHost(to, from, n, done) {
+	if within && n < minBounce && q.throughHost(to, from, n, done) {
 		return
 	}
 	alone := q.ended == q.issued && q.gathered.n == 0
@@ -202,7 +203,7 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 		q.marks.push(mark{number: q.issued})
 	case within && !bounce:
 		q.mark()
-		if alone && n <= bounceMost && q.marks.len() > 0 {
+		if alone && n <= maxBounce && q.marks.len() > 0 {
 			q.looked = time.Now()
 			q.marks.at(q.marks.tail - 1).sample = q.looked
 		}
@@ -224,9 +225,9 @@ func (q *Queue) settled(err error) error {
 // whether the stream is empty: only then can [Queue.judge] judge the copy that tries again.
 func (q *Queue) bouncesWithin(n uint64, alone bool) bool {
 	switch {
-	case n < bounceLeast || n > bounceMost || q.noHostMemory:
+	case n < minBounce || n > maxBounce || q.noHostMemory:
 		return false
-	case n <= bounceAlways:
+	case n <= maxAlwaysBounce:
 		return true
 	case q.bounces > 1:
 		q.bounces--
@@ -248,8 +249,8 @@ func (q *Queue) copyWithin(to, from cuda.Ptr, n uint64) error {
 	}
 	for n > 0 {
 		piece := min(n, bouncePiece)
-		if rest := n - piece; rest > 0 && rest < bounceLeast {
-			piece -= bounceLeast
+		if rest := n - piece; rest > 0 && rest < minBounce {
+			piece -= minBounce
 		}
 		if err := d.MemcpyDtoHAsync(q.bounce, from, piece, q.stream); err != nil {
 			return err
@@ -424,7 +425,7 @@ func (q *Queue) Poll() bool {
 }
 
 // judge makes the next copies bounce if an ended copy took longer than sliceWait since its issue.
-// Such a copy has at most bounceMost bytes and was alone on the stream, so the copy waited for no
+// Such a copy has at most maxBounce bytes and was alone on the stream, so the copy waited for no
 // earlier copy, and the bytes take less time. If the previous query was more than latePoll ago, the
 // time of the end is too uncertain, and judge draws no conclusion.
 func (q *Queue) judge(issued time.Time) {

@@ -27,6 +27,7 @@ func TestMain(m *testing.M) {
 			"within":             copyWithin,
 			"fails":              failLater,
 			"always busy":        alwaysBusy,
+			"large busy":         largeBusy,
 			"writes":             writeAll,
 			"lost words":         lostWords,
 			"measure":            measureWrites,

@@ -444,7 +444,7 @@ type outgoing struct {
 func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int), ended func(error)) (*Port, error) {
 	// A stranger's descriptor may be anything.
 	for option, want := range map[int]int{unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_SEQPACKET} {
-		if is, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option); err != nil || is != want {
+		if is, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option); is != want { // 0 or -1 after an error
 			return nil, wire.Errorf(wire.StatusBadDescriptor, "descriptor %d is no socket for messages", fd)
 		}
 	}
@@ -463,12 +463,14 @@ func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int)
 	return p, nil
 }
 
+func (p *Port) closed() bool { return p.fd < 0 }
+
 func (p *Port) watch() error { return p.loop.Watch(p.fd, func(uint32) { p.read() }) }
 
 // Send sends a message, now or as soon as the socket has room. The descriptors
 // stay the caller's. Errors reach `ended`.
 func (p *Port) Send(m wire.Message, sequence uint32, fds ...int) {
-	if p.fd < 0 {
+	if p.closed() {
 		return
 	}
 	data := wire.Encode(m, sequence)
@@ -554,7 +556,7 @@ func (p *Port) read() {
 	// The number per call is limited, so that a busy socket starves no further socket.
 	ended := false
 	for range 64 {
-		if p.fd < 0 || p.dropped != nil {
+		if p.closed() || p.dropped != nil {
 			return
 		}
 		full, hanging := p.state()
@@ -604,7 +606,7 @@ func (p *Port) handle(data, control []byte, flags int) {
 	case err != nil:
 		p.CloseAll(fds)
 		p.fail(err)
-	case taken, p.leaving, p.deaf, p.fd < 0:
+	case taken, p.leaving, p.deaf, p.closed():
 		p.CloseAll(fds)
 	default:
 		p.received(m, sequence, fds)
@@ -621,7 +623,7 @@ func (p *Port) drop() {
 		close(dropped)
 		p.loop.Do(func() {
 			p.dropped = nil
-			if p.fd < 0 {
+			if p.closed() {
 				return
 			}
 			if err := p.watch(); err != nil {
@@ -635,7 +637,7 @@ func (p *Port) end(err error) {
 	// Messages written before the end precede the end.
 	p.readShared(sharedSlots)
 	switch {
-	case p.fd < 0, p.deaf && err != io.EOF:
+	case p.closed(), p.deaf && err != io.EOF:
 		return
 	case p.lingers && err != io.EOF:
 		p.deaf = true
@@ -670,7 +672,7 @@ func (p *Port) Leave() {
 
 // Close closes the socket; the outbox is dropped.
 func (p *Port) Close() {
-	if p.fd < 0 {
+	if p.closed() {
 		return
 	}
 	p.loop.Unwatch(p.fd)
@@ -712,7 +714,7 @@ func (p *Port) Poll() bool {
 		return false
 	}
 	progress := p.shared != nil && p.readShared(takeAtOnce)
-	for len(p.outbox) > 0 && p.fd >= 0 {
+	for len(p.outbox) > 0 && !p.closed() {
 		head := p.outbox[0]
 		send := p.write
 		if head.plain {

@@ -12,12 +12,14 @@ import (
 // MemoryKills returns the number of out-of-memory kills in this process's control group, which the
 // relay and the supervisor share: from memory.events of cgroup2, or from memory.oom_control of
 // version 1 (cgroup-v2.rst, cgroup-v1/memory.rst).
-func MemoryKills() (uint64, error) {
-	groups, err := os.ReadFile("/proc/self/cgroup")
+func MemoryKills() (uint64, error) { return memoryKills("/proc") }
+
+func memoryKills(proc string) (uint64, error) {
+	groups, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
 	if err != nil {
 		return 0, err
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
 	if err != nil {
 		return 0, err
 	}

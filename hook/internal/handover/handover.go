@@ -80,11 +80,7 @@ func Send(conn *net.UnixConn, message any, files ...*os.File) error {
 		// Fd makes the descriptor blocking, which the receiver of the same open file expects.
 		fds = append(fds, int(f.Fd()))
 	}
-	var rights []byte
-	if len(fds) > 0 {
-		rights = unix.UnixRights(fds...)
-	}
-	_, _, err = conn.WriteMsgUnix(text, rights, nil)
+	_, _, err = conn.WriteMsgUnix(text, unix.UnixRights(fds...), nil)
 	return err
 }
 
@@ -97,15 +93,13 @@ const maxDescriptors = 253
 func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	text, rights := make([]byte, maxHandover+1), make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	n, oobn, flags, _, err := conn.ReadMsgUnix(text, rights)
-	if err != nil {
-		return nil, err
-	}
-	files, err = descriptorsOf(rights[:oobn])
+	// An empty message looks like an end, io.EOF, and can carry descriptors.
+	files, invalid := descriptorsOf(rights[:oobn])
 	switch {
 	case err != nil:
-	case n == 0 && len(files) == 0:
-		err = io.EOF
-	case n > maxHandover || flags&unix.MSG_TRUNC != 0:
+	case invalid != nil:
+		err = invalid
+	case n > maxHandover:
 		err = fmt.Errorf("the message has more than %d bytes", maxHandover)
 	case flags&unix.MSG_CTRUNC != 0:
 		err = errors.New("the message's descriptors do not fit here: too many files are open")
