@@ -16,9 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/peerlane/peerlane/internal/fault"
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
@@ -29,8 +26,10 @@ import (
 	"github.com/peerlane/peerlane/hook/lanes"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // A process without clients, `peerlane-relay self-test`, tests pairs of GPUs in a sandbox like a

@@ -11,18 +11,17 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/internal/testutil"
-	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
 	"github.com/peerlane/peerlane/topo/internal/cpuset"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 	"github.com/peerlane/peerlane/topo/internal/topotest/kernelhost"
+	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 	"github.com/peerlane/peerlane/topo/ncclxml"
 	"github.com/peerlane/peerlane/topo/planner"
 	"github.com/peerlane/peerlane/topo/reader"
