@@ -155,7 +155,7 @@ func (c *connection) known(m *memory) bool {
 	if c.lane.spec.Direct && at != nil && !m.mapped.Host() && m.staged == nil {
 		unverified = c.unverified(by)
 	}
-	known := at != nil && unverified == "" && by.Known(at, !c.sends)
+	known := at != nil && unverified == "" && by.Known(at, !c.sends())
 	if !c.lane.spec.Direct || m.mapped.Host() || m.staged != nil {
 		return known
 	}
@@ -175,7 +175,7 @@ func (c *connection) known(m *memory) bool {
 	case at == nil:
 		why = "the NIC of the connection is not near the GPU"
 	default:
-		err := by.Refused(at, !c.sends)
+		err := by.Refused(at, !c.sends())
 		if err == nil {
 			return false // it is being registered
 		}
@@ -197,13 +197,26 @@ const noMemoryInPlace = "the GPU is near the NICs and has no slots; NICs access 
 // because the library is too old, or the answer is pending.
 const noDMABufAnswer = "the client has not sent a DMA-BUF (libpeerlane too old?)"
 
+// inPlace is the result for the latest memory of a near GPU that a connection has used.
+type inPlace uint8
+
+const (
+	unused  inPlace = iota // no memory yet
+	reached                // NICs reach the memory in place
+	bounced                // data bounces through host memory
+)
+
 // reportInPlace records the result for the latest memory, and logs a new result.
 func (c *connection) reportInPlace(refused string) {
-	if c.inPlaceKnown && c.notInPlace == refused {
+	is := bounced
+	if refused == "" {
+		is = reached
+	}
+	if c.inPlace == is && c.notInPlace == refused {
 		return
 	}
-	c.inPlaceKnown, c.notInPlace, c.registered = true, refused, clientDMABuf
-	if refused == "" {
+	c.inPlace, c.notInPlace, c.registered = is, refused, clientDMABuf
+	if is == reached {
 		c.lane.logSlots(c.registered)
 		return
 	}

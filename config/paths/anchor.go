@@ -230,13 +230,20 @@ func seenByInit(dir *os.File) error {
 	if err := unix.Fstat(int(dir.Fd()), &stat); err != nil {
 		return os.NewSyscallError("fstat", err)
 	}
-	device := fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))
-	for line := range strings.Lines(string(mounts)) {
+	if !hasDevice(string(mounts), fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))) {
+		return ErrAnchorHidden
+	}
+	return nil
+}
+
+// hasDevice reports whether a mountinfo has a mount of a device.
+func hasDevice(mountinfo, device string) bool {
+	for line := range strings.Lines(mountinfo) {
 		if f := strings.Fields(line); len(f) > 2 && f[2] == device {
-			return nil
+			return true
 		}
 	}
-	return ErrAnchorHidden
+	return false
 }
 
 // UnmountAnchor unmounts the anchor and reports whether the anchor was mounted. Running containers

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -198,5 +199,42 @@ func TestMountAnchorHiddenFromProcess1Fails(t *testing.T) {
 	}
 	if out := run(); !strings.Contains(out, "MountAnchor: <nil>") {
 		t.Error(out)
+	}
+}
+
+func TestAnchorCommandNamesRootOfLayout(t *testing.T) {
+	for root, want := range map[string]string{"/": "peerlane cdi anchor", "/r": "peerlane --root /r cdi anchor"} {
+		if got := New(root).AnchorCommand(); got != want {
+			t.Errorf("%s: %q, want %q", root, got, want)
+		}
+	}
+}
+
+func TestHasDeviceReadsThirdField(t *testing.T) {
+	const mounts = "x\n\n1 2\n22 1 0:20 / /sys rw - sysfs sysfs rw\n23 1 0:21\n"
+	for device, want := range map[string]bool{"0:20": true, "0:21": true, "0:22": false, "1": false, "": false} {
+		if got := hasDevice(mounts, device); got != want {
+			t.Errorf("%q: %t", device, got)
+		}
+	}
+}
+
+func TestAnchorOperationsCloseDirectories(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector closes files too
+	l := anchored(t)
+	for i, operation := range []func() error{l.MountAnchor, l.MountAnchor, l.CheckAnchor,
+		func() error { _, err := l.UnmountAnchor(); return err }, l.EmptyAnchor} {
+		if err := operation(); err != nil {
+			t.Errorf("operation %d: %v", i, err)
+		}
+		links, err := filepath.Glob("/proc/self/fd/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range links {
+			if to, err := os.Readlink(link); err == nil && strings.HasPrefix(to, l.Root) { // otherwise closed meanwhile
+				t.Errorf("operation %d leaves %s open", i, to)
+			}
+		}
 	}
 }

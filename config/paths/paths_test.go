@@ -100,3 +100,30 @@ func TestCreateStateOverFileFails(t *testing.T) {
 		}
 	}
 }
+
+func TestCreateCorrectsSpecialBitsAndRefusesFile(t *testing.T) {
+	l := New(t.TempDir())
+	for _, bit := range []fs.FileMode{fs.ModeSticky, fs.ModeSetgid, fs.ModeSetuid} {
+		if err := l.Create(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(l.Run(), 0o755|bit); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Create(); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(l.Run()); err != nil || info.Mode() != fs.ModeDir|0o755 {
+			t.Errorf("%v: mode %v, %v", bit, info.Mode(), err)
+		}
+	}
+	if err := os.Remove(l.UIDs()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(l.UIDs(), nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Create(); err == nil {
+		t.Error("a file with the mode of the directory is taken for it")
+	}
+}

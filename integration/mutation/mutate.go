@@ -53,7 +53,7 @@ func (m *mutator) file(name string, text []byte, f *ast.File) []byte {
 	for _, d := range f.Decls {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
-			if d.Body != nil {
+			if d.Body != nil && !isErrorText(d) {
 				m.walk(d.Body)
 			}
 		case *ast.GenDecl:
@@ -74,6 +74,11 @@ func (m *mutator) file(name string, text []byte, f *ast.File) []byte {
 	}
 	out.Write(text[at:])
 	return []byte(out.String())
+}
+
+// isErrorText reports whether a function is the method Error of an error.
+func isErrorText(d *ast.FuncDecl) bool {
+	return d.Recv != nil && d.Name.Name == "Error" && d.Type.Params.NumFields() == 0
 }
 
 // walk adds the mutants of a node and of the nodes below it.
@@ -105,11 +110,27 @@ func (m *mutator) walk(root ast.Node) {
 			return false
 		case *ast.ArrayType, *ast.StructType, *ast.InterfaceType, *ast.FuncType:
 			return false
+		case *ast.CallExpr:
+			if m.allocates(n) && len(n.Args) == 3 {
+				m.walk(n.Args[1])
+				return false
+			}
+			return m.expression(n)
 		case ast.Expr:
 			return m.expression(n)
 		}
 		return true
 	})
+}
+
+// allocates reports whether a call is of the builtin make.
+func (m *mutator) allocates(c *ast.CallExpr) bool {
+	name, isName := c.Fun.(*ast.Ident)
+	if !isName {
+		return false
+	}
+	b, isBuiltin := m.info.Uses[name].(*types.Builtin)
+	return isBuiltin && b.Name() == "make"
 }
 
 // expression adds the mutants of an expression, and reports whether to walk the expressions below.

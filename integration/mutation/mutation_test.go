@@ -120,6 +120,34 @@ func TestMutatorValueBesideErrorHasNoMutant(t *testing.T) {
 	}
 }
 
+func TestMutatorTextOfErrorHasNoMutant(t *testing.T) {
+	for text, want := range map[string]int{
+		"type e int\n\nfunc (x e) Error() string {\n\tif x == 1 {\n\t\treturn \"\"\n\t}\n\treturn \"x\"\n}\n": 0,
+		"type e int\n\nfunc (x e) Error(y int) bool { return y == 1 }\n":                                      2,
+		"func Error(x int) bool { return x == 1 }\n":                                                          2,
+	} {
+		if _, mutants := mutate(t, "package p\n\n"+text, nil); len(mutants) != want {
+			t.Errorf("%s has %d mutants: %v", text, len(mutants), mutants)
+		}
+	}
+}
+
+func TestMutatorCapacityOfMakeHasNoMutant(t *testing.T) {
+	for code, want := range map[string]string{
+		"return make([]int, n-1, n+1)": "1 n-1", "return make([]int, n-1)": "1 n-1",
+	} {
+		_, mutants := mutate(t, "package p\n\nfunc f(n int) []int { "+code+" }\n", nil)
+		var got []string
+		for _, m := range mutants {
+			got = append(got, m.code)
+		}
+		slices.Sort(got)
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: mutants of %q, want %q", code, got, want)
+		}
+	}
+}
+
 func TestMutatorSkippedMutantLeavesText(t *testing.T) {
 	_, mutants := mutate(t, source, nil)
 	skip := map[int]bool{}

@@ -162,6 +162,7 @@ type channelState struct {
 func (f *Fabric) Extend(p *tcp.Peer) *QPGroup {
 	s := &QPGroup{fabric: f, peer: p, resources: newResources(), channels: map[*tcp.Channel]*channelState{},
 		remoteClosed: map[*Link]bool{}}
+	s.protocol.environment = s
 	s.receiving.tickets = map[uint32]*ticket{}
 	s.leaving, s.suspectNICs, s.workingNICs = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
 	f.sets[s] = true
@@ -435,7 +436,7 @@ func (s *QPGroup) HandleMessage(c *tcp.Channel, payload []byte) error {
 			return nil
 		}
 	}
-	if s.used && s.resetting() && !s.remoteReset {
+	if s.protocol.stale() {
 		return nil // the peer sent the message before the reset
 	}
 	return s.negotiate(m)
