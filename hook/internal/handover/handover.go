@@ -121,13 +121,9 @@ func descriptorsOf(control []byte) (files []*os.File, err error) {
 		return nil, fmt.Errorf("the message's control data: %w", err)
 	}
 	for _, m := range messages {
-		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
-			continue // credentials of the sender
-		}
 		fds, err := unix.ParseUnixRights(&m)
 		if err != nil {
-			CloseAll(files)
-			return nil, fmt.Errorf("the message's descriptors: %w", err)
+			continue // credentials of the sender
 		}
 		for _, fd := range fds {
 			files = append(files, os.NewFile(uintptr(fd), "handed over"))
