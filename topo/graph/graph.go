@@ -448,19 +448,19 @@ type Nearest struct {
 	from  int
 }
 
-// SearchPaths are the paths of a search, kept while the PathFinder searches again. next is the
+// PathTree has the paths of a search, kept while the PathFinder searches again. next is the
 // following node on the path; -1 at the end.
-type SearchPaths struct {
+type PathTree struct {
 	graph *graph
 	next  []int32
 }
 
-// SearchPaths returns the paths of the last search; nil where a matrix states the paths.
-func (f PathFinder) SearchPaths() *SearchPaths {
+// PathTree returns the paths of the last search; nil where a matrix states the paths.
+func (f PathFinder) PathTree() *PathTree {
 	if f.graph == nil {
 		return nil
 	}
-	t := &SearchPaths{f.graph, make([]int32, len(f.graph.nodes))}
+	t := &PathTree{f.graph, make([]int32, len(f.graph.nodes))}
 	for at := range t.next {
 		t.next[at] = int32(f.search.found.best[at].from)
 	}
@@ -471,11 +471,11 @@ func (f PathFinder) SearchPaths() *SearchPaths {
 type Route struct {
 	topo.Path
 	from int
-	in   *SearchPaths
+	in   *PathTree
 }
 
 // Route keeps a path of in.
-func (w Nearest) Route(in *SearchPaths) Route { return Route{w.Path, w.from, in} }
+func (w Nearest) Route(in *PathTree) Route { return Route{w.Path, w.from, in} }
 
 // Nodes returns the nodes of the path, from the first device to the last; nil for DIS, and
 // where a matrix states the path.

@@ -63,7 +63,7 @@ func TestPathTableEqualsPathsOfAllMachines(t *testing.T) {
 				continue // nodes of two hosts can have one name
 			}
 			distinct := map[string]bool{}
-			for _, w := range table.Ways {
+			for _, w := range table.Paths {
 				text, err := json.Marshal(w)
 				if err != nil {
 					t.Fatal(err)

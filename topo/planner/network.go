@@ -156,9 +156,9 @@ func (n *network) findRoutes() {
 	var direct *graph.PathFinder
 	for j, peer := range gpus {
 		to := finder.To(peer)
-		found := finder.SearchPaths()
+		found := finder.PathTree()
 		var toWithoutNVB func(graph.Endpoint) graph.Nearest
-		var withoutNVB *graph.SearchPaths
+		var withoutNVB *graph.PathTree
 		for i, g := range gpus {
 			w, in := to(g), found
 			if w.Type == topo.NVB {
@@ -169,7 +169,7 @@ func (n *network) findRoutes() {
 				}
 				if withoutNVB == nil {
 					toWithoutNVB = direct.To(peer)
-					withoutNVB = direct.SearchPaths()
+					withoutNVB = direct.PathTree()
 				}
 				w, in = toWithoutNVB(g), withoutNVB
 			}
@@ -182,7 +182,7 @@ func (n *network) findRoutes() {
 	}
 	for j, nic := range nics {
 		to := finder.To(nic)
-		found := finder.SearchPaths()
+		found := finder.PathTree()
 		for i, g := range gpus {
 			n.toNIC[i][j] = to(g).Route(found)
 		}
@@ -190,7 +190,7 @@ func (n *network) findRoutes() {
 			device := h.NICs[j].OwnFunction()
 			if device.CardFunction() != h.NICs[j].CardFunction() { // another function reaches host memory
 				to = finder.To(graph.NICEndpoint(device, h.Source))
-				found = finder.SearchPaths()
+				found = finder.PathTree()
 			}
 			n.nicCPU = append(n.nicCPU, to(n.cpu(device.Host, device.Place, device.NUMA)).Route(found))
 		}

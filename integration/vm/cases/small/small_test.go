@@ -161,7 +161,7 @@ func sameAsItsCapture(t *testing.T, file string) {
 	peerlane(t, &live, "topo")
 	peerlane(t, &replayed, "topo", "--input", file)
 	if pairs, ok := live["pairs"].([]any); !ok || len(pairs) != 10*9/2 {
-		t.Errorf("%d paths between 10 devices", len(paths))
+		t.Errorf("%d paths between 10 devices", len(pairs))
 	}
 	if diff := cmp.Diff(live["source"], replayed["source"]); diff == "" {
 		t.Error("the capture was not read")
