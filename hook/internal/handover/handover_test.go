@@ -109,6 +109,7 @@ func TestReceiveInvalidMessageClosesDescriptors(t *testing.T) {
 		{"a message above the limit", long(maxHandover + 1), 2, false},
 		{"a message of twice the limit", long(2 * maxHandover), 2, false},
 		{"no JSON", "{", 2, false},
+		{"white space", " \n", 2, false},
 		{"another type", "[]", 2, false},
 		{"an unknown key", `{"version": 1, "more": 2}`, 2, false},
 		{"two messages", valid + valid, 2, false},
@@ -127,7 +128,7 @@ func TestReceiveInvalidMessageClosesDescriptors(t *testing.T) {
 		if c.valid {
 			want = c.files
 		}
-		if (err == nil) != c.valid || len(received) != want {
+		if (err == nil) != c.valid || len(received) != want || errors.Is(err, io.EOF) {
 			t.Errorf("%s: %d descriptors, %v", c.name, len(received), err)
 		}
 		if n := descriptors(t, path); n != 1+want {
