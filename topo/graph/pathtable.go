@@ -31,7 +31,7 @@ type PathTable struct {
 // Devices is the number of devices: the GPUs and then the NICs of the host.
 func (t *PathTable) Devices() int { return t.devices }
 
-// At returns the index in Paths of the path between two devices.
+// At returns the index in Paths of the path between two devices; -1 for a device itself.
 func (t *PathTable) At(from, to int) int32 { return t.of[from*t.devices+to] }
 
 // pathKey distinguishes paths without their sentences.
