@@ -151,6 +151,9 @@ func (l *lane) open() error {
 	}) {
 		return errEnding
 	}
+	if l.relay.lists.Load() {
+		g.PrepareLists()
+	}
 	return nil
 }
 

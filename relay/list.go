@@ -136,10 +136,21 @@ func (p *pieces) over(op *operation, status wire.Status) {
 
 // --- the client's descriptor ---------------------------------------------------------
 
+// expectLists has the GPUs of open lanes, and of lanes that open later, prepare for lists.
+func (r *Relay) expectLists() {
+	r.lists.Store(true)
+	for _, l := range r.lanes {
+		if l.device != nil {
+			l.device.PrepareLists()
+		}
+	}
+}
+
 // listMemory makes the memory of the session's lists, once. The client allocates the pages; the
 // relay only reads the pages, by pread, which allocates no page.
 func (s *session) listMemory(sequence uint32) {
 	bytes := wire.MaxListEntries * entryBytes
+	s.relay.expectLists()
 	if s.lists != nil { // the client gave the first request up
 		s.reply(&wire.ListMemoryMade{Bytes: bytes}, sequence, int(s.lists.Fd()))
 		return

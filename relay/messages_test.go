@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -121,6 +122,26 @@ func newShareable(t *testing.T, bytes uint64) shareable {
 	}
 	t.Cleanup(func() { unix.Close(fd) })
 	return shareable{fd, m.Bytes}
+}
+
+// descriptors returns the number of this process's descriptors of the memory.
+func (m shareable) descriptors(t *testing.T) (n int) {
+	t.Helper()
+	var own unix.Stat_t
+	if err := unix.Fstat(m.fd, &own); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		var is unix.Stat_t
+		if err := unix.Stat("/proc/self/fd/"+e.Name(), &is); err == nil && is.Ino == own.Ino && is.Dev == own.Dev {
+			n++ // otherwise another file, or closed meanwhile
+		}
+	}
+	return n
 }
 
 func newSending(t *testing.T, route uint32) *sending {
@@ -286,6 +307,14 @@ func TestSenderDeliveredInvalidMessageEndsConnection(t *testing.T) {
 		}
 	}
 	w := newSending(t, wire.RouteDirect)
+	for crowded, posted := range map[bool][]*operation{true: {{}}, false: nil} { // a message less makes room
+		w.s.posted = posted
+		w.s.forget(&operation{})
+		if w.session.waits[w.s.connection] != crowded {
+			t.Errorf("with %d posted operations the connection waits: %t", len(posted), !crowded)
+		}
+		w.session.waits, w.s.posted = map[*connection]bool{}, nil
+	}
 	w.post(w.s.connection, wire.OpSend, 0, 0, 0)
 	if err := w.s.message(&wire.PeerDelivered{Send: 1}, nil); err != nil {
 		t.Error(err)
@@ -562,6 +591,9 @@ func TestSenderRefusesInvalidRegion(t *testing.T) {
 		}
 		if added {
 			w.link.ready[c.region.Region](nil)
+			if n := memory.descriptors(t); n != 1 {
+				t.Errorf("%s: %d descriptors are open", c.name, n)
+			}
 			if w.s.targets[c.region.Region].state != targetReady || len(w.s.parts) != 0 || w.relay.used.descriptors != 0 {
 				t.Errorf("%s: %d parts, %d descriptors", c.name, len(w.s.parts), w.relay.used.descriptors)
 			}
@@ -569,6 +601,9 @@ func TestSenderRefusesInvalidRegion(t *testing.T) {
 		w.s.targets = map[uint32]*target{}
 		w.s.closeParts(w.s.parts)
 		w.s.parts = nil
+		if n := memory.descriptors(t); n != 1 || w.relay.used.descriptors != 0 {
+			t.Errorf("%s: %d descriptors are open, %d are counted", c.name, n, w.relay.used.descriptors)
+		}
 	}
 }
 
@@ -612,6 +647,9 @@ func TestSenderWithdrawsCanceledMessageOnce(t *testing.T) {
 	w.s.cancel(2)
 	w.s.cancel(2)
 	w.port.want(t, "a cookie twice", "withdraw 2")
+	w.posted[3].state = operationAnswered // as of a buffered message
+	w.s.cancel(3)
+	w.port.want(t, "a message that has ended for the client", "")
 	if got := w.completions(); got != "" {
 		t.Errorf("completions before the answer: %q", got)
 	}
@@ -849,6 +887,41 @@ func TestReceiverGrantsSlotsAndCopiesThem(t *testing.T) {
 	}
 }
 
+// A sender's NIC writes into memory in reach in pieces of a slot's size, as many at a time as there are
+// slots, for the messages in turn.
+func TestReceiverGrantsPiecesInPlace(t *testing.T) {
+	w := newReceiving(t, wire.RouteStaged)
+	w.mine.staged = &clientStaging{on: &serverUsage{}}
+	const length = 4*fuzzSlot + 100
+	w.receive(0, 64, length)
+	w.receive(0, 40_000, 10)
+	w.announce(t, 1, 0, length)
+	w.announce(t, 2, 0, 10)
+	w.port.want(t, "as many pieces as slots", "region m1 kind 1: 65536; grant 1 of 1: 0+4096 at 64 of m1; "+
+		"grant 2 of 1: 4096+4096 at 4160 of m1; grant 3 of 1: 8192+4096 at 8256 of m1")
+	for n, want := range []string{1: "grant 4 of 1: 12288+4096 at 12352 of m1",
+		2: "grant 5 of 1: 16384+100 at 16448 of m1",
+		3: "grant 6 of 2: 0+10 at 40000 of m1", 4: "", 5: "delivered 1 status 0", 6: "delivered 2 status 0"} {
+		if n == 0 {
+			continue
+		}
+		w.r.immediate(uint64(n), w.r.grants[uint64(n)].length)
+		w.port.want(t, fmt.Sprintf("piece %d", n), want)
+	}
+	if got, want := w.completions(), fmt.Sprintf("1: %d status 0; 2: 10 status 0", uint64(length)); got != want {
+		t.Errorf("completions %q, want %q", got, want)
+	}
+	if w.r.inPlaces != 0 || w.relay.counters.staged != length+10 || w.mine.staged.on.in != length+10 || w.mine.users != 0 {
+		t.Errorf("%d pieces, %d bytes staged, %d on the server, %d users", w.r.inPlaces, w.relay.counters.staged,
+			w.mine.staged.on.in, w.mine.users)
+	}
+	for _, op := range w.posted {
+		if op.underWay != 0 {
+			t.Errorf("%d copies are under way", op.underWay)
+		}
+	}
+}
+
 func TestReceiverInvalidWriteEndsConnection(t *testing.T) {
 	for _, c := range []struct {
 		name          string
@@ -879,6 +952,11 @@ func TestReceiverInvalidWriteEndsConnection(t *testing.T) {
 			t.Errorf("%s: the connection ends while its sender's NIC may write", c.name)
 		}
 		w.r.landingsEnded()
+		for _, op := range w.posted {
+			if op.underWay != 0 || op.state != operationEnded {
+				t.Errorf("%s: %d copies are under way, state %d", c.name, op.underWay, op.state)
+			}
+		}
 		if len(w.connections) != 0 || len(w.r.in.free) != fuzzSlots || w.mine.users != 0 {
 			t.Errorf("%s: %d connections, %d slots are free, %d users", c.name, len(w.connections), len(w.r.in.free),
 				w.mine.users)
@@ -906,6 +984,13 @@ func TestReceiverEndWithWaitingReceivesFinishesThem(t *testing.T) {
 
 func TestStagingSlotsAlternateBetweenRegions(t *testing.T) {
 	a, b := &region{slots: 3, slotBytes: 10}, &region{slots: 1, slotBytes: 20}
+	three := &staging{regions: []*region{a, b, {slots: 1}}}
+	three.fill()
+	three.fail(b)
+	three.fail(b)
+	if three.slots != 4 || len(three.free) != 4 {
+		t.Errorf("after two reports of a failure: %d slots, %d are free", three.slots, len(three.free))
+	}
 	s := &staging{regions: []*region{a, b}}
 	s.fill()
 	want := []slot{{region: a}, {region: b}, {region: a, offset: 10}, {region: a, offset: 20}}

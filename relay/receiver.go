@@ -462,7 +462,6 @@ func (r *receiver) stop(why *wire.Error) {
 		}
 	}
 	r.unended = nil
-	r.settle()
 }
 
 // landingsEnded is the transport's word that no byte comes from another host any more.

@@ -70,6 +70,8 @@ type Relay struct {
 	own        hostAccount
 	// worn is the error of memory that could not be released. The event loop owns worn.
 	worn error
+	// lists: a client makes list operations, or will.
+	lists atomic.Bool
 	// examining: the contexts are being asked whether they work.
 	examining atomic.Bool
 

@@ -504,7 +504,7 @@ func (s *sender) conclude(op *operation) {
 // forget removes an announced message. A crowded connection goes on.
 func (s *sender) forget(op *operation) {
 	delete(s.active, op.send)
-	if !s.isDown() && len(s.posted) > 0 {
+	if len(s.posted) > 0 { // none on a connection that is down
 		s.session.waits[s.connection] = true
 	}
 }

@@ -130,7 +130,12 @@ func (r *Relay) greetClient(conn packet.Conn, silent *pendingHandshakes) {
 		refuse(err)
 		return
 	}
-	r.loop.Do(func() { s.begin(fd, version) })
+	r.loop.Do(func() {
+		if s.program == wire.ProgramNIXL { // also a client whose memory other clients read and write
+			r.expectLists()
+		}
+		s.begin(fd, version)
+	})
 }
 
 func (s *session) shareMemory() (err error) {

@@ -238,3 +238,54 @@ func TestAnchorOperationsCloseDirectories(t *testing.T) {
 		}
 	}
 }
+
+// A kernel without the label's policy mounts the anchor without a label.
+func TestMountAnchorWithRefusedLabelMounts(t *testing.T) {
+	l := anchored(t)
+	before := selinuxFile
+	defer func() { selinuxFile = before }()
+	open := func() *os.File {
+		dir, err := os.Open(l.Anchor())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { dir.Close() })
+		return dir
+	}
+	selinuxFile = filepath.Join(l.Root, "enforce")
+	if got := selinuxLabel(open()); got != "" {
+		t.Errorf("without SELinux: %q", got)
+	}
+	if err := os.WriteFile(selinuxFile, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(before); err != nil {
+		if got := selinuxLabel(open()); got != "" {
+			t.Errorf("without a label: %q", got)
+		}
+	}
+	const label = "system_u:object_r:peerlane_t:s0"
+	if err := unix.Setxattr(l.Anchor(), "security.selinux", []byte(label+"\x00"), 0); err != nil {
+		t.Skipf("this file system has no labels: %v", err)
+	}
+	if got := selinuxLabel(open()); got != label {
+		t.Errorf("%q, want %q", got, label)
+	}
+	if err := errors.Join(l.MountAnchor(), l.CheckAnchor()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMountsAnchorAsRootOfHostOnly(t *testing.T) {
+	text, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Join(strings.Fields(string(text)), " ") == "0 0 4294967295"
+	if got := InUserNamespace(); got == all {
+		t.Errorf("in a user namespace: %t, with the map %q", got, text)
+	}
+	if got := MountsAnchor(); got != (all && os.Geteuid() == 0) {
+		t.Errorf("mounts the anchor: %t, as uid %d with the map %q", got, os.Geteuid(), text)
+	}
+}

@@ -127,3 +127,12 @@ func TestCreateCorrectsSpecialBitsAndRefusesFile(t *testing.T) {
 		t.Error("a file with the mode of the directory is taken for it")
 	}
 }
+
+func TestCgroupOfEachLayoutDiffers(t *testing.T) {
+	if got := New("/").Cgroup(); got != "peerlane" {
+		t.Errorf("the host's group is %q", got)
+	}
+	if a, b := New("/a").Cgroup(), New("/b").Cgroup(); a == b || a == "peerlane" || !strings.HasPrefix(a, "peerlane-") {
+		t.Errorf("other layouts have %q and %q", a, b)
+	}
+}

@@ -226,12 +226,12 @@ func orphans(l paths.Layout) (uids []int, err error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		uid, err := strconv.Atoi(e.Name())
-		if err != nil || uid <= 0 {
+		uid, _ := strconv.Atoi(e.Name())
+		if uid <= 0 {
 			continue // not a uid
 		}
 		var mark unix.Stat_t
-		err = unix.Lstat(uidMark(l, uid), &mark)
+		err := unix.Lstat(uidMark(l, uid), &mark)
 		if err == unix.ENOENT {
 			continue // released meanwhile
 		}

@@ -5,9 +5,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
+	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,248 +18,204 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// child starts a program that runs until its standard input ends, and returns the identity of its
-// process and a function that ends it.
-func child(t *testing.T, program string, arguments ...string) (p Process, pidfd *os.File, end func()) {
+// start starts a program, which the test kills at its end.
+func start(t *testing.T, program string, args ...string) *exec.Cmd {
 	t.Helper()
-	c := exec.Command(program, arguments...)
-	input, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := exec.Command(program, args...)
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	reaped := false
-	end = func() {
-		if !reaped {
-			reaped = true
-			_ = input.Close()
-			_ = c.Wait() // the test may have killed the process
-		}
-	}
-	t.Cleanup(end)
-	p, pidfd, err = Identify(c.Process.Pid)
+	t.Cleanup(func() {
+		_ = c.Process.Kill() // it may have ended
+		_ = c.Wait()
+	})
+	return c
+}
+
+// identify returns a running process and its pidfd.
+func identify(t *testing.T, pid int) (Process, int) {
+	t.Helper()
+	p, pidfd, err := Identify(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pidfd.Close() })
-	return p, pidfd, end
+	return p, int(pidfd.Fd())
 }
 
-// pidfds returns the number of this process's pidfds.
-func pidfds(t *testing.T) (n int) {
-	t.Helper()
-	links, err := filepath.Glob("/proc/self/fd/*")
+func TestIdentifyProgramWithHostileNameReadsItsStartTime(t *testing.T) {
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Skip("needs sleep:", err)
+	}
+	text, err := os.ReadFile(sleep)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, link := range links {
-		if to, err := os.Readlink(link); err == nil && strings.Contains(to, "pidfd") { // otherwise perhaps closed meanwhile
-			n++
-		}
+	path := filepath.Join(t.TempDir(), ") 1 2 3 4 (5 6")
+	if err := os.WriteFile(path, text, 0o755); err != nil {
+		t.Fatal(err)
 	}
-	return n
+	c := start(t, path, "1000")
+	testutil.Until(t, "the program has its name", func() bool {
+		name, err := os.ReadFile("/proc/" + strconv.Itoa(c.Process.Pid) + "/comm")
+		return err == nil && strings.HasPrefix(string(name), ") 1 2")
+	})
+	p, _ := identify(t, c.Process.Pid)
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(c.Process.Pid) + "/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The file has 52 fields, of which the last 50 contain no space.
+	fields := strings.Fields(string(stat))
+	if want := fields[len(fields)-52+21]; strconv.FormatUint(p.Start, 10) != want {
+		t.Errorf("start time %d, not %s", p.Start, want)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil || p.Boot != strings.TrimSpace(string(boot)) || p.PID != c.Process.Pid {
+		t.Errorf("%+v, boot %q, %v", p, boot, err)
+	}
 }
 
-func TestIdentifyReadsStartOfProgramWithHostileName(t *testing.T) {
-	cat, err := exec.LookPath("cat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, pidfd, err := Identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	pidfd.Close()
-	for _, name := range []string{"plain", "a b", ") R 1 1", "(((", "x) S"} {
-		program := filepath.Join(t.TempDir(), name)
-		if err := os.Symlink(cat, program); err != nil {
+func TestIdentifyEndedProcessReturnsErrEnded(t *testing.T) {
+	zombie := start(t, "true")
+	_, pidfd, err := Identify(zombie.Process.Pid)
+	if err == nil {
+		if err := WaitEnd(int(pidfd.Fd())); err != nil {
 			t.Fatal(err)
 		}
-		p, pidfd, _ := child(t, program)
-		if p.Boot != own.Boot || p.PID == own.PID || p.Start < own.Start || p.Start > own.Start+100*60*60*24 {
-			t.Errorf("%q: %+v; this process is %+v", name, p, own)
-		}
-		if Ended(int(pidfd.Fd())) {
-			t.Errorf("%q has ended", name)
-		}
+		pidfd.Close()
 	}
-}
-
-func TestStartTimeIsField22(t *testing.T) {
-	text, err := os.ReadFile("/proc/self/stat")
-	if err != nil {
+	if _, _, err := Identify(zombie.Process.Pid); !errors.Is(err, ErrEnded) {
+		t.Errorf("a zombie: %v", err)
+	}
+	if err := zombie.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	want, err := strconv.ParseUint(strings.Fields(string(text))[21], 10, 64) // this program has no blank in its name
-	if err != nil {
-		t.Fatal(err)
+	if _, _, err := Identify(zombie.Process.Pid); !errors.Is(err, ErrEnded) {
+		t.Errorf("an absent process: %v", err)
 	}
-	if got, err := startTime(os.Getpid()); got != want || err != nil {
-		t.Errorf("%d, %v; want %d", got, err, want)
-	}
-	for _, c := range []struct {
-		name, stat string
-		want       uint64
-		valid      bool
-	}{
-		{"a stat", "1 (a) " + strings.Repeat("x ", 19) + "7 8", 7, true},
-		{"no further field", "1 (a) " + strings.Repeat("x ", 19) + "7", 7, true},
-		{"too few fields", "1 (a) " + strings.Repeat("x ", 19), 0, false},
-		{"no number", "1 (a) " + strings.Repeat("x ", 19) + "y", 0, false},
-		{"nothing", "", 0, false},
-	} {
-		if got, err := parseStart([]byte(c.stat)); got != c.want || (err == nil) != c.valid {
-			t.Errorf("%s: %d, %v", c.name, got, err)
+	for _, pid := range []int{0, -1} {
+		if _, file, err := Identify(pid); err == nil {
+			file.Close()
+			t.Errorf("process %d was identified", pid)
 		}
 	}
 }
 
-func TestIdentifyEndedProcessIsErrEnded(t *testing.T) {
-	p, pidfd, end := child(t, "cat")
-	fd := int(pidfd.Fd())
-	if EndsWithin(fd, 0) || EndsWithin(fd, 3*time.Millisecond) {
-		t.Error("the process has ended")
+func TestIdentifyThreadReturnsErrEnded(t *testing.T) {
+	tid, release := make(chan int), make(chan struct{})
+	defer close(release)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		tid <- unix.Gettid()
+		<-release
+	}()
+	id := testutil.Receive(t, "a thread", tid)
+	if id == os.Getpid() {
+		t.Skip("the goroutine runs on the first thread")
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector closes files too
-	before := pidfds(t)
-	if lives, err := p.Lives(); !lives || err != nil {
-		t.Errorf("lives: %t, %v", lives, err)
+	if _, _, err := Identify(id); !errors.Is(err, ErrEnded) {
+		t.Errorf("a thread: %v", err)
 	}
-	if n := pidfds(t); n != before {
-		t.Errorf("%d pidfds are open, want %d", n, before)
-	}
-	if err := KillByPidfd(fd); err != nil {
-		t.Fatal(err)
-	}
-	if err := WaitEnd(fd); err != nil {
-		t.Fatal(err)
-	}
-	check := func(name string) {
-		before := pidfds(t)
-		if !Ended(fd) || !EndsWithin(fd, time.Minute) {
-			t.Errorf("%s: the process has not ended", name)
-		}
-		_, f, err := Identify(p.PID)
-		if e, ok := errors.AsType[*fault.Error](err); !errors.Is(err, ErrEnded) || f != nil || !ok ||
-			e.Object != strconv.Itoa(p.PID) {
+}
+
+func TestOpenOtherProcessWithTheNumberReturnsErrEnded(t *testing.T) {
+	own, _ := identify(t, os.Getpid())
+	earlier, boot := own, own
+	earlier.Start--
+	boot.Boot = "00000000-0000-0000-0000-000000000000"
+	for name, p := range map[string]Process{"another start": earlier, "another boot": boot} {
+		if pidfd, err := p.Open(); !errors.Is(err, ErrEnded) || pidfd != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if lives, err := p.Lives(); lives || err != nil {
-			t.Errorf("%s: lives: %t, %v", name, lives, err)
+			t.Errorf("%s: lives %t, %v", name, lives, err)
 		}
 		if err := p.End(0); err != nil {
-			t.Errorf("%s: End: %v", name, err)
-		}
-		if n := pidfds(t); n != before {
-			t.Errorf("%s: %d pidfds are open, want %d", name, n, before)
-		}
-	}
-	check("a zombie")
-	end()
-	check("a reaped process")
-}
-
-func TestIdentifyImpossibleNumberIsErrEnded(t *testing.T) {
-	for _, pid := range []int{0, -1, 1 << 30} {
-		if p, f, err := Identify(pid); !errors.Is(err, ErrEnded) || f != nil {
-			t.Errorf("%d: %+v, %v", pid, p, err)
-		}
-	}
-}
-
-func TestOpenOfReusedNumberIsErrEnded(t *testing.T) {
-	p, _, _ := child(t, "cat")
-	for name, other := range map[string]Process{
-		"another start": {p.PID, p.Start - 1, p.Boot}, "another boot": {p.PID, p.Start, "other"},
-	} {
-		before := pidfds(t)
-		f, err := other.Open()
-		if !errors.Is(err, ErrEnded) || f != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if lives, err := other.Lives(); lives || err != nil {
-			t.Errorf("%s: lives: %t, %v", name, lives, err)
-		}
-		if err := other.End(0); err != nil {
-			t.Errorf("%s: End: %v", name, err)
-		}
-		if n := pidfds(t); n != before {
-			t.Errorf("%s: %d pidfds are open, want %d", name, n, before)
-		}
 	}
-	f, err := p.Open()
+	pidfd, err := own.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	if Ended(int(f.Fd())) {
-		t.Error("End of another process ended this one")
+	defer pidfd.Close()
+	if lives, err := own.Lives(); !lives || err != nil {
+		t.Errorf("this process: lives %t, %v", lives, err)
 	}
 }
 
-func TestEndKillsProcessThatStays(t *testing.T) {
-	p, pidfd, _ := child(t, "cat")
-	before := pidfds(t)
-	if err := p.End(time.Millisecond); err != nil && !unkillable(err) { // slow to end on a loaded machine
+func TestEndRunningProcessIsKilled(t *testing.T) {
+	c := start(t, "sleep", "1000")
+	p, pidfd := identify(t, c.Process.Pid)
+	if EndsWithin(pidfd, time.Millisecond) || Ended(pidfd) {
+		t.Fatal("a running process has ended")
+	}
+	// The limit is for the wait after the kill, too.
+	testutil.Succeeds(t, "end of the process", func() error { return p.End(100 * time.Millisecond) })
+	if err := WaitEnd(pidfd); err != nil || !Ended(pidfd) {
+		t.Errorf("the process has not ended: %v", err)
+	}
+	_ = c.Wait() // the signal is in the state
+	if status := c.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
+		t.Errorf("the process ended by %v", status.Signal())
+	}
+}
+
+// replaceKill replaces KillByPidfd until the end of the test.
+func replaceKill(t *testing.T, kill func(pidfd int) error) {
+	own := KillByPidfd
+	KillByPidfd = kill
+	t.Cleanup(func() { KillByPidfd = own })
+}
+
+func TestEndEndingProcessIsNotKilled(t *testing.T) {
+	replaceKill(t, func(int) error { t.Error("the process was killed"); return nil })
+	c := exec.Command("cat")
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, err := testutil.StartChild(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, _ := identify(t, c.Process.Pid)
+	result := make(chan error, 1)
+	go func() { result <- p.End(time.Hour) }()
+	in.Close()
+	if err := testutil.Receive(t, "the end of the process", result); err != nil {
 		t.Error(err)
 	}
-	if n := pidfds(t); n != before {
-		t.Errorf("%d pidfds are open, want %d", n, before)
-	}
-	testutil.Until(t, "the process ends", func() bool { return Ended(int(pidfd.Fd())) })
+	testutil.Receive(t, "the child", ended)
 }
 
-func TestEndWaitsForProcessThatEnds(t *testing.T) {
-	p, _, end := child(t, "cat")
-	kill := KillByPidfd
-	defer func() { KillByPidfd = kill }()
-	KillByPidfd = func(int) error {
-		t.Error("the process is killed")
-		return nil
+func TestEndSurvivingProcessReturnsUnkillable(t *testing.T) {
+	c := start(t, "sleep", "1000")
+	p, pidfd := identify(t, c.Process.Pid)
+	replaceKill(t, func(int) error { return nil })
+	var f *fault.Error
+	if err := p.End(time.Millisecond); !errors.As(err, &f) || f.Code != fault.Unkillable ||
+		f.Object != strconv.Itoa(p.PID) || f.Remedy == "" {
+		t.Errorf("%v", err)
 	}
-	go end()
-	if err := p.End(time.Minute); err != nil {
-		t.Error(err)
+	replaceKill(t, func(int) error { return unix.EPERM })
+	if err := p.End(time.Millisecond); !errors.Is(err, unix.EPERM) {
+		t.Errorf("without permission: %v", err)
 	}
-}
-
-func unkillable(err error) bool {
-	f, ok := errors.AsType[*fault.Error](err)
-	return ok && f.Code == fault.Unkillable
-}
-
-func TestEndOfProcessThatSurvivesFails(t *testing.T) {
-	kill := KillByPidfd
-	defer func() { KillByPidfd = kill }()
-	p, _, _ := child(t, "cat")
-	for _, c := range []struct {
-		name string
-		kill error
-		want func(error) bool
-	}{
-		{"a call that does not return", nil, unkillable},
-		{"a process that ends meanwhile", unix.ESRCH, unkillable},
-		{"no permission", unix.EPERM, func(err error) bool { return errors.Is(err, unix.EPERM) }},
-	} {
-		KillByPidfd = func(int) error { return c.kill }
-		if err := p.End(0); !c.want(err) {
-			t.Errorf("%s: %v", c.name, err)
+	// The process ends between the wait and the signal.
+	replaceKill(t, func(fd int) error {
+		if err := errors.Join(unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0), WaitEnd(fd)); err != nil {
+			t.Error(err)
 		}
+		return unix.ESRCH
+	})
+	if err := p.End(time.Millisecond); err != nil {
+		t.Errorf("after the end: %v", err)
 	}
-}
-
-func TestBootIDIsOneWord(t *testing.T) {
-	id, err := BootID()
-	if err != nil || len(id) != 36 || strings.ContainsAny(id, " \n") {
-		t.Errorf("%q, %v", id, err)
-	}
-}
-
-func TestWaitEndOfClosedDescriptorReturns(t *testing.T) {
-	// poll(2) reports POLLNVAL for a descriptor that is not open.
-	if err := WaitEnd(1 << 20); err != nil {
-		t.Error(err)
+	if !Ended(pidfd) {
+		t.Error("the process runs")
 	}
 }

@@ -89,11 +89,14 @@ func (m *mutator) walk(root ast.Node) {
 			m.statements(n.List)
 		case *ast.CaseClause:
 			m.statements(n.Body)
+			if len(n.List) == 1 {
+				m.failing(n.List[0], n.Body)
+			}
 		case *ast.CommClause:
 			m.statements(n.Body)
 		case *ast.IfStmt:
 			m.condition(n.Cond)
-			m.failing(n)
+			m.failing(n.Cond, n.Body.List)
 		case *ast.ForStmt:
 			m.condition(n.Cond)
 		case *ast.TypeSwitchStmt:
@@ -197,8 +200,8 @@ func (m *mutator) negate(e ast.Expr) {
 }
 
 // failing notes the results beside an error in the body of a condition err != nil.
-func (m *mutator) failing(s *ast.IfStmt) {
-	b, ok := ast.Unparen(s.Cond).(*ast.BinaryExpr)
+func (m *mutator) failing(condition ast.Expr, body []ast.Stmt) {
+	b, ok := ast.Unparen(condition).(*ast.BinaryExpr)
 	if !ok || b.Op != token.NEQ || !m.info.Types[b.Y].IsNil() {
 		return
 	}
@@ -206,7 +209,7 @@ func (m *mutator) failing(s *ast.IfStmt) {
 	if !ok {
 		return
 	}
-	for _, s := range s.Body.List {
+	for _, s := range body {
 		if r, ok := s.(*ast.ReturnStmt); ok {
 			m.result(r, name.Name)
 		}
@@ -222,6 +225,10 @@ func (m *mutator) result(s *ast.ReturnStmt, name string) {
 	last := ast.Unparen(s.Results[len(s.Results)-1])
 	fails := false
 	switch e := last.(type) {
+	case *ast.Ident:
+		fails = isVariableOfPackage(m.info.Uses[e])
+	case *ast.SelectorExpr:
+		fails = isVariableOfPackage(m.info.Uses[e.Sel])
 	case *ast.CallExpr:
 		fails = m.makesError(e)
 	case *ast.UnaryExpr:
@@ -238,6 +245,12 @@ func (m *mutator) result(s *ast.ReturnStmt, name string) {
 	for _, e := range s.Results[:len(s.Results)-1] {
 		m.beside[e] = true
 	}
+}
+
+// isVariableOfPackage reports whether an object is a variable of a package, such as io.EOF.
+func isVariableOfPackage(o types.Object) bool {
+	v, ok := o.(*types.Var)
+	return ok && v.Pkg() != nil && v.Parent() == v.Pkg().Scope()
 }
 
 var errorType = types.Universe.Lookup("error").Type().Underlying().(*types.Interface)

@@ -92,10 +92,13 @@ func TestMutatorEachActionHasMutants(t *testing.T) {
 
 func TestMutatorValueBesideErrorHasNoMutant(t *testing.T) {
 	text := "package p\n\nimport (\n\t\"errors\"\n\t\"fmt\"\n)\n\nvar _, _ = fmt.Errorf, errors.New\n\n" +
-		"type e struct{ error }\n\nfunc Errorf(status int, format string, a ...any) *e\n\n" +
+		"var failed = errors.New(\"\")\n\ntype e struct{ error }\n\nfunc Errorf(status int, format string, a ...any) *e\n\n" +
 		"func f(err, other error, n *int) (int, error) {\n"
 	for _, c := range []struct{ name, body, want string }{
 		{"an error of a condition", "if err != nil {\nreturn 1, err\n}", ""},
+		{"an error of a case", "switch {\ncase err != nil:\nreturn 1, err\n}", ""},
+		{"an error of one of several cases", "switch {\ncase err != nil, n != nil:\nreturn 1, err\n}", "1"},
+		{"an error of the package", "if n != nil {\nreturn 1, failed\n}", ""},
 		{"an error around an error of a condition", "if err != nil {\nreturn 1, e{err}\n}", ""},
 		{"an error of another condition", "if n != nil {\nreturn 1, err\n}", "1"},
 		{"another error", "if err != nil {\nreturn 1, other\n}", "1"},

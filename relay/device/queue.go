@@ -35,6 +35,7 @@ type Queue struct {
 	gathered  batch // small copies that wait to be issued with one call
 	issuing   batch // such as are being issued
 	unbatched bool  // the driver has no such call
+	slices    int   // lists until a kernel is tried again, after a kernel that waited: see listkernel.go
 	noWords   bool  // the driver has no call that writes words
 
 	pending fifo[func(error)] // oldest first: a stream ends its copies in order
@@ -54,7 +55,8 @@ type Queue struct {
 type mark struct {
 	event  cuda.Event // 0 for a marker
 	number uint64
-	sample time.Time // when it was issued, of a copy that [Queue.judge] judges; zero of others
+	sample time.Time     // when it was issued, of a copy or kernel that is judged; zero of others
+	kernel time.Duration // of a kernel: the time that it needs at most without a wait
 }
 
 // A copy of at least largeCopy bytes is issued alone, with an event after it. The queue gathers
@@ -66,8 +68,19 @@ const (
 	manyCopies = 8
 )
 
-// batch has the copies of a call.
+// An engine pauses 2 us between the copies of two calls, and not between the copies of one call. A
+// copy of 4 MiB between two GPUs takes 11 us. So the queue holds copies between GPUs of largeCopy to
+// maxHeldCopy bytes while the device has minEvents earlier calls to complete, and issues up to
+// maxHeld of them with one call. More streams do not shorten the pause (docs/nccl/HISTORY.md).
+const (
+	maxHeldCopy = 8 << 20
+	maxHeld     = 4
+	minEvents   = 2
+)
+
+// batch has the copies of a call: either small copies, or held ones.
 type batch struct {
+	held     bool
 	to, from [manyCopies]cuda.Ptr
 	sizes    [manyCopies]uint64
 	done     [manyCopies]func(error)
@@ -117,9 +130,10 @@ func (g *Device) NewQueue() (*Queue, error) {
 	return q, nil
 }
 
-// Copy makes a copy of n bytes, which is issued by the next Poll at the latest. done is
-// called from Poll when the bytes have arrived, or with the error; of one that is met at
-// once, before Copy returns. Copies that are asked for between two Polls have no order.
+// Copy makes a copy of n bytes. The queue issues the copy by the next Poll at the latest, and a copy
+// that it holds when fewer than minEvents earlier calls are incomplete. done is called from Poll
+// when the bytes have arrived, or with the error; if the driver refuses the copy at once, before
+// Copy returns. Copies that are asked for between two Polls, and held copies, have no order.
 func (q *Queue) Copy(to, from cuda.Ptr, n uint64, done func(error)) {
 	q.issue(Place{Ptr: to}, Place{Ptr: from}, n, done)
 }
@@ -170,14 +184,19 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	}
 	alone := q.ended == q.issued && q.gathered.n == 0
 	bounce := within && q.bouncesWithin(n, alone)
-	if n < largeCopy && !row && !within && !q.unbatched {
+	small := n < largeCopy && !row && !within && !q.unbatched
+	held := !within && to.Host == nil && from.Host == nil && q.holds(n)
+	if held != q.gathered.held || !small && !held {
+		q.flush() // the earlier copies
+	}
+	if small || held {
+		q.gathered.held = held
 		q.gathered.add(to.Ptr, from.Ptr, n, done)
-		if q.gathered.n == manyCopies {
+		if q.gathered.n == manyCopies || held && q.gathered.n == maxHeld {
 			q.flush()
 		}
 		return
 	}
-	q.flush() // it was asked for before
 	d := q.device.Driver
 	err := q.device.Use()
 	marked := false
@@ -210,6 +229,11 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	case n >= largeCopy || q.issued-q.marked >= manyCopies:
 		q.mark()
 	}
+}
+
+// holds reports whether the queue holds a copy of n bytes between two GPUs.
+func (q *Queue) holds(n uint64) bool {
+	return n >= largeCopy && n <= maxHeldCopy && !q.unbatched && (q.gathered.held || q.marks.len() >= minEvents)
 }
 
 // settled waits for the stream if err is that of a copy of several calls: the earlier ones are
@@ -394,7 +418,9 @@ func (q *Queue) end(number uint64, err error) {
 
 // Poll reports the copies that have ended.
 func (q *Queue) Poll() bool {
-	q.flush()
+	if !q.gathered.held {
+		q.flush()
+	}
 	if q.marked < q.issued {
 		if err := q.device.Use(); err != nil {
 			q.marked = q.issued
@@ -416,10 +442,16 @@ func (q *Queue) Poll() bool {
 		q.marks.pop()
 		q.reuse(head.event)
 		progress = true
-		if !head.sample.IsZero() {
+		switch {
+		case head.kernel > 0:
+			q.judgeKernel(head.sample, head.kernel)
+		case !head.sample.IsZero():
 			q.judge(head.sample)
 		}
 		q.end(head.number, q.named(err))
+	}
+	if q.gathered.held && q.marks.len() < minEvents {
+		q.flush()
 	}
 	return q.pollHosts() || progress
 }

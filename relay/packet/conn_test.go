@@ -458,6 +458,14 @@ func TestHangUpClosesSocketAndUnreadDescriptors(t *testing.T) {
 	}
 }
 
+func TestClosesOfManyDescriptorsWeighMore(t *testing.T) {
+	for n, want := range map[int]int{1: 1, 63: 1, 64: 2, 127: 2, 128: 3, 253: 4} {
+		if got := weightOf(n); got != want {
+			t.Errorf("%d descriptors weigh %d, want %d", n, got, want)
+		}
+	}
+}
+
 func TestCloseAllCountsUntilClosed(t *testing.T) {
 	s, port, f := newSource(), &closing{most: 1}, newFile(t)
 	s.closeAll(nil, port)

@@ -222,22 +222,13 @@ func decode(data, control []byte, flags int) (wire.Message, uint32, []int, error
 }
 
 func rights(control []byte) ([]int, error) {
-	if len(control) == 0 {
-		return nil, nil
-	}
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
 		return nil, os.NewSyscallError("parse control message", err)
 	}
 	var fds []int
 	for _, m := range messages {
-		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
-			continue // credentials, say: nobody asked for them
-		}
-		more, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			return fds, os.NewSyscallError("parse descriptors", err)
-		}
+		more, _ := unix.ParseUnixRights(&m) // none in other control data, such as credentials
 		fds = append(fds, more...)
 	}
 	return fds, nil
@@ -370,13 +361,16 @@ func (s *Source) close(fds []int) { s.closeAll(fds, nil) }
 // CloseAll closes descriptors that came from a relay.
 func CloseAll(fds []int) { Relays.close(fds) }
 
+// weightOf returns how much the closes of a message with n descriptors count.
+func weightOf(n int) int { return 1 + n/64 }
+
 func (s *Source) closeAll(fds []int, port *closing) {
 	if len(fds) == 0 {
 		return
 	}
 	// A sender of too many descriptors gets no second message through on the Port, and a hanging
 	// close keeps the message's descriptors open.
-	weight := 1 + len(fds)/64
+	weight := weightOf(len(fds))
 	s.add(weight)
 	if port != nil {
 		port.add(1)

@@ -173,6 +173,18 @@ func TestPortQueueIsLimited(t *testing.T) {
 	}
 }
 
+func TestPortQueuedMessageThatFailsEndsPort(t *testing.T) {
+	p := newPorted(t)
+	p.fill()
+	p.loop.Call(func() {
+		p.port.outbox = append(p.port.outbox, outgoing{data: wire.Encode(&wire.PeerWritten{}, 1), fds: []int{1 << 20}})
+	})
+	go drainConn(p.remote)
+	if e := p.next("a message that cannot be sent"); !errors.Is(e.end, unix.EBADF) {
+		t.Errorf("%T, %v", e.m, e.end)
+	}
+}
+
 func TestPortPollReportsProgress(t *testing.T) {
 	p := newPorted(t)
 	p.fill()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -46,10 +47,8 @@ func memoryFiles(groups, mountinfo string) (files []string) {
 			if dir, ok := directory(mountinfo, "cgroup2", "", part[2]); ok {
 				files = append(files, filepath.Join(dir, "memory.events"))
 			}
-			continue
-		}
-		for _, controller := range strings.Split(part[1], ",") {
-			if dir, ok := directory(mountinfo, "cgroup", "memory", part[2]); ok && controller == "memory" {
+		} else if slices.Contains(strings.Split(part[1], ","), "memory") {
+			if dir, ok := directory(mountinfo, "cgroup", "memory", part[2]); ok {
 				files = append(files, filepath.Join(dir, "memory.oom_control"))
 			}
 		}

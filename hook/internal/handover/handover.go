@@ -89,7 +89,7 @@ func Send(conn *net.UnixConn, message any, files ...*os.File) error {
 const maxDescriptors = 253
 
 // Receive receives one message with its descriptors, which the caller then owns. It closes the
-// descriptors of an invalid message. The error is io.EOF after the peer has disconnected.
+// descriptors of an invalid message. The error wraps io.EOF after the peer has disconnected.
 func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	text, rights := make([]byte, maxHandover+1), make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	n, oobn, flags, _, err := conn.ReadMsgUnix(text, rights)
@@ -121,14 +121,7 @@ func descriptorsOf(control []byte) (files []*os.File, err error) {
 		return nil, fmt.Errorf("the message's control data: %w", err)
 	}
 	for _, m := range messages {
-		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
-			continue // credentials of the sender
-		}
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			CloseAll(files)
-			return nil, fmt.Errorf("the message's descriptors: %w", err)
-		}
+		fds, _ := unix.ParseUnixRights(&m) // none in other control data, such as credentials of the sender
 		for _, fd := range fds {
 			files = append(files, os.NewFile(uintptr(fd), "handed over"))
 		}
@@ -148,6 +141,9 @@ func ParseMessage(text []byte, message any) error {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(message)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF // io.EOF is the end of the connection
+	}
 	if err == nil {
 		if _, more := dec.Token(); more != io.EOF {
 			err = errors.New("data after the message")

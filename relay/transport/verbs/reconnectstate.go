@@ -68,11 +68,12 @@ var releaseTable = statemachine.New("reset", statemachine.Names{
 type agreementState uint8
 
 const (
-	agreementDoubtful agreementState = iota // no tickets; own writes are in doubt
-	agreementFlushing                       // the peer is ready; flushes of earlier writes are pending
-	agreementGranting                       // tickets; own writes are in doubt
-	agreementSettled                        // flushes are pending; own writes are settled
-	agreementComplete                       // tickets; own writes are settled
+	agreementDoubtful        agreementState = iota // no tickets; own writes are in doubt
+	agreementFlushing                              // the peer is ready; flushes of earlier writes are pending
+	agreementGranting                              // tickets; own writes are in doubt
+	agreementSettled                               // no tickets; own writes are settled
+	agreementSettledFlushing                       // the same, and flushes of earlier writes are pending
+	agreementComplete                              // tickets; own writes are settled
 )
 
 // grants reports whether tickets may be sent.
@@ -99,10 +100,9 @@ const (
 	agreementSettleAgree                 // the same, and report the agreement
 )
 
-// agreementTable has the cells of an agreement. The peer sends resume before it handles resume, and so
-// before granted.
+// agreementTable has the cells of an agreement.
 var agreementTable = statemachine.New("agreement", statemachine.Names{
-	States:  []string{"doubtful", "flushing", "granting", "settled", "complete"},
+	States:  []string{"doubtful", "flushing", "granting", "settled", "settled, flushing", "complete"},
 	Events:  []string{"first", "resume", "flushed", "granted", "reset"},
 	Actions: []string{"none", "flush", "grant", "grant, agree", "settle", "settle, agree"},
 }, statemachine.Cells[agreementState, agreementEvent, agreementAction]{
@@ -110,23 +110,31 @@ var agreementTable = statemachine.New("agreement", statemachine.Names{
 		agreementFirst:   {Next: agreementComplete},
 		agreementResume:  {Next: agreementFlushing, Action: agreementFlush},
 		agreementFlushed: {Next: agreementDoubtful},
+		agreementGranted: {Next: agreementSettled, Action: agreementSettle},
 		agreementReset:   {Next: agreementDoubtful},
 	},
 	agreementFlushing: {
 		agreementFlushed: {Next: agreementGranting, Action: agreementGrant},
-		agreementGranted: {Next: agreementSettled, Action: agreementSettle},
+		agreementGranted: {Next: agreementSettledFlushing, Action: agreementSettle},
 		agreementReset:   {Next: agreementDoubtful},
 	},
 	agreementGranting: {
+		agreementFlushed: {Next: agreementGranting},
 		agreementGranted: {Next: agreementComplete, Action: agreementSettleAgree},
 		agreementReset:   {Next: agreementDoubtful},
 	},
 	agreementSettled: {
+		agreementResume:  {Next: agreementSettledFlushing, Action: agreementFlush},
+		agreementFlushed: {Next: agreementSettled},
+		agreementReset:   {Next: agreementDoubtful},
+	},
+	agreementSettledFlushing: {
 		agreementFlushed: {Next: agreementComplete, Action: agreementGrantAgree},
 		agreementReset:   {Next: agreementDoubtful},
 	},
 	agreementComplete: {
-		agreementReset: {Next: agreementDoubtful},
+		agreementFlushed: {Next: agreementComplete},
+		agreementReset:   {Next: agreementDoubtful},
 	},
 })
 
@@ -198,7 +206,7 @@ func (p *reconnectProtocol) applyRelease(e releaseEvent, m *reset) {
 	switch action := releaseTable.Must(&p.release, e); action {
 	case releaseAnnounce:
 		p.environment.send(m)
-		_ = p.applyAgreement(agreementReset) // the cells of a reset have no action
+		agreementTable.Must(&p.agreement, agreementReset)
 		p.environment.resetLocal(m.reason())
 	case releaseAck, releaseAckRenegotiate:
 		p.environment.recall()
@@ -218,7 +226,7 @@ func (p *reconnectProtocol) renegotiate() {
 }
 
 // first begins the use of the first queue pairs: no write is in doubt.
-func (p *reconnectProtocol) first() { _ = p.applyAgreement(agreementFirst) }
+func (p *reconnectProtocol) first() { agreementTable.Must(&p.agreement, agreementFirst) }
 
 // flushed continues after the flushes of earlier writes.
 func (p *reconnectProtocol) flushed() error { return p.applyAgreement(agreementFlushed) }
