@@ -270,6 +270,7 @@ test-packages: packages ## install, upgrade and remove the packages in clean tre
 	@$(GO) vet -tags packages ./integration/packages
 	@# Alerts and dashboard, read by Prometheus' own parsers.
 	@$(GO) test -C packaging/tools/rules -count=1 ./...
+	@$(GO) test -C packaging/tools -count=1 ./...
 	@{ $(packages_tests) -run "$(or $(RUN),.)" ./integration/packages || true; } | bin/test-report $(call again,$(packages_tests) -run "$$TESTS" "$$PACKAGE") -places packages $(if $(RUN),,-matrix integration/matrix.txt)
 
 .PHONY: release
