@@ -307,6 +307,14 @@ func TestSenderDeliveredInvalidMessageEndsConnection(t *testing.T) {
 		}
 	}
 	w := newSending(t, wire.RouteDirect)
+	for crowded, posted := range map[bool][]*operation{true: {{}}, false: nil} { // a message less makes room
+		w.s.posted = posted
+		w.s.forget(&operation{})
+		if w.session.waits[w.s.connection] != crowded {
+			t.Errorf("with %d posted operations the connection waits: %t", len(posted), !crowded)
+		}
+		w.session.waits, w.s.posted = map[*connection]bool{}, nil
+	}
 	w.post(w.s.connection, wire.OpSend, 0, 0, 0)
 	if err := w.s.message(&wire.PeerDelivered{Send: 1}, nil); err != nil {
 		t.Error(err)
@@ -951,6 +959,13 @@ func TestReceiverEndWithWaitingReceivesFinishesThem(t *testing.T) {
 
 func TestStagingSlotsAlternateBetweenRegions(t *testing.T) {
 	a, b := &region{slots: 3, slotBytes: 10}, &region{slots: 1, slotBytes: 20}
+	three := &staging{regions: []*region{a, b, {slots: 1}}}
+	three.fill()
+	three.fail(b)
+	three.fail(b)
+	if three.slots != 4 || len(three.free) != 4 {
+		t.Errorf("after two reports of a failure: %d slots, %d are free", three.slots, len(three.free))
+	}
 	s := &staging{regions: []*region{a, b}}
 	s.fill()
 	want := []slot{{region: a}, {region: b}, {region: a, offset: 10}, {region: a, offset: 20}}

@@ -75,6 +75,8 @@ func TestNamesReadsFilesOfEngines(t *testing.T) {
 		{hostile(`{"annotations": {"nerdctl/name": "/n", "io.kubernetes.container.name": "n"}}`), []string{"n"}},
 		{hostile(`{"annotations": {"io.kubernetes.pod.namespace": "ml"}}`), nil},
 		{hostile(`{"annotations": {"io.kubernetes.pod.name": "job"}}`), []string{"job"}},
+		{hostile(`{"mounts": [{"destination": "/etc/hostname", "source": "` + dockers + `/x"}]}`), []string{"trainer"}},
+		{hostile(`{"mounts": [{"destination": "/etc/resolv.conf", "source": "` + dockers + `/x"}]}`), []string{"trainer"}},
 		{hostile(`{"mounts": [{"destination": "/etc/hosts", "source": "` + dockers + `/hosts"}]}`), nil},
 		{hostile(`{"mounts": [{"destination": "/etc/hostname", "source": "` + filepath.Dir(dockers) + `/hostname"}]}`), nil},
 		{filepath.Join(podman, "overlay-containers", "other", "userdata"), nil},

@@ -55,9 +55,9 @@ func TestLockGenerationGoneFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, ErrLocked) || descriptors(t,
+	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, ErrLocked) || testutil.Descriptors(t,
 		l.GenerationDir(firstID)) != 1 {
-		t.Fatalf("%v, %v, and %d descriptors", f, err, descriptors(t, l.GenerationDir(firstID)))
+		t.Fatalf("%v, %v, and %d descriptors", f, err, testutil.Descriptors(t, l.GenerationDir(firstID)))
 	}
 	// Another directory takes the name during the wait.
 	done := make(chan error, 1)
@@ -66,7 +66,7 @@ func TestLockGenerationGoneFails(t *testing.T) {
 		done <- err
 	}()
 	// The goroutine has opened the directory, and duplicates the descriptor for its wait.
-	for end := testutil.BeginFor(10 * time.Second); descriptors(t, l.GenerationDir(firstID)) < 3; {
+	for end := testutil.BeginFor(10 * time.Second); testutil.Descriptors(t, l.GenerationDir(firstID)) < 3; {
 		if end.Over() {
 			t.Fatal("LockGeneration does not wait for the lock")
 		}
@@ -81,23 +81,8 @@ func TestLockGenerationGoneFails(t *testing.T) {
 		t.Errorf("the lock of a generation that went: %v", err)
 	}
 	testutil.Until(t, "LockGeneration closes the directory", func() bool {
-		return descriptors(t, filepath.Join(l.Generations(), "gone")) == 0
+		return testutil.Descriptors(t, filepath.Join(l.Generations(), "gone")) == 0
 	})
-}
-
-// descriptors returns the number of this process's open descriptors of a file.
-func descriptors(t *testing.T, path string) (n int) {
-	t.Helper()
-	links, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, link := range links {
-		if to, err := os.Readlink(link); err == nil && to == path { // otherwise perhaps closed meanwhile
-			n++
-		}
-	}
-	return n
 }
 
 func TestSupervisedFollowsLockOfSupervisor(t *testing.T) {

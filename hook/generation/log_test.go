@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 func TestLogTailIsTheEnd(t *testing.T) {
@@ -30,7 +32,7 @@ func TestLogTailIsTheEnd(t *testing.T) {
 	if got, want := g.LogTail(l), strings.Repeat("b", 1023)+"c"; got != want {
 		t.Errorf("%d bytes from %q", len(got), got[:10])
 	}
-	if n := descriptors(t, filepath.Join(l.GenerationDir(firstID), LogName)); n != 0 {
+	if n := testutil.Descriptors(t, filepath.Join(l.GenerationDir(firstID), LogName)); n != 0 {
 		t.Errorf("%d descriptors of the log are open", n)
 	}
 	g.ID = secondID

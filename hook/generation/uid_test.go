@@ -19,6 +19,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // After the kill of a supervisor, its relay can outlive the generation for a moment. A sweep then
@@ -259,7 +260,7 @@ func TestSweepUIDsClosesMarks(t *testing.T) {
 	if err := errors.Join(RecordRelay(mark, own), mark.Close(), SweepUIDs(l)); err != nil {
 		t.Fatal(err)
 	}
-	if n := descriptors(t, mark.Name()); n != 0 {
+	if n := testutil.Descriptors(t, mark.Name()); n != 0 {
 		t.Errorf("%d descriptors of a running relay's mark are open", n)
 	}
 }

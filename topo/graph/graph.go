@@ -433,9 +433,9 @@ func (s *search) offer(to int, path step) {
 }
 
 // passes reports whether a path can continue over l after the GPU of step at. NCCL continues only
-// over NVLink between two peers of the GPU; nvidia-smi never continues.
+// over NVLink between two peers of the GPU; nvidia-smi never continues. GPUs have no other links to GPUs.
 func (s *search) passes(at step, l link) bool {
-	return s.rules != topo.RulesSMI && l.via == topo.NVL && s.graph.nodes[l.to].Kind == GPUNode && at.hops <= 1
+	return s.rules != topo.RulesSMI && s.graph.nodes[l.to].Kind == GPUNode && at.hops <= 1
 }
 
 // Nearest is the nearest path between two devices.

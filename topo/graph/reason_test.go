@@ -166,6 +166,23 @@ func TestNodeNamesKind(t *testing.T) {
 	}
 }
 
+func TestPathToItselfIsLOC(t *testing.T) {
+	for _, rules := range []topo.Rules{topo.RulesNCCL, topo.RulesSMI, topo.RulesPlan} {
+		h := switches().Host()
+		finder := graph.NewPathFinder(h, rules)
+		for _, e := range graph.Devices(h) {
+			if p := finder.To(e)(e); p.Type != topo.LOC {
+				t.Errorf("%s, %s: %v", rules, e.Name, p.Type)
+			}
+		}
+	}
+	for _, n := range []topo.NIC{{Name: "a"}, {Name: "a", BusID: "0000:02:00.0"}} {
+		if id := graph.NICID(n); id.Kind != graph.NICNode {
+			t.Errorf("%+v", id)
+		}
+	}
+}
+
 func TestToNICsAgreesWithAll(t *testing.T) {
 	h := switches().Host()
 	for _, g := range h.GPUs {

@@ -31,7 +31,7 @@ type WayTable struct {
 // Devices is the number of devices: the GPUs and then the NICs of the host.
 func (t *WayTable) Devices() int { return t.devices }
 
-// At returns the index in Ways of the path between two devices.
+// At returns the index in Ways of the path between two devices; -1 for a device itself.
 func (t *WayTable) At(from, to int) int32 { return t.of[from*t.devices+to] }
 
 // wayKey distinguishes paths without their sentences.

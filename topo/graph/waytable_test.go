@@ -59,6 +59,11 @@ func TestWayTableTellsThePathsOfAllMachines(t *testing.T) {
 			if diff := cmp.Diff(graph.All(h, rules), pairsOf(h, table)); diff != "" {
 				t.Errorf("%s, rules %s (-paths +table):\n%s", name, rules, diff)
 			}
+			for i := range table.Devices() {
+				if at := table.At(i, i); at != -1 {
+					t.Errorf("%s: device %d has the path %d to itself", name, i, at)
+				}
+			}
 			if len(h.Hosts()) > 1 {
 				continue // nodes of two hosts can have one name
 			}

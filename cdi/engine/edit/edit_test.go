@@ -36,6 +36,16 @@ func TestSetChangesOneKey(t *testing.T) {
 			"[plugins]\n\"io.containerd.grpc.v1.cri\".sandbox = \"x\"\n\"io.containerd.grpc.v1.cri\".enable_cdi = true\n[z]\n"},
 		{"a key of no table", "# head\n\n[a]\nb = 1\n", TOML, Key{Path: []string{"version"}, Value: int64(2)},
 			"# head\n\nversion = 2\n[a]\nb = 1\n"},
+		{"a byte order mark", "\ufeff[a]\nb = 1\n", TOML, Key{Path: []string{"version"}, Value: int64(2)},
+			"\ufeffversion = 2\n[a]\nb = 1\n"},
+		{"a byte order mark alone", "\ufeff", TOML, Key{Path: []string{"version"}, Value: int64(2)}, "\ufeffversion = 2\n"},
+		{"no end of the last line", "a = 1", TOML, Key{Path: []string{"b"}, Value: int64(2)}, "a = 1\nb = 2\n"},
+		{"tables of an array", "[[a]]\nb = 1\n[[a]]\nb = 2\n", TOML, Key{Path: []string{"c", "d"}, Value: true},
+			"[[a]]\nb = 1\n[[a]]\nb = 2\n\n[c]\nd = true\n"},
+		{"blanks around names", "[ a . b ]\n c . d = 1\n", TOML, Key{Path: []string{"a", "b", "c", "d"}, Value: int64(2)},
+			"[ a . b ]\n c . d = 2\n"},
+		{"blanks in an object", "{ \"a\" : { \"b\" : 1 , \"c\" : 2 } }", JSON, Key{Path: []string{"a", "c"}, Value: true},
+			"{ \"a\" : { \"b\" : 1 , \"c\" : true } }"},
 		{"a number of two digits", "[a]\nb = 10\n", TOML, Key{Path: []string{"a", "b"}, Value: int64(25)}, "[a]\nb = 25\n"},
 		{"a table without lines", "[a]", TOML, Key{Path: []string{"a", "b"}, Value: true}, "[a]\nb = true\n"},
 		{"a list with a comment sign in a text", "[a]\nl = ['#', \"]\"] # end\nm = 1\n", TOML,
@@ -218,6 +228,18 @@ func TestDepthCountsTablesOfPath(t *testing.T) {
 		"a.x.y.z": 1} {
 		if got := Depth(tree, strings.Split(path, ".")); got != want {
 			t.Errorf("%s: %d, want %d", path, got, want)
+		}
+	}
+}
+
+func TestReadKeepsDigitsAndRefusesOtherEncodings(t *testing.T) {
+	tree, err := JSON.Read([]byte(`{"n": 9007199254740993}`))
+	if err != nil || tree["n"] != json.Number("9007199254740993") {
+		t.Errorf("%v, %v", tree, err)
+	}
+	for _, l := range []Language{JSON, TOML} {
+		if tree, err := l.Read([]byte("\xff")); err == nil {
+			t.Errorf("%v of a text that is not UTF-8", tree)
 		}
 	}
 }

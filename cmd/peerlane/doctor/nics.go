@@ -77,16 +77,12 @@ var nicChecks = []Check{
 
 // aboutPorts calls look for each port of NICs that the configuration does not exclude.
 func (h *Host) aboutPorts(fine string, look func(topo.NIC, topo.Port) []Finding) []Finding {
-	t, err := h.topology()
-	if err != nil {
-		return []Finding{unknown("host", "%s", denied(err))}
+	nics, list := h.nics()
+	if nics == nil {
+		return list
 	}
-	if len(t.NICs) == 0 {
-		return notApplicable("there is no RDMA device")
-	}
-	var list []Finding
 	c, err := h.configuration()
-	for _, n := range t.NICs {
+	for _, n := range nics {
 		if err == nil && slices.Contains(c.Plan.Exclude.NICs, n.Name) {
 			continue
 		}

@@ -56,21 +56,6 @@ func opened(t *testing.T, n int) (path string, files []*os.File) {
 	return path, files
 }
 
-// descriptors returns the number of this process's descriptors of a file.
-func descriptors(t *testing.T, path string) (n int) {
-	t.Helper()
-	links, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, link := range links {
-		if to, err := os.Readlink(link); err == nil && to == path { // otherwise perhaps closed meanwhile
-			n++
-		}
-	}
-	return n
-}
-
 func TestReceiveReturnsMessageWithDescriptors(t *testing.T) {
 	for _, n := range []int{0, 1, Count} {
 		near, far := pair(t)
@@ -131,11 +116,11 @@ func TestReceiveInvalidMessageClosesDescriptors(t *testing.T) {
 		if (err == nil) != c.valid || len(received) != want || errors.Is(err, io.EOF) {
 			t.Errorf("%s: %d descriptors, %v", c.name, len(received), err)
 		}
-		if n := descriptors(t, path); n != 1+want {
+		if n := testutil.Descriptors(t, path); n != 1+want {
 			t.Errorf("%s: %d descriptors are open, want %d", c.name, n, 1+want)
 		}
 		CloseAll(received)
-		if n := descriptors(t, path); n != 1 {
+		if n := testutil.Descriptors(t, path); n != 1 {
 			t.Errorf("%s: %d descriptors are open after CloseAll", c.name, n)
 		}
 	}
@@ -169,7 +154,7 @@ func TestReceiveWithoutFreeDescriptorsFails(t *testing.T) {
 	if err == nil || received != nil {
 		t.Errorf("%d descriptors of %d, %v", len(received), Count, err)
 	}
-	if n := descriptors(t, path); n != 1 {
+	if n := testutil.Descriptors(t, path); n != 1 {
 		t.Errorf("%d descriptors are open", n)
 	}
 }
@@ -209,7 +194,7 @@ func TestReceiveEmptyMessageClosesDescriptors(t *testing.T) {
 	if received, err := Receive(far, &Message{}); !errors.Is(err, io.EOF) || received != nil {
 		t.Errorf("%d descriptors, %v", len(received), err)
 	}
-	if n := descriptors(t, path); n != 1 {
+	if n := testutil.Descriptors(t, path); n != 1 {
 		t.Errorf("%d descriptors are open", n)
 	}
 }
@@ -242,7 +227,7 @@ func TestDescriptorsOfOtherControlDataIsNone(t *testing.T) {
 		}
 		CloseAll(got)
 	}
-	if n := descriptors(t, path); n != 1 {
+	if n := testutil.Descriptors(t, path); n != 1 {
 		t.Errorf("%d descriptors are open", n)
 	}
 }
