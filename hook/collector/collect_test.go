@@ -178,7 +178,8 @@ func TestCollectFailedRemovalIsRepeated(t *testing.T) {
 	if !errors.As(err, &f) || f.Object != id(1) || !errors.As(err, &path) || path.Path != blocked {
 		t.Errorf("%v", err)
 	}
-	if !slices.Equal(removed, []string{id(2)}) || there(l, id(1)) != [3]bool{true, false, true} || there(l, id(2)) != none {
+	if left := there(l, id(1)); !slices.Equal(removed, []string{id(2)}) || left != [3]bool{true, false, true} ||
+		there(l, id(2)) != none {
 		t.Errorf("removed %q, left %v and %v", removed, there(l, id(1)), there(l, id(2)))
 	}
 	if err := errors.Join(os.RemoveAll(blocked), os.WriteFile(blocked, nil, 0o600)); err != nil {
