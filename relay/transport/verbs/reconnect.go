@@ -464,7 +464,9 @@ func (s *QPGroup) handleReset(m any) error {
 			s.peer.SendExtension(encode(m)) // as if the fault were local
 			s.resetLocal(wire.Text(m.Reason[:]))
 		}
-		s.suspect(m.Link)
+		if s.linked() {
+			s.suspect(m.Link)
+		}
 	case *resetAck:
 		if m.Epoch != s.epoch || s.remoteReset || !s.resetting() {
 			return malformed("acknowledged reset of epoch %d in epoch %d", m.Epoch, s.epoch)
