@@ -54,6 +54,7 @@ type byRDMA struct {
 	remotePair
 	rdma           softdevice.Host
 	devices        []softdevice.Device           // of both hosts; nil for ofA and ofB
+	script         []string                      // of the devices before a client attaches
 	lane           func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 	reconnectLimit time.Duration                 // as host's
 	settle         time.Duration                 // as host's
@@ -109,6 +110,9 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 		p.devices = slices.Concat(ofA, ofB)
 	}
 	if p.rdma, err = softdevice.New(t.TempDir(), p.devices...); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.rdma.Script(p.script...); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -487,11 +491,8 @@ func TestRDMAUnavailableUsesTCPOrIsRefused(t *testing.T) {
 					}
 				}
 				// A loaded machine takes longer than relays allow.
-				p := &byRDMA{settle: 10 * time.Minute, devices: c.devices}
+				p := &byRDMA{settle: 10 * time.Minute, devices: c.devices, script: c.script}
 				p.begin(t, a, b, 1, 1)
-				if err := p.rdma.Script(c.script...); err != nil {
-					t.Fatal(err)
-				}
 				l, err := p.b.Listen(within(t), uuid(t, 3))
 				if err != nil {
 					t.Fatal(err)

@@ -37,6 +37,7 @@ const (
 type QPGroup struct {
 	fabric *Fabric
 	peer   *tcp.Peer
+	dialed bool // this side has dialed the peer
 	nics   []*nic
 	// registers is a snapshot of nics for goroutines other than the event loop.
 	registers atomic.Pointer[[]*nic]
@@ -166,8 +167,8 @@ type channelState struct {
 
 // Extend creates the queue pair group for a peer. The dialing side starts the negotiation.
 func (f *Fabric) Extend(p *tcp.Peer) *QPGroup {
-	s := &QPGroup{fabric: f, peer: p, resources: newResources(), channels: map[*tcp.Channel]*channelState{},
-		remoteClosed: map[*Link]bool{}}
+	s := &QPGroup{fabric: f, peer: p, dialed: p.Dialed(), resources: newResources(),
+		channels: map[*tcp.Channel]*channelState{}, remoteClosed: map[*Link]bool{}}
 	s.receiving.tickets = map[uint32]*ticket{}
 	s.leaving, s.suspectNICs, s.workingNICs = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
 	f.sets[s] = true
@@ -472,7 +473,7 @@ func (s *QPGroup) HandleMessage(c *tcp.Channel, payload []byte) error {
 
 // negotiate handles a message of the negotiation.
 func (s *QPGroup) negotiate(m any) error {
-	dialed := s.peer.Dialed()
+	dialed := s.dialed
 	switch m := m.(type) {
 	case *refusal:
 		return s.refused(m)
@@ -508,7 +509,7 @@ func (s *QPGroup) negotiate(m any) error {
 }
 
 // linked reports whether the relays have agreed on the links.
-func (s *QPGroup) linked() bool { return s.links != nil && (s.joined || !s.peer.Dialed()) }
+func (s *QPGroup) linked() bool { return s.links != nil && (s.joined || !s.dialed) }
 
 // gaveUp reports whether this side has given up the first negotiation.
 func (s *QPGroup) gaveUp() bool { return s.settled && !s.used }
@@ -546,7 +547,7 @@ func (s *QPGroup) connected(m *connect) {
 // advance handles ready and use after the queue pairs exist. The result is false for an unexpected
 // message.
 func (s *QPGroup) advance(kind uint32) bool {
-	switch dialed := s.peer.Dialed(); {
+	switch dialed := s.dialed; {
 	case kind == kindReady && dialed && s.gaveUp():
 	case kind == kindReady && dialed && s.working && s.asking && !s.ready:
 		s.ready = true // ready comes before the last completion, or the event of the connection manager
@@ -767,7 +768,7 @@ func (s *QPGroup) buildLink(i int, flushes bool) error {
 		q.join(p.Number(), q)
 		s.number[key{q, p.Number()}] = len(s.pairs)
 		s.pairs = append(s.pairs, p)
-		if !s.peer.Dialed() {
+		if !s.dialed {
 			p.ece, _ = made.ECE() // a device without support returns an error and a zero ECE
 		}
 		if err := p.Init(n.port, uint16(s.fabric.config.PKey), verbs.RemoteWrite); err != nil {
@@ -858,7 +859,7 @@ func (s *QPGroup) tryTime() time.Duration { return s.fabric.config.Time / 2 }
 func (s *QPGroup) try() error {
 	from, begun := s.page0(), time.Now()
 	s.tryFlushers()
-	if s.peer.Dialed() { // the peer, which reports its own failure sooner, may not be connected yet
+	if s.dialed { // the peer, which reports its own failure sooner, may not be connected yet
 		if err := s.await(s.fabric.config.Time); err != nil {
 			return err
 		}
@@ -964,7 +965,7 @@ func (s *QPGroup) triedOne(q *queue, c *verbs.Completion) (i int, waited bool, e
 	if !ok {
 		return i, false, malformed("first write without a ticket")
 	}
-	return i, s.peer.Dialed(), s.immediate(i, number)
+	return i, s.dialed, s.immediate(i, number)
 }
 
 // --- the end --------------------------------------------------------------------------

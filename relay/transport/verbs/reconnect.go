@@ -402,7 +402,7 @@ func (s *QPGroup) renegotiate() {
 	s.localReset, s.remoteReset = false, false
 	s.epoch++
 	s.phase, s.begun = connecting, false
-	if !s.peer.Dialed() {
+	if !s.dialed {
 		return
 	}
 	epoch := s.epoch
