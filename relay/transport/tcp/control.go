@@ -275,7 +275,7 @@ const standing = 6
 func (p *Peer) turns() bool {
 	limit := standing * p.config.Dead
 	since := time.Since(p.start) - time.Duration(p.turn.Load())
-	if since > limit/3 && p.asking.CompareAndSwap(false, true) {
+	if since > limit/2 && p.asking.CompareAndSwap(false, true) {
 		p.loop.Do(func() {
 			p.turn.Store(int64(time.Since(p.start)))
 			p.asking.Store(false)
