@@ -483,15 +483,8 @@ func (s *QPGroup) negotiate(m any) error {
 			return nil
 		}
 	case *answer:
-		if dialed && s.begun && !s.joined && s.held == nil && s.nics != nil && (s.presuming || !s.used || !s.working) {
-			switch {
-			case s.gaveUp():
-				return nil
-			case s.presuming:
-				s.held = m
-				return nil
-			}
-			return s.answered(m)
+		if dialed && s.expectsAnswer() {
+			return s.takeAnswer(m)
 		}
 	case *connect:
 		if !dialed && s.links != nil && int(m.Ends) == len(s.links)*s.perLink && !s.using && !s.joined {
@@ -506,6 +499,23 @@ func (s *QPGroup) negotiate(m any) error {
 		}
 	}
 	return malformed("unexpected %T message", m)
+}
+
+// expectsAnswer reports whether the dialing side has sent an offer and no answer has arrived.
+func (s *QPGroup) expectsAnswer() bool {
+	return s.begun && !s.joined && s.held == nil && s.nics != nil && (s.presuming || !s.used || !s.working)
+}
+
+// takeAnswer handles an answer after the end of a build that is running.
+func (s *QPGroup) takeAnswer(m *answer) error {
+	switch {
+	case s.gaveUp():
+		return nil
+	case s.presuming:
+		s.held = m
+		return nil
+	}
+	return s.answered(m)
 }
 
 // linked reports whether the relays have agreed on the links.
