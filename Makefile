@@ -358,8 +358,8 @@ vulncheck: ## look up the known vulnerabilities of Go and of the modules in use 
 fuzz: ## fuzz every parser of untrusted input (FUZZTIME=60s each, RUN=hook.Fuzz)
 	@$(GO) run ./integration/fuzz -go $(GO) -time $(FUZZTIME) -run '$(RUN)' ./...
 
-# For `make mutation`: the packages of docs/contributing.md, without relay. The rows of
-# topo and relay there have ARGS of their own.
+# For `make mutation`: the packages of the table in docs/benchmarks/HISTORY.md, without relay. The rows of
+# topo and relay have ARGS of their own.
 mutated = $(if $(filter-out ./...,$(PACKAGES)),$(PACKAGES),$(mutated_packages))
 mutated_packages = ./topo ./topo/virtualswitch ./topo/recorded ./topo/nvml ./topo/graph ./topo/reader ./topo/ncclxml \
 	$(addprefix ./topo/internal/,bandwidths cpuset pci textfile lazyregexp) \

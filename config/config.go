@@ -79,9 +79,10 @@ func SetLogFormat(form string) { logrus.SetFormatter(LogFormatter(form)) }
 
 // Hook configures the steps before the start of a container.
 type Hook struct {
-	// A container whose relay does not start: fail refuses the start; warn starts the container
-	// without the lane, logs the reason on the host, and tells clients where to look. An unreadable
-	// configuration and devices that would hide one another always fail.
+	// The action if a container's relay does not start: fail refuses the start of the container; warn
+	// starts the container without the lane, logs the reason on the host, and gives clients the
+	// command that shows the reason. With an unreadable configuration, or gpu= devices that would hide a
+	// GPU, the start always fails.
 	OnFailure string `toml:"on_failure"`
 	// Give lanes to containers with the annotation peerlane.dev/lanes, for engines with a directory
 	// of hooks. An image can set annotations, too.
@@ -103,9 +104,10 @@ type Plan struct {
 	// Also use software RDMA (rxe, siw), which cannot reach GPU memory: for tests.
 	Software bool `toml:"software"`
 	// Also use virtual functions and subfunctions of NICs that lanes can use themselves.
-	// Otherwise other tenants have them, unless the physical function is unusable.
+	// Without the key plans use a virtual function only if its physical function is unusable, because
+	// other tenants may have the others.
 	VirtualFunctions bool `toml:"virtual_functions"`
-	// The rail of single NICs, by name, so that the hosts of a cluster agree: `mlx5_0 = 0`. A NIC
+	// The rail of single NICs, by name, so that all hosts of a cluster use the same numbers: `mlx5_0 = 0`. A NIC
 	// without a key has its position among the host's NICs.
 	Rails map[string]int `toml:"rails,omitempty"`
 	// A lane in place of the planned lane.
@@ -116,23 +118,23 @@ type Plan struct {
 // Staging limits the memory of server GPUs that relays use.
 type Staging struct {
 	// Maximum memory of a server GPU for all relays of this host; by default a quarter of
-	// the GPU's memory; 0 keeps relays off the GPU. A GPU whose limit has no room for a lane's
-	// slots does not serve the lane (`peerlane plan` shows the sums). A later relay takes
-	// smaller slots or another GPU, or the error of clients names the holders. A change counts for
-	// new allocations.
+	// the GPU's memory; with 0 relays do not use the GPU. If the limit is too small for a lane's
+	// slots, the GPU does not serve the lane (`peerlane plan` shows the sums). When the limit is
+	// reached, a further relay uses smaller slots or another GPU, or the error of its clients has
+	// the containers that use the memory. A change has effect on new allocations.
 	Limit *Size `toml:"limit,omitempty"`
 	// The same for single GPUs, by index, UUID or PCI address: `"3" = "1GiB"`.
 	GPUs map[string]Size `toml:"gpus,omitempty"`
-	// A lane when no server GPU has room: allow stages in host memory, many times slower,
+	// The action if no server GPU has room: allow stages in host memory, many times slower,
 	// with a warning in log and `peerlane relay inspect`; never refuses clients.
 	Bounce string `toml:"bounce"`
-	// The maximum of host memory that a relay stages in, at most a quarter of relay.memory. If
-	// the rest is smaller, a lane takes smaller slots.
+	// Maximum host memory that a relay stages in, at most a quarter of relay.memory. If less
+	// is free, a lane has smaller slots.
 	BounceLimit Size `toml:"bounce_limit"`
 	// Maximum host memory that all relays of this host allocate for containers, as slots
-	// and clients' memory; by default a quarter of the host's. A later relay refuses
-	// clients with this key. A relay is also limited to a quarter of the memory limit of
-	// the container.
+	// and clients' memory; by default a quarter of the host's. At the limit a further relay refuses
+	// clients with an error that names this key. A quarter of the container's memory limit also limits a
+	// relay.
 	HostLimit *Size `toml:"host_limit,omitempty"`
 }
 
@@ -159,14 +161,14 @@ type Relay struct {
 	Launcher string `toml:"launcher"`
 	// The route between two containers of this host: auto, staged or direct.
 	Route string `toml:"route"`
-	// The carrier of messages: local within this host on route direct; tcp and verbs (RDMA)
+	// The transport of messages: local within this host on route direct; tcp and verbs (RDMA)
 	// between hosts and within this one; auto uses local on route direct, else verbs, or tcp
 	// for a lane without a capable NIC.
 	Transport string `toml:"transport"`
 	// The peers of containers: host (this one), cluster (any), or auto (host without a
 	// cluster key). With cluster the relay tells NCCL rate and guid of the lane's NIC,
-	// which NCCL divides among the lanes of the NIC; with host the rate of the GPU's links,
-	// for every lane separately.
+	// which NCCL divides among the lanes of the NIC; with host the relay
+	// tells the rate of the GPU's links, and a separate guid for every lane.
 	Scope string `toml:"scope"`
 	// Staging slots of a lane in each direction, striped over its server GPUs.
 	Slots int `toml:"slots"`
@@ -174,29 +176,28 @@ type Relay struct {
 	SlotSize Size `toml:"slot_size"`
 	// The time at which a relay allocates staging: attach (a client first needs it) or
 	// start (the container starts, before a job fills the server GPUs). With start a
-	// container has a CUDA context of some 265 MiB on the container's own GPU, even if no
+	// container has a CUDA context of some 265 MiB on the container's GPU, even if no
 	// client uses the lane.
 	Reserve string `toml:"reserve"`
 	// The test of a pair of GPUs before a lane stages on it: once tests after a boot or
-	// driver change, while the first container starts, a second or so per pair; a pair
-	// that fails or is slower than the bounce is replaced, an untested pair is used.
-	// required uses tested pairs only. off tests none, also no GPU with a NIC. See docs/relay.md.
+	// driver change, while the first container starts, in about a second per pair; lanes use an
+	// untested pair, and do not use a pair that fails or is slower than host memory. required
+	// uses tested pairs only. off tests no pair, and no GPU with a NIC. See docs/relay.md.
 	SelfTest string `toml:"self_test"`
-	// The source of piece size, pieces in flight and streams: auto, the calibration of the
-	// pair's self-test within the memory of slots and slot_size; off, slots, slot_size and
-	// one stream.
+	// The source of piece size, pieces in flight and streams: auto, the calibration in the pair's
+	// self-test, within the memory of slots and slot_size; off, the values of slots and slot_size,
+	// and one stream.
 	Calibration string `toml:"calibration"`
-	// Piece size in place of the calibration's, a multiple of 64KiB; 0 for the
-	// calibration's.
+	// Size of a piece of a message, a multiple of 64KiB; 0 for the result of the calibration.
 	Chunk Size `toml:"chunk"`
-	// Pieces in flight; 0 for the calibration's.
+	// Number of pieces in flight; 0 for the result of the calibration.
 	Depth int `toml:"depth"`
-	// Streams per direction; 0 for the calibration's.
+	// Number of CUDA streams per direction; 0 for the result of the calibration.
 	Streams int `toml:"streams"`
-	// Memory of cudaMalloc by its IPC handle: allow or never. The handle is no secret: a
-	// process that guesses another container's has its memory, and a client that frees the
-	// memory can make its relay fail. Not with cdi.tenancy = "multi". Memory of
-	// cuMemCreate does not need the key.
+	// Use of memory of cudaMalloc by its IPC handle: allow or never. The handle is no secret: a
+	// process that guesses the handle of another container can access the memory, and a client that
+	// frees the memory can make its relay fail. Not with cdi.tenancy = "multi". Memory of
+	// cuMemCreate does not need this key.
 	CUDAIPC string `toml:"cuda_ipc"`
 	// Objects that operations can wait for: timeline only timelines; ipc also events of CUDA's IPC
 	// (cudaIpcGetEventHandle). Events need containers that share the host's IPC namespace (`--ipc
@@ -206,20 +207,19 @@ type Relay struct {
 	Environment []string `toml:"environment"`
 	// The sandbox of relays: auto uses every protection that the host supports: a uid, no
 	// capabilities, a root with its devices and libraries, Landlock, a filter of system calls,
-	// limits (`peerlane relay inspect` shows the sandbox). off disables the sandbox, to find a
-	// fault.
+	// limits (`peerlane relay inspect` shows the sandbox). off disables the sandbox, to test whether it causes
+	// a fault.
 	Sandbox string `toml:"sandbox"`
 	// Uids of relays, first to last, and gids of the same numbers, reserved for relays.
 	// The first is the group of all relays; every relay gets another number.
 	UIDs string `toml:"uids"`
-	// Files and directories that relays may also read in their sandbox, for libraries of a
-	// driver in an unusual place. Paths of PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH in
-	// environment are included.
+	// Files and directories that relays may also read in their sandbox, for example libraries of a
+	// driver. relay.environment's PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH are added.
 	SandboxRead []string `toml:"sandbox_read,omitempty"`
 	// Files and directories that relays may also write, such as traces, or a driver's files in
 	// /dev/shm.
 	SandboxWrite []string `toml:"sandbox_write,omitempty"`
-	// Maximum host memory of a relay with its supervisor, including simulated GPUs'; the
+	// Maximum host memory of a relay with its supervisor, including memory of simulated GPUs; the
 	// kernel ends a relay above the limit.
 	Memory Size `toml:"memory"`
 	// Maximum number of processors that a relay may use.
@@ -251,7 +251,7 @@ const (
 // Limits limits the resources of a relay that all clients of one container use together, so that
 // no client can make the relay grow without limit.
 type Limits struct {
-	// Maximum number of sessions: one for each process, and of NCCL one for each 8 communicators. A
+	// Maximum number of sessions: a process has one, with NCCL one for each 8 communicators. A
 	// session has two rings in shared memory, 180 KiB together.
 	Clients int `toml:"clients"`
 	// Maximum number of exported memories.
@@ -260,10 +260,10 @@ type Limits struct {
 	Connections int `toml:"connections"`
 	// Maximum number of open files of the relay for clients: six per process, one per event, one
 	// per allocation of a memory, two per host memory, up to three per connection, and one per
-	// mapped allocation of another container. A lower ulimit -n counts.
+	// mapped allocation of another container. If ulimit -n is lower, it applies.
 	Descriptors int `toml:"descriptors"`
-	// Maximum host memory that the relay allocates for clients, and separately of other containers'
-	// host memory that it writes into; at most half of relay.memory.
+	// Maximum host memory that the relay allocates for clients, and separately maximum host memory of other
+	// containers that it writes to; at most half of relay.memory.
 	HostMemory Size `toml:"host_memory"`
 	// The maximum share of a single process in host_memory.
 	ClientHostMemory Size `toml:"client_host_memory"`
@@ -322,23 +322,24 @@ type Network struct {
 	Key string `toml:"key"`
 	// The name of an annotation of config.json whose value is the container's tenant, such as
 	// "io.kubernetes.cri.sandbox-namespace"; empty for none. Relays get a key derived from the
-	// cluster key and the tenant: relays of two tenants on two hosts refuse each other, and a
-	// container without the annotation is not on the network. All hosts of a cluster need the
-	// same. Images and users must not be able to set the annotation (docs/security.md).
+	// cluster key and the tenant: relays of two tenants on two hosts refuse each
+	// other, and a container without the annotation uses no network. All hosts of a
+	// cluster need the same value. Images and users must not be able to set the annotation
+	// (docs/security.md).
 	TenantAnnotation string `toml:"tenant_annotation"`
 	// Interfaces of relays in the syntax of NCCL_SOCKET_IFNAME: name prefixes with commas,
 	// "=" in front for whole names, "^" in front for exclusion. Empty for all except
 	// loopback, docker* and virbr*; ib* first.
 	Interfaces string `toml:"interfaces"`
-	// Interfaces or RDMA devices in the order of the cluster's rails: the first of all
-	// hosts share a network, and so on. Empty for the order of docs/network.md. Other
-	// devices are used only if nothing else works.
+	// Interfaces or RDMA devices in the order of the cluster's rails: the first devices of all
+	// hosts share a network, the second devices another, and so on. Empty for the order of
+	// docs/network.md. Relays use other devices only if no device of the list works.
 	Rails []string `toml:"rails,omitempty"`
 	// An address of this host that relays listen at, instead of the addresses of the interfaces.
 	Address string `toml:"address"`
 	// The family of the addresses: auto (both, IPv4 first), ipv4 or ipv6.
 	Family string `toml:"family"`
-	// The TCP ports that relays listen on, first to last; a relay takes one port. All hosts of a
+	// The TCP ports that relays listen on, first to last; a relay uses one port per rail. All hosts of a
 	// cluster need the same range: relays connect to no other ports.
 	Ports string `toml:"ports"`
 	// The number of TCP connections for data from one relay to another, 1 to 64, in addition to a

@@ -167,20 +167,22 @@ func (s *sender) buffer(op *operation) {
 		switch {
 		case err != nil:
 			s.broken(err, "copying into a buffer")
-		case s.down == nil && op.failed == nil && !op.over:
+		case !s.isDown():
 			s.filledBuffer(op)
 		}
 		s.unhold(op)
 	})
 }
 
-// filledBuffer ends a send for the client, and serves the grants of its message.
+// filledBuffer ends a send for the client, and serves the grants of its message. The receiver's answer is
+// the result of a withdrawn send.
 func (s *sender) filledBuffer(op *operation) {
+	op.apply(operationBuffered, wire.StatusOK)
+	if op.state == operationFailing { // refused meanwhile
+		return
+	}
 	b := op.buffered
 	b.filled = true
-	if !op.withdrawn { // otherwise the receiver's answer is the result
-		op.complete(op.length, wire.StatusOK)
-	}
 	grants := b.grants
 	b.grants = nil
 	for _, m := range grants {
@@ -200,7 +202,7 @@ func (s *sender) fromBuffer(m *wire.PeerGrant, op *operation, t *target) {
 			r.counters.sent += m.Length
 			r.counters.direct += m.Length
 			op.moved += m.Length
-			if s.down == nil {
+			if !s.isDown() {
 				s.port.Send(&wire.PeerWritten{Grant: m.Grant}, 0)
 			}
 		}

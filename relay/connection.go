@@ -24,13 +24,12 @@ type connection struct {
 	transport string
 	out, in   *staging
 	// registered is the registration of the slots with NICs, over verbs, or of a near GPU's memory.
-	// Of that, inPlaceKnown says that some was used, and notInPlace why the latest was not reached in
-	// place.
-	registered   slotsWay
-	inPlaceKnown bool
-	onGPUs       bool // the slots are on server GPUs, and NICs reach them
-	notInPlace   string
-	verdict      verdict
+	// inPlace and notInPlace describe the latest used memory of a near GPU.
+	registered slotsWay
+	onGPUs     bool // the slots are on server GPUs, and NICs reach them
+	inPlace    inPlace
+	notInPlace string // the reason of bounced
+	verdict    verdict
 	// eagerBuffers are the lane's for short messages to and from other hosts; nil elsewhere.
 	quotas     [2]*eagerBuffers
 	remotePeer *tcp.Peer // the other relay's host's
@@ -39,7 +38,6 @@ type connection struct {
 	peer       string    // who is at the other side, for messages
 	port       transport.Control
 	shared     windows // of the port, between two relays of a host; nil elsewhere
-	sends      bool
 	side       side
 	// listener is the number of the accepting listener, 0 for a connection made here.
 	listener uint32
@@ -51,12 +49,12 @@ type connection struct {
 	serving int
 	flushes flushes
 
-	posted   []*operation // not started
-	down     *wire.Error
-	portDown bool
-	counted  bool // in the relay's use
-	figures  figures
-	slots    share // of its lane's
+	posted  []*operation // not started
+	state   connectionState
+	down    *wire.Error // the reason of a connection that is down
+	quota   quota       // of the relay's use, until the close
+	figures figures
+	slots   share // of its lane's
 }
 
 // side has the methods that differ between sender and receiver.
@@ -88,6 +86,9 @@ func (c *connection) inReach(m *memory) bool {
 	}
 	return m.staged != nil // on a server GPU
 }
+
+// sends reports whether this side is the sender.
+func (c *connection) sends() bool { _, is := c.side.(*sender); return is }
 
 // remote reports whether the remote side is on a different host.
 func (c *connection) remote() bool {
@@ -124,27 +125,28 @@ func (c *connection) refuse(op *operation, status wire.Status) {
 // advance starts operations that are due.
 func (c *connection) advance() bool {
 	progress := false
-	for c.down == nil && len(c.posted) > 0 && c.posted[0].due() && !c.crowded() {
+	for !c.isDown() && len(c.posted) > 0 && c.posted[0].due() && !c.crowded() {
 		op := c.posted[0]
 		c.posted = c.posted[1:]
 		op.begin()
-		switch {
-		case op.spoiled:
-			op.finish(wire.StatusUnknownEvent)
-		case op.kind == wire.OpFlush:
-			c.flushes.start(op)
-		default:
-			c.side.start(op)
-		}
 		progress = true
 	}
 	// A crowded connection goes on at the end of one of its messages.
-	if c.down == nil && len(c.posted) > 0 && !c.crowded() {
+	if !c.isDown() && len(c.posted) > 0 && !c.crowded() {
 		c.session.waits[c] = true
 	} else {
 		delete(c.session.waits, c)
 	}
 	return progress
+}
+
+// start starts an operation whose timeline has come.
+func (c *connection) start(op *operation) {
+	if op.kind == wire.OpFlush {
+		c.flushes.start(op)
+		return
+	}
+	c.side.start(op)
 }
 
 // cancel answers an OpCancel, whose tag names the operation's cookie.
@@ -190,78 +192,38 @@ func ofPeer(status uint32) wire.Status {
 	return wire.Status(status)
 }
 
-// ended handles the remote relay's end of the connection.
+// ended handles the remote relay's end of the connection. After another error the port stays open until
+// the remote relay closes it.
 func (c *connection) ended(err error) {
-	c.portDown = errors.Is(err, io.EOF)
-	if c.portDown {
-		c.shutdown(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s died", c.peer).On(c.peer))
-	} else {
+	if !errors.Is(err, io.EOF) {
 		c.shutdown(wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s cannot be understood: %w", c.peer, err))
+		return
 	}
-	c.settle()
+	c.apply(connectionPortClosed, wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s died", c.peer).On(c.peer))
 }
 
 // lost handles the end of the connection's channel to a remote host, by the remote relay or with
 // the whole Peer.
 func (c *connection) lost(err error) {
-	c.portDown = true
 	var why *wire.Error
 	if !errors.As(err, &why) {
 		why = wire.Errorf(wire.StatusPeerRelayDied, "the relay of %s left the connection without a word", c.peer).On(c.peer)
 	}
-	c.shutdown(why)
-	c.settle()
+	c.apply(connectionPortClosed, why)
+}
+
+// add makes a connection one of the session.
+func (s *session) add(c *connection) {
+	s.connections[c.number] = c
+	c.apply(connectionAdd, nil)
 }
 
 // shutdown takes the connection down for a reason, reports the reason to both sides, and waits for
 // operations in flight. It goes when that is so.
-func (c *connection) shutdown(why *wire.Error) {
-	if c.down != nil {
-		return
-	}
-	c.down = why
-	delete(c.session.waits, c)
-	if !c.portDown {
-		closing := &wire.PeerClose{Status: uint32(why.Status)}
-		wire.SetReason(closing.Reason[:], why)
-		c.port.Send(closing, 0)
-		if channel, ok := c.port.(*tcp.Channel); ok && !c.sends {
-			channel.Expect() // the sender may write until then
-		}
-	}
-	if !c.hidden {
-		event := &wire.ConnectionDown{Connection: c.number, Status: uint32(why.Status)}
-		wire.SetReason(event.Reason[:], why)
-		c.session.reply(event, 0)
-	}
-	posted := c.posted
-	c.posted = nil
-	for _, op := range posted {
-		op.finish(why.Status)
-	}
-	c.side.stop(why)
-	c.settle()
-	if c.twin != nil {
-		c.twin.shutdown(why)
-	}
-}
+func (c *connection) shutdown(why *wire.Error) { c.apply(connectionShutdown, why) }
 
-// settle ends a connection that is down, after operations in flight.
-func (c *connection) settle() {
-	if c.down == nil || c.session.connections[c.number] != c || !c.side.drained() {
-		return
-	}
-	delete(c.session.connections, c.number)
-	c.leave()
-	if c.counted {
-		c.session.relay.release(ofConnection)
-	}
-	// The sender's close tells the receiver that nothing writes any more; the receiver has waited
-	// for it. Queued messages go first, the reason last.
-	c.port.Leave()
-	c.side.free()
-	c.session.settle()
-}
+// settle closes a connection that is down, after operations in flight.
+func (c *connection) settle() { c.apply(connectionIdle, nil) }
 
 func (s *session) disconnect(number uint32) error {
 	c := s.visible(number)

@@ -84,7 +84,8 @@ func counting(tb testing.TB) (*connection, *operation) {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { l.Stop(); l.Run() }) // which closes its descriptors
-	c := &connection{session: &session{relay: &Relay{loop: l}}, lane: &lane{ended: newDirections()}, sends: true}
+	c := &connection{session: &session{relay: &Relay{loop: l}}, lane: &lane{ended: newDirections()},
+		side: &sender{}}
 	return c, &operation{moved: 8}
 }
 

@@ -48,7 +48,7 @@ func (s *sender) sendEagerLocal(op *operation) bool {
 		return false
 	}
 	s.windows = s.windows[:left]
-	op.short, op.window = true, int(number)
+	op.in, op.window = localWindow, int(number)
 	copy(window, unsafe.Slice((*byte)(op.memory.place(op.offset).Host), op.length))
 	s.port.Send(&wire.PeerEager{Send: op.send, Tag: op.tag, Length: op.length, Window: uint32(number)}, 0)
 	return true
@@ -56,10 +56,10 @@ func (s *sender) sendEagerLocal(op *operation) bool {
 
 // endEagerLocal is the receiver's answer to a message that may be in a window.
 func (s *sender) endEagerLocal(op *operation, status wire.Status) {
-	if !op.short {
+	if op.in != localWindow {
 		return
 	}
-	op.short = false
+	op.in = noWindow
 	s.windows = append(s.windows, uint64(op.window))
 	if status != wire.StatusOK || op.granted > 0 {
 		return

@@ -98,7 +98,7 @@ func (s *sender) sendEager(op *operation) bool {
 	e.free = e.free[:len(e.free)-1]
 	w := &e.windows[window]
 	w.writing, w.answered = true, false
-	op.eager, op.window, op.granted = true, window, op.length
+	op.in, op.window, op.granted = remoteWindow, window, op.length
 	s.port.Send(&wire.PeerEager{Send: op.send, Tag: op.tag, Length: op.length, Window: uint32(window)}, 0)
 	s.hold(op)
 	if op.memory.mapped.Host() { // short messages go over TCP, whatever NICs reach
@@ -107,7 +107,7 @@ func (s *sender) sendEager(op *operation) bool {
 	}
 	buffer := e.buffer(window)
 	s.lane.push.take().Move(buffer, op.memory.place(op.offset), op.length, func(err error) {
-		if err == nil && s.down == nil {
+		if err == nil && !s.isDown() {
 			s.writeEager(op, window, buffer)
 			return
 		}
@@ -226,7 +226,7 @@ func (r *receiver) announcedEager(m *wire.PeerEager) error {
 
 // arrivedEager is a write into a window.
 func (r *receiver) arrivedEager(window, length uint64) {
-	if r.down != nil {
+	if r.isDown() {
 		return // and the window is not given again
 	}
 	if r.eager == nil || window >= eagerWindows || r.eager.windows[window].arrived > 0 || length == 0 ||
@@ -269,7 +269,7 @@ func (r *receiver) copyEager(a *arrival) {
 			op.moved += a.length
 			r.session.relay.counters.received += a.length
 			r.session.relay.counters.staged += a.length
-			if r.down == nil {
+			if !r.isDown() {
 				delete(r.matched, a.send)
 				r.end(a, wire.StatusOK)
 				r.answerEager(a, wire.StatusOK)

@@ -123,7 +123,7 @@ func (op *operation) reached() bool {
 	}
 	if err != nil {
 		op.session.relay.failed(err)
-		op.spoiled = true
+		op.apply(operationEventFailed, wire.StatusOK)
 	}
 	op.leaveEvent()
 	return true

@@ -112,7 +112,7 @@ func (c *connection) withWaits() figures {
 	}
 	if sends, is := c.side.(*sender); is {
 		for _, op := range sends.active {
-			if op.granted == 0 && !op.delivered {
+			if op.granted == 0 && !op.state.delivered() {
 				f.stalls[noGrant].wait(op.began, now)
 			}
 		}
@@ -139,7 +139,7 @@ func (f *figures) add(other *figures) {
 }
 
 // leave adds a connection's figures to the lane.
-func (c *connection) leave() { c.lane.ended[c.sends].add(&c.figures) }
+func (c *connection) leave() { c.lane.ended[c.sends()].add(&c.figures) }
 
 // directions are a lane's figures, of senders (true) and of receivers.
 type directions map[bool]*figures
@@ -182,13 +182,13 @@ func (r *Relay) live(report *launch.Report) {
 	for _, s := range r.sessions {
 		for _, c := range s.connections {
 			f := c.withWaits()
-			of[c.lane][c.sends].add(&f)
+			of[c.lane][c.sends()].add(&f)
 			if c.hidden {
 				continue // what it brings counts for its twin
 			}
 			told := launch.ConnectionFigures{
 				PID: s.pid, Program: programNames[s.program], Number: c.number, GPU: c.lane.spec.GPU.BusID,
-				Peer: c.peer, Sends: c.sends,
+				Peer: c.peer, Sends: c.sends(),
 				Route: routeName(c.route), Transport: c.transport, Path: c.path(), Slots: c.slots.held, Figures: f.report(),
 			}
 			if c.transport == launch.TransportTCP {
@@ -247,7 +247,7 @@ func (c *connection) path() string {
 		steps = append(steps, "one copy")
 	case launch.TransportVerbs:
 		if c.registered != clientDMABuf {
-			steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]))
+			steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends()]))
 		}
 		steps = append(steps, c.transport+" by "+verbs.Of(c.remotePeer).Way(), c.remotePeer.Name())
 	case launch.TransportTCP:
@@ -255,7 +255,7 @@ func (c *connection) path() string {
 		steps = steps[:len(steps)-1]
 	}
 	steps = append(steps, c.peer)
-	if !c.sends {
+	if !c.sends() {
 		slices.Reverse(steps)
 	}
 	return strings.Join(steps, " -> ")

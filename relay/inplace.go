@@ -42,7 +42,7 @@ func (s *session) registerInPlace(m *wire.DMABuf, fds []int) {
 	case len(fds) == 0 && s.port.Hanging():
 		err = errHanging
 	case len(fds) == 0:
-		err = fmt.Errorf("its process has no DMA-BUF of it: %s", wire.Text(m.Reason[:]))
+		err = fmt.Errorf("the client has no DMA-BUF of the memory: %s", wire.Text(m.Reason[:]))
 	case len(fds) > 1:
 		err = wire.Errorf(wire.StatusMalformed, "a DMA-BUF with %d descriptors", len(fds))
 	default:
@@ -63,16 +63,16 @@ func (s *session) registerInPlace(m *wire.DMABuf, fds []int) {
 	memory.inPlace = memory.mapped.Lent(fds[0], memory.offset, memory.length)
 }
 
-// inPlaceFactor is how often over a GPU's memory can be lent: registrations use memory of NICs,
+// inPlaceFactor limits registrations to a multiple of a GPU's memory: registrations use memory of NICs,
 // which tenants share, and a client can export a range any number of times.
 const inPlaceFactor = 2
 
-// allowsInPlace says why so many bytes more cannot be lent.
+// allowsInPlace returns an error if registering so many more bytes with NICs would exceed the limit.
 func (l *lane) allowsInPlace(bytes uint64) error {
 	if limit := l.maxInPlace; bytes > limit || l.inPlaceBytes > limit-bytes {
 		return wire.Errorf(wire.StatusLimit,
-			"%s of GPU %s are lent to NICs, and the limit is %s, %d times what it has; export what is used, and no range "+
-				"again and again",
+			"%s of memory of GPU %s are registered with NICs, and the limit is %s, %d times the GPU's memory; "+
+				"export no range twice, and unexport unused memory",
 			humanize.IBytes(l.inPlaceBytes), l.spec.GPU.BusID, humanize.IBytes(limit), inPlaceFactor)
 	}
 	return nil
@@ -91,12 +91,12 @@ func checkDMABuf(fd int, simulated bool) error {
 const maxInfo = 4096
 
 // errOtherExporter is the cause of a refused DMA-BUF.
-var errOtherExporter = errors.New("the lent descriptor is no DMA-BUF of the NVIDIA driver")
+var errOtherExporter = errors.New("the descriptor is no DMA-BUF of the NVIDIA driver")
 
 // descriptorError is the cause of a refused descriptor that is not a DMA-BUF.
 type descriptorError struct{ link string } // of /proc/self/fd
 
-func (e *descriptorError) Error() string { return "the lent descriptor is no DMA-BUF, but " + e.link }
+func (e *descriptorError) Error() string { return "the descriptor is no DMA-BUF, but " + e.link }
 
 // checkProcDMABuf looks at a descriptor below a process's directory in /proc. The link is first,
 // which needs only the file's path ("/dmabuf:" of dmabuffs_dname): fdinfo calls the file's
@@ -105,18 +105,18 @@ func checkProcDMABuf(proc string, fd int) error {
 	link, err := os.Readlink(fmt.Sprintf("%s/fd/%d", proc, fd))
 	switch {
 	case err != nil:
-		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
+		return wire.Errorf(wire.StatusBadDescriptor, "read the kind of the descriptor: %v", err)
 	case !strings.HasPrefix(link, "/dmabuf:"):
 		return wire.Errorf(wire.StatusBadDescriptor, "%w", &descriptorError{wire.Text([]byte(link))})
 	}
 	file, err := os.Open(fmt.Sprintf("%s/fdinfo/%d", proc, fd))
 	if err != nil {
-		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
+		return wire.Errorf(wire.StatusBadDescriptor, "read the kind of the descriptor: %v", err)
 	}
 	info, err := io.ReadAll(io.LimitReader(file, maxInfo))
 	switch err := errors.Join(err, file.Close()); {
 	case err != nil:
-		return wire.Errorf(wire.StatusBadDescriptor, "the lent descriptor: %v", err)
+		return wire.Errorf(wire.StatusBadDescriptor, "read the kind of the descriptor: %v", err)
 	case !ofGPU(info):
 		return wire.Errorf(wire.StatusBadDescriptor, "%w", errOtherExporter)
 	}
@@ -155,7 +155,7 @@ func (c *connection) known(m *memory) bool {
 	if c.lane.spec.Direct && at != nil && !m.mapped.Host() && m.staged == nil {
 		unverified = c.unverified(by)
 	}
-	known := at != nil && unverified == "" && by.Known(at, !c.sends)
+	known := at != nil && unverified == "" && by.Known(at, !c.sends())
 	if !c.lane.spec.Direct || m.mapped.Host() || m.staged != nil {
 		return known
 	}
@@ -171,11 +171,11 @@ func (c *connection) known(m *memory) bool {
 	case m.inPlace == nil && m.wanted():
 		why = noDMABufAnswer // it may come
 	case m.inPlace == nil:
-		why = "this memory cannot be lent"
+		why = "NICs cannot register this kind of memory"
 	case at == nil:
-		why = "data goes by a NIC that the GPU is not near to"
+		why = "the NIC of the connection is not near the GPU"
 	default:
-		err := by.Refused(at, !c.sends)
+		err := by.Refused(at, !c.sends())
 		if err == nil {
 			return false // it is being registered
 		}
@@ -190,20 +190,33 @@ var clientDMABuf = slotsWay{registration.DMABuf,
 	"dmabuf: the client's own memory, in place, registered by DMA-BUF: GPUDirect RDMA"}
 
 // noMemoryInPlace describes a near GPU's connection before the first message.
-const noMemoryInPlace = "the GPU is near the NICs and has no slots; a client's memory goes in place when NICs " +
-	"know it, and none has come yet"
+const noMemoryInPlace = "the GPU is near the NICs and has no slots; NICs access a client's memory in place after " +
+	"its registration, and no message has been sent yet"
 
 // noDMABufAnswer is the reason for memory whose process has not answered the export's request,
 // because the library is too old, or the answer is pending.
-const noDMABufAnswer = "its process has said nothing of a DMA-BUF (a library of before?)"
+const noDMABufAnswer = "the client has not sent a DMA-BUF (libpeerlane too old?)"
+
+// inPlace is the result for the latest memory of a near GPU that a connection has used.
+type inPlace uint8
+
+const (
+	unused  inPlace = iota // no memory yet
+	reached                // NICs reach the memory in place
+	bounced                // data bounces through host memory
+)
 
 // reportInPlace records the result for the latest memory, and logs a new result.
 func (c *connection) reportInPlace(refused string) {
-	if c.inPlaceKnown && c.notInPlace == refused {
+	is := bounced
+	if refused == "" {
+		is = reached
+	}
+	if c.inPlace == is && c.notInPlace == refused {
 		return
 	}
-	c.inPlaceKnown, c.notInPlace, c.registered = true, refused, clientDMABuf
-	if refused == "" {
+	c.inPlace, c.notInPlace, c.registered = is, refused, clientDMABuf
+	if is == reached {
 		c.lane.logSlots(c.registered)
 		return
 	}

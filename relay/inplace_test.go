@@ -119,11 +119,11 @@ func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 		{name: "both near", a: place, b: place},
 		{name: "a near one sends", a: place, b: slots},
 		{name: "a near one receives", a: slots, b: place},
-		{name: "no DMA-BUF", a: bounce("its process has no DMA-BUF of it: the program gave none"),
-			b:   bounce("its process has no DMA-BUF of it: the program gave none"),
+		{name: "no DMA-BUF", a: bounce("the client has no DMA-BUF of the memory: the program gave none"),
+			b:   bounce("the client has no DMA-BUF of the memory: the program gave none"),
 			ask: func(a *client.Allocation) { a.DMABuf = nil }},
-		{name: "a DMA-BUF that CUDA does not make", a: bounce("its process has no DMA-BUF of it: not supported"),
-			b:   bounce("its process has no DMA-BUF of it: not supported"),
+		{name: "a DMA-BUF that CUDA does not make", a: bounce("the client has no DMA-BUF of the memory: not supported"),
+			b:   bounce("the client has no DMA-BUF of the memory: not supported"),
 			ask: func(a *client.Allocation) { a.DMABuf = func() (int, error) { return -1, errors.New("not supported") } }},
 		{name: "a descriptor that is none", a: bounce("import the exported descriptor: it is not simulated GPU memory"),
 			b: bounce("import the exported descriptor: it is not simulated GPU memory"),
@@ -369,7 +369,7 @@ func TestInPlaceMemoryBesideOtherLanesNICBounces(t *testing.T) {
 		}
 	}
 	n, is := inPlace(t, p.relayB)
-	if n > 0 || is.GDR || !strings.Contains(is.Registration, "data goes by a NIC that the GPU is not near to") {
+	if n > 0 || is.GDR || !strings.Contains(is.Registration, "the NIC of the connection is not near the GPU") {
 		t.Errorf("%d bytes came in place; inspect shows %+v", n, is)
 	}
 	if made, _ := lentRegions(t, p.rdma, "rocep1", pairBytes); made > 0 {
@@ -898,7 +898,7 @@ func TestLibraryWithoutInPlaceSupportBounces(t *testing.T) {
 	}
 	move()
 	const says = "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: the client's own memory is " +
-		"not reached in place: its process has said nothing of a DMA-BUF"
+		"not reached in place: the client has not sent a DMA-BUF"
 	if went, is := inPlace(t, p.relayA); went > 0 || !strings.HasPrefix(is.Registration, says) ||
 		!strings.Contains(is.Path, "host memory") {
 		t.Errorf("%d bytes went in place; inspect shows %+v", went, is)

@@ -135,7 +135,7 @@ func (l *lane) open() error {
 	if !d.Simulated() { // whose times say nothing
 		if err := g.MeasureWrites(); err != nil {
 			logrus.WithError(err).Warnf("short copies into GPU %s were not measured; those of up to %d bytes are words",
-				l.spec.GPU.BusID, g.Writes().MostWords)
+				l.spec.GPU.BusID, g.Writes().MaxWords)
 		}
 	}
 	push, err := g.NewQueue()
@@ -152,6 +152,9 @@ func (l *lane) open() error {
 		l.pull.add(l.relay.loop, pull)
 	}) {
 		return errEnding
+	}
+	if l.relay.lists.Load() {
+		g.PrepareLists()
 	}
 	return nil
 }

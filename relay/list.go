@@ -136,10 +136,21 @@ func (p *pieces) over(op *operation, status wire.Status) {
 
 // --- the client's descriptor ---------------------------------------------------------
 
+// expectLists has the GPUs of open lanes, and of lanes that open later, prepare for lists.
+func (r *Relay) expectLists() {
+	r.lists.Store(true)
+	for _, l := range r.lanes {
+		if l.device != nil {
+			l.device.PrepareLists()
+		}
+	}
+}
+
 // listMemory makes the memory of the session's lists, once. The client allocates the pages; the
 // relay only reads the pages, by pread, which allocates no page.
 func (s *session) listMemory(sequence uint32) {
 	bytes := wire.MaxListEntries * entryBytes
+	s.relay.expectLists()
 	if s.lists != nil { // the client gave the first request up
 		s.reply(&wire.ListMemoryMade{Bytes: bytes}, sequence, int(s.lists.Fd()))
 		return
@@ -175,7 +186,7 @@ func isList(kind uint32) bool { return kind == wire.OpReadList || kind == wire.O
 // bindList checks the place of a list. The relay checks the entries of a part at the part's begin.
 func (op *operation) bindList(c *connection) wire.Status {
 	switch {
-	case !c.sends:
+	case !c.sends():
 		return wire.StatusMalformed
 	case c.version < wire.ListVersion:
 		return wire.StatusVersion
@@ -196,7 +207,7 @@ func (s *sender) startList(op *operation) {
 
 // moreParts begins parts as far as connection and session may have more.
 func (s *sender) moreParts() {
-	for s.down == nil && s.listing.parts < wire.PartsAtOnce {
+	for !s.isDown() && s.listing.parts < wire.PartsAtOnce {
 		l := s.nextList()
 		switch {
 		case l == nil:
@@ -248,7 +259,7 @@ func (s *sender) beginPart(l *list) {
 	s.session.listParts++
 	op := &operation{
 		session: s.session, kind: wire.OpWrite, began: s.session.relay.loop.Now(), pieces: p, length: length,
-		wait: wire.NoTimeline, signal: wire.NoTimeline,
+		state: operationStarted, wait: wire.NoTimeline, signal: wire.NoTimeline,
 	}
 	for _, m := range p.list {
 		if k := len(p.held); k == 0 || p.held[k-1] != m.memory {

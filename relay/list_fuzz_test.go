@@ -88,7 +88,7 @@ func (l *fuzzListLink) of(number uint64) *operation {
 	if op == nil { // refused since it was granted
 		op = l.sent[number]
 	}
-	if op == nil || op.pieces == nil || op.over || op.underWay == 0 {
+	if op == nil || op.pieces == nil || op.state == operationEnded || op.underWay == 0 {
 		l.t.Fatalf("a write for message %d, which is over, or no list's", number)
 	}
 	return op
@@ -150,7 +150,7 @@ func (l *fuzzListLink) WriteList(list []transport.Copy, immediate uint64, done f
 
 // learn has the sender hear of a region, which is mapped at once.
 func (l *fuzzListLink) learn(do *script, duplicate func() int) {
-	if l.s.portDown {
+	if !l.s.portOpen() {
 		return
 	}
 	m, fds := l.region(1, do.near(fuzzTarget), duplicate)
@@ -198,7 +198,7 @@ func (l *fuzzListLink) grants(do *script) {
 	if l.said[m.Grant] == nil {
 		l.said[m.Grant], l.open[m.Grant] = m, s.listing.ranges
 	}
-	if !s.portDown {
+	if s.portOpen() {
 		s.receive(m, 0, nil)
 	}
 }
@@ -224,7 +224,7 @@ func (w *world) fillsList(r *receiver, do *script, what func(op *operation, at u
 			}
 		}
 	}
-	if !r.portDown && r.route == wire.RouteDirect {
+	if r.portOpen() && r.route == wire.RouteDirect {
 		r.receive(&wire.PeerWritten{Grant: number}, 0, nil)
 	}
 }
@@ -289,7 +289,7 @@ func newListReader(t *testing.T, do script) *listReader {
 
 // hear has the sender hear a message.
 func (r *listReader) hear(m wire.Message) {
-	if !r.s.portDown {
+	if r.s.portOpen() {
 		r.s.receive(m, 0, nil)
 	}
 }
@@ -297,7 +297,7 @@ func (r *listReader) hear(m wire.Message) {
 func (r *listReader) posts() {
 	kind := []uint32{wire.OpWriteList, wire.OpReadList}[r.do.next()%2]
 	list := r.do.entries()
-	if r.s.down == nil && len(r.posted) < 16 {
+	if !r.s.isDown() && len(r.posted) < 16 {
 		r.postList(r.s.connection, kind, list)
 	}
 }
@@ -310,7 +310,7 @@ func (r *listReader) isRefused() {
 func (r *listReader) learnsRegion() { r.learn(&r.do, r.duplicate) }
 
 func (r *listReader) isGranted() {
-	if !r.s.portDown {
+	if r.s.portOpen() {
 		r.grants(&r.do)
 	}
 }
@@ -329,7 +329,7 @@ func (r *listReader) hasReverseConnection() {
 
 func (r *listReader) hearsOfData() {
 	m := &wire.PeerReadData{Read: r.do.near(max(1, uint64(r.do.next())%(r.s.reading.last+1)))}
-	if r.back == nil || r.back.portDown {
+	if r.back == nil || !r.back.portOpen() {
 		return
 	}
 	m.Send = r.do.near(r.back.announced + 1)
@@ -383,11 +383,11 @@ func (r *listReader) hearsOther() {
 	case 2:
 		r.hear(&wire.PeerClose{})
 	case 3:
-		if !r.s.portDown {
+		if r.s.portOpen() {
 			r.leave(r.s.connection)
 		}
 	case 4:
-		if r.back != nil && !r.back.portDown {
+		if r.back != nil && r.back.portOpen() {
 			r.leave(r.back.connection)
 		}
 	case 5:
@@ -400,7 +400,7 @@ func (r *listReader) hearsOther() {
 // end ends the connection, and demands that nothing is left.
 func (r *listReader) end() {
 	r.finish()
-	if !r.s.portDown {
+	if r.s.portOpen() {
 		r.leave(r.s.connection)
 	}
 	r.finish()
@@ -499,7 +499,7 @@ func (o *listOwner) region(m *memory, key byte, access uint32) *exposedRegion {
 
 // hear has the receiver hear a message.
 func (o *listOwner) hear(m wire.Message) {
-	if !o.r.portDown {
+	if o.r.portOpen() {
 		o.r.receive(m, 0, nil)
 	}
 }
@@ -539,7 +539,7 @@ func (o *listOwner) hearsOfRead() {
 }
 
 func (o *listOwner) hasReverseConnection() {
-	if o.back == nil && o.r.down == nil {
+	if o.back == nil && !o.r.isDown() {
 		o.back = o.listLink(o.route, o.shown)
 		o.back.s.hidden = true
 		o.r.pair(o.back.s.connection)
@@ -548,7 +548,7 @@ func (o *listOwner) hasReverseConnection() {
 }
 
 func (o *listOwner) isGranted() {
-	if o.back != nil && !o.back.s.portDown {
+	if o.back != nil && o.back.s.portOpen() {
 		o.back.grants(&o.do)
 	}
 }
@@ -564,7 +564,7 @@ func (o *listOwner) wrote() {
 		return
 	}
 	o.back.wrote(o.do.next(), nil)
-	if !o.back.s.portDown {
+	if o.back.s.portOpen() {
 		o.back.s.receive(&wire.PeerDelivered{Send: o.do.near(max(1, o.back.s.last))}, 0, nil)
 	}
 }
@@ -578,11 +578,11 @@ func (o *listOwner) other() {
 	case 2:
 		o.hear(&wire.PeerClose{})
 	case 3:
-		if o.back != nil && !o.back.s.portDown {
+		if o.back != nil && o.back.s.portOpen() {
 			o.leave(o.back.s.connection)
 		}
 	case 4:
-		if !o.r.portDown {
+		if o.r.portOpen() {
 			o.leave(o.r.connection)
 		}
 	}
@@ -608,7 +608,7 @@ func (o *listOwner) end() {
 	o.copied()
 	if o.back != nil {
 		o.back.finish()
-		if !o.back.s.portDown {
+		if o.back.s.portOpen() {
 			o.leave(o.back.s.connection)
 		}
 		o.back.finish()

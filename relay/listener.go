@@ -125,7 +125,7 @@ func (s *session) accept(m *wire.Accept, sequence uint32) {
 // left reports whether the sender left before the accept. Another may come. After a failure the
 // sender may count as connected, and an accept would wait for ever.
 func (r *receiver) left() bool {
-	if r.down == nil {
+	if !r.isDown() {
 		return false
 	}
 	switch r.down.Status {
@@ -164,7 +164,7 @@ func (l *listener) hand() {
 		}
 		sequence := l.accepts[0]
 		l.accepts = l.accepts[1:]
-		if r.down != nil {
+		if r.isDown() {
 			l.session.answer(sequence, wire.Errorf(r.down.Status,
 				"a sender connected, and the connection failed before it was accepted: %s", r.down.Reason))
 			continue
@@ -329,23 +329,20 @@ func (l *listener) take(r *receiver) {
 	s, c := l.session, r.connection
 	c.hidden, c.listener = l.forward != nil, l.number
 	crowded := len(l.ready) >= maxUnaccepted
-	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.left() || crowded && r.down != nil })
+	l.ready = slices.DeleteFunc(l.ready, func(r *receiver) bool { return r.left() || crowded && r.isDown() })
 	over := l.claim()
-	c.counted = over == nil
-	if s.ended == nil || s.relay.sessions[s.id] == s {
-		s.connections[c.number] = c
+	if over == nil {
+		c.quota = ofConnection
 	}
+	if s.ended != nil && s.relay.sessions[s.id] != s {
+		c.apply(connectionAbandon, s.ended)
+		return
+	}
+	s.add(c)
 	var limit *wire.Error
 	switch {
 	case s.ended != nil:
 		c.shutdown(s.ended)
-		if s.relay.sessions[s.id] != s { // settling it has no effect
-			c.port.Leave()
-			c.side.free()
-			if c.counted {
-				s.relay.release(ofConnection)
-			}
-		}
 	case errors.As(over, &limit):
 		c.shutdown(limit)
 	case l.forward == nil && !l.open(): // it was closed while the sender came
@@ -404,7 +401,7 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 		s.answer(sequence, err)
 		return
 	}
-	c := &connection{session: s, number: s.number(), counted: true}
+	c := &connection{session: s, number: s.number(), quota: ofConnection}
 	var way attachment
 	s.block(sequence, func() (err error) {
 		way, err = s.relay.dial(c, m)
@@ -418,7 +415,7 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 			s.answer(sequence, err)
 			return
 		}
-		s.connections[c.number] = c
+		s.add(c)
 		if s.ended != nil {
 			c.shutdown(s.ended) // so that the remote side gets the cause
 		} else {

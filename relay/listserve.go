@@ -41,7 +41,7 @@ func (v *servedPart) over() {
 
 // addRanges keeps ranges for the list message that will come.
 func (r *receiver) addRanges(m *wire.PeerRanges) error {
-	if r.down != nil {
+	if r.isDown() {
 		return nil
 	}
 	if m.Count == 0 || m.Count > wire.MessageRanges || len(r.ranges)+int(m.Count) > wire.PartEntries {
@@ -78,7 +78,7 @@ func (r *receiver) takeRanges(count uint32, length uint64) ([]keyedRange, error)
 // putList handles a part of a list that the remote client writes.
 func (r *receiver) putList(m *wire.PeerWriteList) error {
 	switch {
-	case r.down != nil:
+	case r.isDown():
 		return nil
 	case m.Send != r.announced+1:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send,
@@ -101,7 +101,7 @@ func (r *receiver) putList(m *wire.PeerWriteList) error {
 // getList handles a part of a list that the remote client reads.
 func (r *receiver) getList(m *wire.PeerReadList) error {
 	w := r.back
-	if r.down != nil || w == nil {
+	if r.isDown() || w == nil {
 		r.ranges = nil
 		return nil // it has been told that there is no way back
 	}
@@ -171,7 +171,7 @@ func (r *receiver) serveList(kind uint32, ranges []keyedRange,
 	p.serves = v
 	return &operation{
 		session: r.session, began: r.session.relay.loop.Now(), kind: kind, pieces: p, length: length,
-		wait: wire.NoTimeline, signal: wire.NoTimeline,
+		state: operationStarted, wait: wire.NoTimeline, signal: wire.NoTimeline,
 	}, 0, wire.StatusOK
 }
 
@@ -182,7 +182,7 @@ func (r *receiver) grantList(a *arrival) {
 	all := a.op.pieces.list
 	for i := range all {
 		if i == 0 || all[i].memory != all[i-1].memory {
-			if r.advertise(all[i].memory); r.down != nil {
+			if r.advertise(all[i].memory); r.isDown() {
 				return
 			}
 		}
@@ -291,7 +291,7 @@ func (s *sender) fillLists() {
 	s.listing.pending = nil
 	for _, g := range pending {
 		switch {
-		case s.down != nil:
+		case s.isDown():
 		case g.ready():
 			s.fillList(g)
 		default:
@@ -323,7 +323,7 @@ func (s *sender) fillList(g *listGrant) {
 			r.counters.sent += op.length
 			r.counters.direct += op.length
 			op.moved = op.length
-			if s.down == nil {
+			if !s.isDown() {
 				s.port.Send(&wire.PeerWritten{Grant: g.grant.Grant}, 0)
 			}
 		}

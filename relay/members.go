@@ -89,7 +89,7 @@ func (c *connection) throughSlots(m *memory) bool {
 	if c.transport != launch.TransportVerbs || m.inPlace == nil || m.staged != nil || !c.onGPUs {
 		return false
 	}
-	mixture := c.lane.mixture(c.sends)
+	mixture := c.lane.mixture(c.sends())
 	return mixture != nil && mixture.Next(func(i int) bool { return i == 0 || c.by(c.lane.stagedNICs()) }) == 1
 }
 

@@ -68,7 +68,7 @@ func (s *sender) ask(op *operation) bool {
 func (s *sender) cancelRead(cookie uint64) {
 	for _, op := range s.reading.asked {
 		if op.cookie == cookie {
-			op.withdrawn = true
+			op.apply(operationCancel, wire.StatusOK)
 		}
 	}
 }
@@ -92,7 +92,7 @@ func (r *receiver) readData(m *wire.PeerReadData) error {
 		op = r.reader.reading.asked[m.Read]
 	}
 	switch {
-	case r.down != nil:
+	case r.isDown():
 		return nil // its reads have ended
 	case op == nil || m.Length != op.length:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s brings %d bytes of read %d, which were not asked for",
@@ -104,7 +104,7 @@ func (r *receiver) readData(m *wire.PeerReadData) error {
 	r.announced++
 	delete(r.reader.reading.asked, m.Read)
 	a := &arrival{send: m.Send, length: m.Length}
-	if op.withdrawn {
+	if op.state == operationWithdrawn {
 		op.finish(wire.StatusCanceled)
 		r.refuse(a, wire.StatusCanceled)
 		return nil
@@ -137,7 +137,7 @@ func (r *receiver) crowded(waiting int) error {
 // put handles a write of the remote client: the message matches no posted receive.
 func (r *receiver) put(m *wire.PeerWrite) error {
 	switch {
-	case r.down != nil:
+	case r.isDown():
 		return nil
 	case m.Send != r.announced+1:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s announced message %d after message %d", r.peer, m.Send,
@@ -161,7 +161,7 @@ func (r *receiver) put(m *wire.PeerWrite) error {
 func (r *receiver) get(m *wire.PeerRead) error {
 	w := r.back
 	switch {
-	case r.down != nil, w == nil:
+	case r.isDown(), w == nil:
 		return nil // it has been told that there is no way back
 	case w.sender == nil:
 		if err := r.crowded(len(w.waiting)); err != nil {

@@ -36,7 +36,7 @@ func patterned(m *device.Memory) {
 
 // heard gives a sender mostly valid grants.
 func (l *fuzzLink) heard(do *script, duplicate func() int) {
-	if l.s.portDown {
+	if !l.s.portOpen() {
 		return
 	}
 	switch do.next() % 5 {
@@ -109,7 +109,7 @@ func (w *world) fills(r *receiver, do *script, what func(op *operation, at uint6
 			return
 		}
 	}
-	if !r.portDown && r.route == wire.RouteDirect {
+	if r.portOpen() && r.route == wire.RouteDirect {
 		r.receive(&wire.PeerWritten{Grant: number}, 0, nil)
 	} else if !r.immediateEnd && r.route == wire.RouteStaged {
 		r.immediate(number, uint64(do.next()))
@@ -118,7 +118,7 @@ func (w *world) fills(r *receiver, do *script, what func(op *operation, at uint6
 
 // ends is the end of a receiver's sender.
 func (w *world) ends(r *receiver) {
-	if !r.portDown {
+	if r.portOpen() {
 		w.leave(r.connection)
 	}
 	if !r.immediateEnd {
@@ -151,14 +151,14 @@ func FuzzPeerOfAReader(f *testing.F) {
 		s := l.s
 		var back *receiver
 		hear := func(m wire.Message) {
-			if !s.portDown {
+			if s.portOpen() {
 				s.receive(m, 0, nil)
 			}
 		}
 		for len(do) > 0 {
 			switch do.next() % 12 {
 			case 0, 1, 2:
-				if s.down != nil || len(w.posted) >= 64 {
+				if s.isDown() || len(w.posted) >= 64 {
 					break
 				}
 				kind := []uint32{wire.OpWrite, wire.OpRead, wire.OpSend}[int(do.next())%3]
@@ -184,7 +184,7 @@ func FuzzPeerOfAReader(f *testing.F) {
 				}
 			case 6:
 				m := &wire.PeerReadData{Read: do.near(max(1, uint64(do.next())%(s.reading.last+1)))}
-				if back == nil || back.portDown {
+				if back == nil || !back.portOpen() {
 					break
 				}
 				m.Send = do.near(back.announced + 1)
@@ -211,22 +211,22 @@ func FuzzPeerOfAReader(f *testing.F) {
 				case 2:
 					hear(&wire.PeerClose{})
 				case 3:
-					if !s.portDown {
+					if s.portOpen() {
 						w.leave(s.connection)
 					}
 				case 4:
-					if back != nil && !back.portDown {
+					if back != nil && back.portOpen() {
 						w.leave(back.connection)
 					}
 				case 5:
 					hear(&wire.PeerWrite{Send: 1})
 				case 6:
-					if back != nil && !back.portDown {
+					if back != nil && back.portOpen() {
 						back.receive(&wire.PeerBack{}, 0, nil)
 					}
 				}
 			}
-			if back != nil && (s.down == nil) != (back.down == nil) {
+			if back != nil && (!s.isDown()) != (!back.isDown()) {
 				t.Fatalf("one of the two is up: %v, %v", s.down, back.down)
 			}
 			if len(s.reading.asked) > len(w.posted) || back != nil && len(w.relay.listeners) > 0 {
@@ -234,7 +234,7 @@ func FuzzPeerOfAReader(f *testing.F) {
 			}
 		}
 		l.finish()
-		if !s.portDown {
+		if s.portOpen() {
 			w.leave(s.connection)
 		}
 		l.finish()
@@ -296,7 +296,7 @@ func FuzzPeerOfARegionOwner(f *testing.F) {
 		offers[0].gone = func() { left = bytes.Clone(bytesAt(written.mapped, 0, whole)) }
 		var back *fuzzLink
 		hear := func(m wire.Message) {
-			if !r.portDown {
+			if r.portOpen() {
 				r.receive(m, 0, nil)
 			}
 		}
@@ -332,7 +332,7 @@ func FuzzPeerOfARegionOwner(f *testing.F) {
 			case 4:
 				w.copied()
 			case 5:
-				if back == nil && r.down == nil {
+				if back == nil && !r.isDown() {
 					back = w.link(route, shown)
 					back.s.hidden = true
 					r.pair(back.s.connection)
@@ -353,11 +353,11 @@ func FuzzPeerOfARegionOwner(f *testing.F) {
 				case 4:
 					hear(&wire.PeerSend{Send: do.near(r.announced + 1), Length: 8})
 				case 5:
-					if back != nil && !back.s.portDown {
+					if back != nil && back.s.portOpen() {
 						w.leave(back.s.connection)
 					}
 				case 6:
-					if !r.portDown {
+					if r.portOpen() {
 						w.leave(r.connection)
 					}
 				}
@@ -380,7 +380,7 @@ func FuzzPeerOfARegionOwner(f *testing.F) {
 		w.copied()
 		if back != nil {
 			back.finish()
-			if !back.s.portDown {
+			if back.s.portOpen() {
 				w.leave(back.s.connection)
 			}
 			back.finish()

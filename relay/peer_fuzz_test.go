@@ -173,7 +173,15 @@ func (w *world) route(first int) uint32 {
 // fuzzTransport carries data through slots, and in place in memory on server GPUs.
 const fuzzTransport = "slots"
 
+// connection adds a connection to the session.
 func (w *world) connection(route uint32) *connection {
+	c := w.opening(route)
+	w.session.add(c)
+	return c
+}
+
+// opening makes a connection after the handshake.
+func (w *world) opening(route uint32) *connection {
 	c := &connection{session: w.session, number: uint32(len(w.session.connections)) + 1, lane: w.lane, route: route,
 		peer: "the fuzzer"}
 	c.transport = launch.TransportLocal
@@ -185,7 +193,6 @@ func (w *world) connection(route uint32) *connection {
 	}
 	c.port, _ = deaf()
 	c.shared = &w.shared
-	w.session.connections[c.number] = c
 	return c
 }
 
@@ -348,7 +355,7 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 			g, bytes)
 	}
 	op := l.sent[g.Send]
-	if op == nil || op.over || op.underWay == 0 {
+	if op == nil || op.state == operationEnded || op.underWay == 0 {
 		l.t.Fatalf("a write for message %d, which is over", g.Send)
 	}
 	switch {
@@ -372,15 +379,15 @@ func (l *fuzzLink) Write(to transport.Target, from transport.Source, n, immediat
 func (l *fuzzLink) writeEager(to transport.Target, from transport.Source, n uint64, window int, done func(error)) {
 	var of *operation
 	for _, op := range l.s.active {
-		if op.eager && op.window == window {
+		if op.in == remoteWindow && op.window == window {
 			if of != nil {
 				l.t.Fatalf("window %d has two messages", window)
 			}
 			of = op
 		}
 	}
-	if of == nil || l.closed || of.over || n != of.length || n > eagerBytes || to.Region != eagerRegion ||
-		to.Offset != l.quota+uint64(window)*eagerBytes {
+	if of == nil || l.closed || of.state == operationEnded || n != of.length || n > eagerBytes ||
+		to.Region != eagerRegion || to.Offset != l.quota+uint64(window)*eagerBytes {
 		l.t.Fatalf("a write of %d bytes to %+v in window %d of a quota at %d, for %+v", n, to, window, l.quota, of)
 	}
 	for i, b := range unsafe.Slice((*byte)(from.Place.Host), n) {
@@ -404,11 +411,11 @@ func (l *fuzzLink) inWindows() {
 		used[free] = true
 	}
 	for _, op := range l.sent {
-		if !op.short || l.s.down != nil { // then nobody gives windows back
+		if op.in != localWindow || l.s.isDown() { // then nobody gives windows back
 			continue
 		}
-		if used[uint64(op.window)] || op.over {
-			l.t.Fatalf("window %d is free, or has two messages, or one that is over: %v", op.window, op.over)
+		if used[uint64(op.window)] || op.state == operationEnded {
+			l.t.Fatalf("window %d is free, or has two messages, or one that is over: %v", op.window, op.state == operationEnded)
 		}
 		used[uint64(op.window)] = true
 		for i, b := range l.shared[op.window][:op.length] {
@@ -417,7 +424,7 @@ func (l *fuzzLink) inWindows() {
 			}
 		}
 	}
-	if l.s.down == nil && len(used) != packet.Windows {
+	if !l.s.isDown() && len(used) != packet.Windows {
 		l.t.Fatalf("%d windows are left", len(used))
 	}
 }
@@ -452,7 +459,7 @@ func (l *fuzzLink) wrote(which int, err error) {
 	write := l.writes[which]
 	l.writes = append(l.writes[:which:which], l.writes[which+1:]...)
 	delete(l.taken, l.slotOffset(write.from))
-	if write.op.over {
+	if write.op.state == operationEnded {
 		l.t.Fatal("an operation ended under a write of it")
 	}
 	write.done(err)
@@ -547,7 +554,7 @@ func FuzzPeerOfASender(f *testing.F) {
 		l := connect(route)
 		s := l.s
 		hear := func(m wire.Message, fds ...int) {
-			if s.portDown {
+			if !s.portOpen() {
 				return
 			}
 			s.receive(m, 0, fds)
@@ -569,7 +576,7 @@ func FuzzPeerOfASender(f *testing.F) {
 				}
 				hear(m)
 			case 0, 1:
-				if s.down == nil && len(w.posted) < 64 {
+				if !s.isDown() && len(w.posted) < 64 {
 					length := do.length(fuzzMemory)
 					op := w.post(s.connection, wire.OpSend, 0, uint64(do.next())%(fuzzMemory-length+1), length)
 					l.sent[op.send] = op
@@ -638,7 +645,7 @@ func FuzzPeerOfASender(f *testing.F) {
 				case 3:
 					hear(&wire.PeerWritten{Grant: 1})
 				case 4:
-					if !s.portDown {
+					if s.portOpen() {
 						w.leave(s.connection)
 					}
 				}
@@ -658,7 +665,7 @@ func FuzzPeerOfASender(f *testing.F) {
 			}
 		}
 		finish(l)
-		if !s.portDown {
+		if s.portOpen() {
 			w.leave(s.connection)
 		}
 		finish(l)
@@ -730,7 +737,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 			}
 		}
 		hear := func(m wire.Message) {
-			if !r.portDown {
+			if r.portOpen() {
 				r.receive(m, 0, nil)
 			}
 		}
@@ -741,7 +748,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 		meets := func(step func() *operation) {
 			arrivals, receives := slices.Clone(r.arrivals), slices.Clone(r.receives)
 			posted := step()
-			if r.down != nil {
+			if r.isDown() {
 				return
 			}
 			for _, a := range arrivals {
@@ -805,7 +812,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 				hear(m)
 			case 1:
 				length := do.length(3 * fuzzSlot)
-				if r.down == nil && next+length+64 <= fuzzMemory {
+				if !r.isDown() && next+length+64 <= fuzzMemory {
 					meets(func() *operation { return w.post(r.connection, wire.OpReceive, uint64(do.next()%3), next, length) })
 					next += length + 64
 				}
@@ -849,11 +856,11 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 				case 2:
 					hear(&wire.PeerGrant{Send: 1})
 				case 3:
-					if !r.portDown {
+					if r.portOpen() {
 						w.leave(r.connection)
 					}
 				case 4:
-					if r.down != nil && !r.immediateEnd {
+					if r.isDown() && !r.immediateEnd {
 						r.landingsEnded()
 					}
 				case 5:
@@ -865,7 +872,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 			taken := map[uint64]bool{}
 			for _, g := range r.grants {
 				a := g.arrival
-				if g.length == 0 || a.op == nil || a.op.over && r.down == nil || g.part > a.length ||
+				if g.length == 0 || a.op == nil || a.op.state == operationEnded && !r.isDown() || g.part > a.length ||
 					g.length > a.length-g.part || a.length > a.op.length || g.filled > g.length {
 					t.Fatalf("grant %+v of message %+v", g, a)
 				}
@@ -888,7 +895,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 			}
 		}
 		w.copied()
-		if !r.portDown {
+		if r.portOpen() {
 			w.leave(r.connection)
 		}
 		if !r.immediateEnd {

@@ -274,7 +274,7 @@ func (r *receiver) grantPieces() {
 	for _, g := range r.in.regions {
 		most += uint64(g.slots)
 	}
-	for len(r.piecing) > 0 && r.inPlaces < most && r.down == nil {
+	for len(r.piecing) > 0 && r.inPlaces < most && !r.isDown() {
 		a := r.piecing[0]
 		if r.throughSlots(a.op.memory) {
 			r.piecing = r.piecing[1:]
@@ -297,7 +297,7 @@ func (r *receiver) grantSlots(a *arrival) { r.grantSlot(a, func() { r.grantSlots
 // grantSlot grants a slot, and calls more if bytes of the message remain.
 func (r *receiver) grantSlot(a *arrival, more func()) {
 	r.in.acquire(r.connection, func(slot *slot) bool {
-		if r.down != nil {
+		if r.isDown() {
 			return false
 		}
 		length := r.atOnce(min(slot.region.slotBytes, a.length-a.granted))
@@ -383,7 +383,7 @@ func (r *receiver) immediate(number, length uint64) {
 		r.settle()
 		return
 	}
-	if r.down != nil {
+	if r.isDown() {
 		r.in.release(g.slot)
 		r.settle()
 		return
@@ -414,7 +414,7 @@ func (r *receiver) arrived(a *arrival, n uint64) {
 	a.moved += n
 	a.op.moved += n
 	r.session.relay.counters.received += n
-	if a.moved < a.length || r.down != nil {
+	if a.moved < a.length || r.isDown() {
 		return
 	}
 	delete(r.matched, a.send)
@@ -440,7 +440,7 @@ type laterSender interface {
 // end ends the receive of a message after the earlier receives.
 func (r *receiver) end(a *arrival, status wire.Status) {
 	a.unended.ended, a.unended.status = true, status
-	for len(r.unended) > 0 && (r.unended[0].ended || r.unended[0].op.over) {
+	for len(r.unended) > 0 && (r.unended[0].ended || r.unended[0].op.state == operationEnded) {
 		first := r.unended[0]
 		r.unended[0] = nil
 		r.unended = r.unended[1:]
@@ -454,7 +454,7 @@ func (r *receiver) stop(why *wire.Error) {
 	}
 	r.receives, r.arrivals = nil, nil
 	for _, a := range r.matched {
-		a.op.fail(why)
+		a.op.apply(operationDown, why.Status)
 	}
 	for _, u := range r.unended {
 		if u.ended { // its bytes are there
@@ -462,7 +462,6 @@ func (r *receiver) stop(why *wire.Error) {
 		}
 	}
 	r.unended = nil
-	r.settle()
 }
 
 // landingsEnded is the transport's word that no byte comes from another host any more.
@@ -473,7 +472,7 @@ func (r *receiver) landingsEnded() {
 
 // drained: the sender and its NIC have closed their ends, which they do after the last write.
 func (r *receiver) drained() bool {
-	if !r.portDown || r.route == wire.RouteStaged && !r.immediateEnd {
+	if r.portOpen() || r.route == wire.RouteStaged && !r.immediateEnd {
 		return false
 	}
 	for number, g := range r.grants {

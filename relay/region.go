@@ -96,9 +96,9 @@ func (s *session) newRegion(m *wire.Expose) (*exposedRegion, error) {
 		switch {
 		case c == nil:
 			return nil, wire.Errorf(wire.StatusUnknownConnection, "connection %d is not open", m.Connection)
-		case c.down != nil:
+		case c.isDown():
 			return nil, c.down
-		case c.sends:
+		case c.sends():
 			return nil, wire.Errorf(wire.StatusMalformed,
 				"memory is offered on connection %d, which was made here; the side that accepted offers, the side that "+
 					"connected reads and writes", m.Connection)
@@ -190,6 +190,6 @@ func (c *connection) serve(kind uint32, key wire.UUID, offset, length uint64) (*
 	c.serving++
 	return &operation{
 		session: c.session, serves: &servedOperation{o, c}, began: c.session.relay.loop.Now(), kind: kind, memory: m,
-		offset: o.offset + offset, length: length, wait: wire.NoTimeline, signal: wire.NoTimeline,
+		state: operationStarted, offset: o.offset + offset, length: length, wait: wire.NoTimeline, signal: wire.NoTimeline,
 	}, wire.StatusOK
 }

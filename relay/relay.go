@@ -68,8 +68,10 @@ type Relay struct {
 	takingBack chan struct{} // of who frees lent memory
 	bounced    atomic.Uint64 // bytes of host memory that lanes stage in
 	own        hostAccount
-	// worn: something could not be given back, and why. Of the loop.
+	// worn is the error of memory that could not be released. The event loop owns worn.
 	worn error
+	// lists: a client makes list operations, or will.
+	lists atomic.Bool
 	// examining: the contexts are being asked whether they work.
 	examining atomic.Bool
 
@@ -299,11 +301,11 @@ func (r *Relay) examine(err error) {
 	}
 }
 
-// wear remembers that something could not be given back: client memory that is pinned, say. Only
-// the end of this process frees the memory, and the relay ends without attached clients.
+// wear records that the relay could not release memory, for example pinned client memory. Only
+// the end of this process frees the memory, so the relay ends when no client is attached.
 func (r *Relay) wear(err error) {
-	logrus.WithError(err).Error("something cannot be given back; this relay ends when no client is attached, and a " +
-		"new one begins")
+	logrus.WithError(err).Error("memory is not released; this relay ends when no client is attached, and " +
+		"the supervisor starts another")
 	if r.worn == nil {
 		r.worn = err
 	}
@@ -315,7 +317,7 @@ func (r *Relay) wear(err error) {
 func (r *Relay) rest() {
 	if r.worn != nil && len(r.sessions) == 0 {
 		r.end(launch.EndKept, wire.Errorf(wire.StatusCUDA,
-			"the relay of %s ends, because it could not give something back: %w", r.name(), r.worn))
+			"the relay of %s ends, because it could not release memory: %w", r.name(), r.worn))
 	}
 }
 

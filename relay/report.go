@@ -111,7 +111,7 @@ func (r *Relay) Report() *launch.Report {
 
 func writesOf(l *lane) launch.Writes {
 	w := l.device.Writes()
-	told := launch.Writes{GPU: l.spec.GPU.BusID, Words: w.MostWords, Stores: w.MostStores, NoStores: w.NoStores}
+	told := launch.Writes{GPU: l.spec.GPU.BusID, Words: w.MaxWords, Stores: w.MaxStores, NoStores: w.NoStores}
 	for _, m := range w.Measured {
 		told.Measured = append(told.Measured, launch.WriteTime{Bytes: m.Bytes, Words: microseconds(m.Words),
 			Rows: microseconds(m.Rows), Stores: microseconds(m.Stores)})

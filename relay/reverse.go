@@ -23,7 +23,7 @@ type reverseConnection struct {
 	// At the reader: the listener, and the timer for the remote relay.
 	listener *listener
 	late     *time.Timer
-	counted  bool // in the relay's use, until it is the connection's
+	quota    quota // of the relay's use, until it is the connection's
 	// Of whose memory it is: the sender once it is open, and what waits for it.
 	sender  *sender
 	waiting []waitingRead
@@ -57,7 +57,7 @@ func (s *sender) openReverse() error {
 		return err
 	}
 	r.listeners[l.token] = l
-	w := &reverseConnection{listener: l, counted: true}
+	w := &reverseConnection{listener: l, quota: ofConnection}
 	w.late = time.AfterFunc(reverseTimeout, func() {
 		r.loop.Do(func() {
 			if s.reading.back == w && r.listeners[l.token] == l {
@@ -79,9 +79,9 @@ func (w *reverseConnection) close() {
 	if w.late != nil {
 		w.late.Stop()
 	}
-	if w.counted {
-		w.counted = false
-		w.listener.session.relay.release(ofConnection)
+	if w.listener != nil {
+		w.listener.session.relay.release(w.quota)
+		w.quota = quota{}
 	}
 }
 
@@ -90,13 +90,13 @@ func (l *listener) claim() error {
 	if l.forward == nil || !l.expects() {
 		return l.session.relay.reserve(ofConnection)
 	}
-	l.forward.reading.back.counted = false
+	l.forward.reading.back.quota = quota{}
 	return nil
 }
 
 // expects reports whether a reverse connection may arrive at this listener.
 func (l *listener) expects() bool {
-	return l.forward.down == nil && l.session.relay.listeners[l.token] == l
+	return !l.forward.isDown() && l.session.relay.listeners[l.token] == l
 }
 
 // reverseOpened makes a receiver the way back of a sender's reads.
@@ -150,7 +150,7 @@ func (s *sender) stopReads(status wire.Status) {
 // openReverseFor connects to the reader's relay.
 func (r *receiver) openReverseFor(m *wire.PeerBack) error {
 	switch {
-	case r.down != nil:
+	case r.isDown():
 		return nil
 	case r.back != nil || r.hidden:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s asks for a second way back", r.peer)
@@ -168,9 +168,9 @@ func (r *receiver) openReverseFor(m *wire.PeerBack) error {
 		r.refuseReverse(err)
 		return nil
 	}
-	c := &connection{session: s, number: s.number(), counted: true, hidden: true, lane: r.lane}
+	c := &connection{session: s, number: s.number(), quota: ofConnection, hidden: true, lane: r.lane}
 	s.later(func() {
-		if r.down != nil {
+		if r.isDown() {
 			s.relay.release(ofConnection)
 			return
 		}
@@ -185,15 +185,15 @@ func (r *receiver) openReverseFor(m *wire.PeerBack) error {
 			}
 			if err != nil {
 				s.relay.release(ofConnection)
-				if r.down == nil {
+				if !r.isDown() {
 					r.refuseReverse(err)
 				}
 				return
 			}
-			s.connections[c.number] = c
+			s.add(c)
 			r.pair(c)
 			switch {
-			case r.down != nil:
+			case r.isDown():
 				c.shutdown(r.down)
 			case s.ended != nil:
 				c.shutdown(s.ended)
@@ -211,7 +211,7 @@ func (r *receiver) opened(w *reverseConnection, by *sender) {
 	w.sender, w.waiting = by, nil
 	for _, m := range waiting {
 		switch {
-		case r.down != nil:
+		case r.isDown():
 		case m.list != nil:
 			r.bringList(m.list, m.ranges, by)
 		default:

@@ -57,13 +57,13 @@ func TestReadReturnsAllBytesOrAnError(t *testing.T) {
 			if done := w.ended[op.cookie]; done.Status != uint32(c.status) || done.Length != 0 {
 				t.Errorf("the read ended with %+v, not %v", done, c.status)
 			}
-			if (s.down != nil) != c.goesDown || (back.down != nil) != c.goesDown {
+			if (s.isDown()) != c.goesDown || (back.isDown()) != c.goesDown {
 				t.Errorf("the connections are down: %v, %v", s.down, back.down)
 			}
 			if len(back.grants) > 0 {
 				t.Error("something was granted")
 			}
-			if !s.portDown {
+			if s.portOpen() {
 				w.leave(s.connection)
 			}
 			w.ends(back)
@@ -94,7 +94,7 @@ func TestReadWithoutReverseConnectionFailsAndLaterRetries(t *testing.T) {
 		if done := w.ended[next.cookie]; done.Status != uint32(wire.StatusNoReverseConnection) {
 			t.Errorf("the next ended with %+v", done)
 		}
-		if s.down != nil || len(w.relay.listeners) > 0 {
+		if s.isDown() || len(w.relay.listeners) > 0 {
 			t.Errorf("down: %v; %d ways back are awaited", s.down, len(w.relay.listeners))
 		}
 		s.reading.again = 0
@@ -113,7 +113,7 @@ func TestOwnerAtConnectionLimitRefusesReverseConnection(t *testing.T) {
 	}
 	for range 2 {
 		r.receive(&wire.PeerBack{}, 0, nil)
-		if r.down != nil || r.back != nil {
+		if r.isDown() || r.back != nil {
 			t.Fatalf("down: %v; a way back: %v", r.down, r.back)
 		}
 		r.receive(&wire.PeerRead{Read: 1}, 0, nil) // that was under way
@@ -133,7 +133,7 @@ func TestReaderAtConnectionLimitRefusesRead(t *testing.T) {
 	}
 	op := w.post(s.connection, wire.OpRead, 0, 0, 8)
 	w.read()
-	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoReverseConnection) || s.down != nil ||
+	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoReverseConnection) || s.isDown() ||
 		s.reading.back != nil {
 		t.Errorf("the read ended with %+v; down: %v; a way back: %v", done, s.down, s.reading.back)
 	}
@@ -199,7 +199,7 @@ func TestReverseConnectionOfOtherRouteEndsBoth(t *testing.T) {
 	back := newReceiver(w.connection(wire.RouteDirect))
 	back.hidden = true
 	s.reverseOpened(back)
-	if s.down == nil || s.down.Status != wire.StatusMalformed || back.down != s.down {
+	if !s.isDown() || s.down.Status != wire.StatusMalformed || back.down != s.down {
 		t.Fatalf("the connection is down with %v, the way back with %v", s.down, back.down)
 	}
 	w.leave(s.connection)
@@ -237,11 +237,11 @@ func TestReverseConnectionIntoFullSessionHasRoom(t *testing.T) {
 	for len(w.session.connections) <= wire.MaxConnections {
 		others[w.connection(wire.RouteDirect).number] = true
 	}
-	back := newReceiver(w.connection(wire.RouteDirect))
+	back := newReceiver(w.opening(wire.RouteDirect))
 	w.session.ended = nil // its client is there
 	l.take(back)
 	w.session.ended = errEnding
-	if s.down != nil || back.down != nil || back.reader != s {
+	if s.isDown() || back.isDown() || back.reader != s {
 		t.Fatalf("the connection is down with %v, the way back with %v", s.down, back.down)
 	}
 	for number := range others {

@@ -501,7 +501,7 @@ func TestSendersOfOtherHostsQueueForAccept(t *testing.T) {
 }
 
 // BenchmarkHosts starts relays of many hosts in a process, connected as rings, trees or all-to-all
-// need, and measures concurrent messages. docs/scale.md has its figures.
+// need, and measures concurrent messages. docs/benchmarks/scale.md has its figures.
 func BenchmarkHosts(b *testing.B) {
 	for _, size := range []struct{ hosts, each int }{{8, 7}, {100, 8}, {1000, 2}, {1000, 8}} {
 		for _, streams := range []int{1, 4} {

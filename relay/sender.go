@@ -54,7 +54,7 @@ type target struct {
 func newSender(c *connection, link transport.Link) *sender {
 	s := &sender{connection: c, link: link, eagerLink: link, active: map[uint64]*operation{},
 		targets: map[uint32]*target{}}
-	c.sends, c.side = true, s
+	c.side = s
 	return s
 }
 
@@ -82,16 +82,15 @@ func (s *sender) start(op *operation) {
 // enlist numbers a message that is about to be announced.
 func (s *sender) enlist(op *operation) {
 	s.last++
-	op.send = s.last
+	op.send, op.sender = s.last, s
 	s.active[op.send] = op
 }
 
 // cancel asks the receiver to forget a message; its answer ends the operation.
 func (s *sender) cancel(cookie uint64) {
-	for number, op := range s.active {
-		if op.cookie == cookie && !op.completed && !op.withdrawn { // however often a client asks
-			op.withdrawn = true
-			s.port.Send(&wire.PeerWithdraw{Send: number}, 0)
+	for _, op := range s.active {
+		if op.cookie == cookie {
+			op.apply(operationCancel, wire.StatusOK)
 		}
 	}
 	s.cancelRead(cookie)
@@ -99,7 +98,7 @@ func (s *sender) cancel(cookie uint64) {
 }
 
 func (s *sender) message(m wire.Message, fds []int) error {
-	if s.down != nil {
+	if s.isDown() {
 		return nil // sent before the other side knew; the operations are over and may have let go of their memory
 	}
 	switch m := m.(type) {
@@ -262,7 +261,7 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 		grants := t.grants
 		t.grants = nil
 		for _, g := range grants {
-			if s.down == nil {
+			if !s.isDown() {
 				s.fill(g, s.active[g.Send])
 			}
 		}
@@ -348,7 +347,7 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 			if s.countInPlace(op, m.Length); memory.staged != nil {
 				memory.staged.on.out += m.Length
 			}
-			if s.route == wire.RouteDirect && s.down == nil {
+			if s.route == wire.RouteDirect && !s.isDown() {
 				s.port.Send(&wire.PeerWritten{Grant: m.Grant}, 0)
 			}
 		}
@@ -381,7 +380,7 @@ func (s *sender) stageTicketed(m *wire.PeerGrant, op *operation, t *target) {
 func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 	r, lane := s.session.relay, s.lane
 	s.out.acquire(s.connection, func(slot *slot) bool {
-		if s.down != nil || op.over {
+		if s.isDown() || op.state == operationEnded {
 			s.used(t)
 			return false
 		}
@@ -428,7 +427,6 @@ func (s *sender) hold(op *operation) {
 func (s *sender) unhold(op *operation) {
 	op.underWay--
 	s.underWay--
-	s.conclude(op)
 	op.settle()
 	s.settle()
 }
@@ -459,35 +457,32 @@ func (s *sender) delivered(m *wire.PeerDelivered) error {
 	if op == nil {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s delivered message %d, which is not sent", s.peer, m.Send)
 	}
-	if op.eager {
-		if s.eager.windows[op.window].answered || op.delivered {
-			return wire.Errorf(wire.StatusMalformed, "the relay of %s delivered message %d twice", s.peer, m.Send)
-		}
+	status, event := wire.Status(m.Status), operationDeliver
+	if status != wire.StatusOK {
+		event = operationRefuse
+	}
+	if _, possible := operationTable.Cell(op.state, event); !possible {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s delivered message %d twice", s.peer, m.Send)
+	}
+	if op.in == remoteWindow {
 		s.answered(op.window)
 	}
-	status := wire.Status(m.Status)
 	s.endEagerLocal(op, status)
 	if status != wire.StatusOK {
 		s.forget(op)
-		op.fail(&wire.Error{Status: status})
-		return nil
 	}
-	// The receiver can have the bytes before the sender's NIC reports the completion.
-	op.delivered = true
-	s.conclude(op)
+	op.apply(event, status)
 	return nil
 }
 
 // conclude ends a message that both sides are done with, also on a connection
-// that is down: a receiver may leave as soon as it has the bytes.
+// that is down: a receiver may leave as soon as it has the bytes. The receiver can have the bytes before
+// the sender's NIC reports the completion.
 func (s *sender) conclude(op *operation) {
-	if !op.delivered || op.underWay > 0 || op.over {
-		return
-	}
 	if op.moved != op.length {
 		s.shutdown(wire.Errorf(wire.StatusMalformed,
 			"the relay of %s says it has all %d bytes of a message of which %d were sent", s.peer, op.length, op.moved))
-		op.fail(s.down)
+		op.apply(operationContradict, s.down.Status)
 		return
 	}
 	s.forget(op)
@@ -497,7 +492,7 @@ func (s *sender) conclude(op *operation) {
 // forget removes an announced message. A crowded connection goes on.
 func (s *sender) forget(op *operation) {
 	delete(s.active, op.send)
-	if s.down == nil && len(s.posted) > 0 {
+	if len(s.posted) > 0 { // none on a connection that is down
 		s.session.waits[s.connection] = true
 	}
 }
@@ -509,9 +504,7 @@ func (s *sender) stop(why *wire.Error) {
 		s.reading.back.close()
 	}
 	for _, op := range s.active {
-		if !op.delivered {
-			op.fail(why)
-		} // or only the NIC's completion is missing, and conclude ends the operation
+		op.apply(operationDown, why.Status)
 	}
 }
 

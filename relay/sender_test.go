@@ -9,7 +9,6 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/poll"
-	"github.com/peerlane/peerlane/relay/ring"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -29,22 +28,9 @@ func TestDeliveredMessageAfterDisconnectSucceeds(t *testing.T) {
 		{"delivered, says a liar", true, errors.New("broke off"), wire.StatusPeerClosed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			completions, err := ring.NewRelay()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer completions.Close()
-			reader, err := ring.OpenClient(completions.FDs())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer reader.Close()
-			// An ended session sends no answer, nor does its connection without a port: the rest is
-			// the state under test.
-			owner := &session{relay: &Relay{}, ring: completions, ended: left}
-			s := newSender(&connection{session: owner, portDown: true}, nil)
-			op := &operation{session: owner, cookie: 7, length: 8, signal: wire.NoTimeline, send: 1}
-			s.active[op.send] = op
+			w := newWorld(t)
+			s := w.link(wire.RouteStaged, w.mine).s
+			op := w.post(s.connection, wire.OpSend, 0, 0, 8)
 			s.hold(op)
 
 			if c.delivered {
@@ -53,7 +39,7 @@ func TestDeliveredMessageAfterDisconnectSucceeds(t *testing.T) {
 				}
 			}
 			s.shutdown(left)
-			if _, ended := reader.Next(); ended {
+			if _, ended := w.reader.Next(); ended {
 				t.Fatal("the operation ended while the NIC could still read its bytes")
 			}
 			if c.nic != nil {
@@ -62,8 +48,8 @@ func TestDeliveredMessageAfterDisconnectSucceeds(t *testing.T) {
 				op.moved = op.length
 			}
 			s.unhold(op)
-			got, ended := reader.Next()
-			if !ended || got.Cookie != 7 || wire.Status(got.Status) != c.want {
+			got, ended := w.reader.Next()
+			if !ended || got.Cookie != op.cookie || wire.Status(got.Status) != c.want {
 				t.Errorf("ended %v with %+v, want status %v", ended, got, c.want)
 			}
 		})
@@ -101,7 +87,7 @@ func TestReceiverWithoutProtocolEndsWithItsSender(t *testing.T) {
 	for down := false; !down; {
 		loop.Call(func() {
 			for _, c := range w.session.connections {
-				down = c.down != nil
+				down = c.isDown()
 			}
 		})
 	}

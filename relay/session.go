@@ -130,7 +130,12 @@ func (r *Relay) greetClient(conn packet.Conn, silent *pendingHandshakes) {
 		refuse(err)
 		return
 	}
-	r.loop.Do(func() { s.begin(fd, version) })
+	r.loop.Do(func() {
+		if s.program == wire.ProgramNIXL { // also a client whose memory other clients read and write
+			r.expectLists()
+		}
+		s.begin(fd, version)
+	})
 }
 
 func (s *session) shareMemory() (err error) {
@@ -560,9 +565,9 @@ func (s *session) take(d wire.Descriptor) {
 	}
 	op.inTurn, op.mayBuffer = d.Flags&wire.InTurn != 0, d.Flags&wire.BufferedSend != 0
 	switch {
-	case c == nil || c.down != nil && d.Operation == wire.OpCancel:
+	case c == nil || c.isDown() && d.Operation == wire.OpCancel:
 		op.finish(wire.StatusUnknownConnection)
-	case c.down != nil:
+	case c.isDown():
 		op.finish(c.down.Status)
 	case d.Operation == wire.OpCancel:
 		c.cancel(op)
@@ -599,173 +604,4 @@ func timelinesOf(d wire.Descriptor) bool {
 		return d.Operation == wire.OpSend
 	}
 	return d.Flags == 0
-}
-
-// operation is an operation of a client, or of a remote client on a local region (serves).
-type operation struct {
-	session        *session
-	connection     *connection   // after the post
-	began          time.Duration // time of the possible beginning, of the loop's clock
-	kind           uint32
-	cookie, tag    uint64
-	memory         *memory
-	offset, length uint64
-	wait, signal   uint32
-	waitValue      uint64
-	signalValue    uint64
-	event          *event           // that the operation waits for; nil after the event
-	spoiled        bool             // the event cannot be waited for
-	inTurn         bool             // the operation waits for the turn
-	turn           bool             // and has the turn
-	remote         remote           // of a one-sided operation
-	serves         *servedOperation // nil for an operation of a client
-	pieces         *pieces          // of a part of a list, in place of memory
-	serial         uint64           // among the operations of the connection
-
-	send     uint64 // the number on the connection
-	granted  uint64 // of a send, the bytes that the receiver has room for
-	moved    uint64 // bytes that are where they belong
-	inPlace  uint64 // of moved, bytes that NICs read or wrote in the client's GPU memory
-	underWay int    // accesses to the memory in flight
-	failed   *wire.Error
-	// delivered: of a send, the receiver has the whole message.
-	delivered bool
-	withdrawn bool // of a send: the receiver is asked to forget the message
-	eager     bool // of a send: sent without a grant, into this window
-	short     bool // the same, to another relay of this host
-	window    int
-	mayBuffer bool      // of a send: the client asks for a buffer
-	buffered  *buffered // of a send with a buffer; nil without
-	completed bool      // the client has its completion
-	entry     uint32    // of a list that failed: the first entry that did
-	over      bool
-}
-
-// remote is the target of a one-sided operation, as posted by the client.
-type remote struct {
-	key    wire.UUID
-	offset uint64
-}
-
-// bind checks the range and holds the memory.
-func (op *operation) bind(number uint32, c *connection) wire.Status {
-	var need uint32
-	switch op.kind {
-	case wire.OpSend, wire.OpWrite:
-		need = wire.AccessSend
-	case wire.OpReceive, wire.OpRead:
-		need = wire.AccessReceive
-	}
-	if need == 0 || (op.kind == wire.OpReceive) == c.sends {
-		return wire.StatusMalformed
-	}
-	m := op.session.memories[number]
-	switch {
-	case m == nil || m.retired || m.empty:
-		return wire.StatusUnknownMemory
-	case m.lane != c.lane:
-		return wire.StatusWrongGPU
-	case m.access&need == 0, m.kind == wire.MemoryIPC && need == wire.AccessReceive && c.route == wire.RouteDirect:
-		// The remote relay would have to write the memory, which no handle permits.
-		return wire.StatusNotPermitted
-	case op.offset > m.length || op.length > m.length-op.offset:
-		return wire.StatusOutOfRange
-	}
-	m.users++
-	op.memory = m
-	return wire.StatusOK
-}
-
-func (op *operation) due() bool {
-	if op.inTurn {
-		return op.session.ring.Timeline(op.wait) == wire.TurnRelay && !op.session.turns[op.wait] && op.reached()
-	}
-	return (op.wait == wire.NoTimeline || ring.Reached(op.session.ring.Timeline(op.wait), op.waitValue)) && op.reached()
-}
-
-// begin is said of an operation that is due.
-func (op *operation) begin() {
-	op.began = op.session.relay.loop.Now()
-	if op.inTurn {
-		op.turn = true
-		op.session.turns[op.wait] = true
-	}
-}
-
-// endTurn gives the turn back to the stream, also after an error: the stream would wait for ever. An
-// operation that ended before its turn leaves the turn to the next.
-func (op *operation) endTurn() {
-	if !op.turn {
-		return
-	}
-	op.turn = false
-	delete(op.session.turns, op.wait)
-	if op.session.ended == nil {
-		op.session.ring.Advance(op.wait, wire.TurnStream)
-	}
-}
-
-// fail ends the operation with an error as soon as nothing can touch its
-// memory.
-func (op *operation) fail(why *wire.Error) {
-	if op.failed == nil {
-		op.failed = why
-	}
-	op.settle()
-}
-
-func (op *operation) settle() {
-	if op.failed != nil && op.underWay == 0 && !op.over {
-		op.finish(op.failed.Status)
-	}
-}
-
-// finish reports the operation's end. The signal timeline advances also after
-// an error, since a stream that waited for the value would wait for ever; the
-// completion tells the difference.
-func (op *operation) finish(status wire.Status) {
-	if op.over {
-		return
-	}
-	op.over = true
-	if op.connection != nil {
-		op.connection.over(op, status)
-	}
-	op.buffered.release()
-	op.complete(op.moved, status)
-	if op.connection != nil && op.serves == nil && op.pieces == nil {
-		op.connection.flushes.over(op, status)
-	}
-}
-
-// complete gives the client the completion, once, and releases the client's memory: at the
-// operation's end, and of a buffered send before it.
-func (op *operation) complete(moved uint64, status wire.Status) {
-	if op.completed {
-		return
-	}
-	op.completed = true
-	op.leaveEvent()
-	s := op.session
-	if op.memory != nil {
-		op.memory.release()
-	}
-	if op.serves != nil {
-		op.serves.finish()
-		return
-	}
-	if op.pieces != nil {
-		op.pieces.over(op, status)
-		return
-	}
-	if op.signal != wire.NoTimeline && s.ended == nil {
-		s.ring.Advance(op.signal, op.signalValue)
-	}
-	op.endTurn()
-	s.ring.Complete(wire.Completion{Cookie: op.cookie, Length: moved, Status: uint32(status), Entry: op.entry})
-	if s.ring.ClientSleeps() {
-		// EAGAIN says that there is enough to read already, EPIPE that the client
-		// does not listen.
-		_, _ = unix.Write(s.wakeClient, []byte{1})
-	}
 }

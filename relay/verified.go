@@ -50,7 +50,7 @@ type verdict struct {
 func (c *connection) unverified(by *verbs.QPGroup) string {
 	r, nics := c.session.relay, by.NICsVersion()
 	if v := &c.verdict; v.nics != nics || v.configs != r.configs {
-		*v = verdict{r.configs, nics, c.lane.unverified(r.config, c.lane.spec.GPU, c.lane.carriers(by.NICNames(), c.sends))}
+		*v = verdict{r.configs, nics, c.lane.unverified(r.config, c.lane.spec.GPU, c.lane.carriers(by.NICNames(), c.sends()))}
 	}
 	return c.verdict.unverified
 }

@@ -96,7 +96,7 @@ func (e *unknownDeviceError) Error() string {
 // removeDuplicates removes the hooks and rules that the library added a second time. The library
 // replaces variables, nodes and mounts of one name, but appends hooks and rules.
 func removeDuplicates(before, after *specs.Spec) {
-	if before.Hooks != nil && after.Hooks != nil {
+	if before.Hooks != nil {
 		for i, list := range hooks(after.Hooks) {
 			had := *hooks(before.Hooks)[i].hooks
 			*list.hooks = withoutRepeats(had, len(had), *list.hooks)
@@ -244,9 +244,8 @@ func (m *merger) below(o object, key string, change func(object)) {
 	if inner == nil { // also after "null"
 		inner = object{}
 	}
-	keys := len(inner)
-	change(inner)
-	if len(inner) > 0 || keys > 0 {
+	change(inner) // which removes no key
+	if len(inner) > 0 {
 		m.set(o, key, inner)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -39,7 +40,8 @@ const everything = `{
 				{"hookName": "poststart", "path": "/hook"}
 			]
 		}},
-		{"name": "1", "containerEdits": {"hooks": [{"hookName": "createRuntime", "path": "/hook", "args": ["hook", "create", "--lane", "1"]}]}}
+		{"name": "1", "containerEdits": {"hooks": [{"hookName": "createRuntime", "path": "/hook", "args": ["hook", "create",
+			"--lane", "1"]}]}}
 	]
 }`
 
@@ -71,7 +73,8 @@ const newer = `{
 	],
 	"hooks": {"createRuntime": [{"path": "/other", "futureHook": true}], "futureHooks": [{"path": "/x"}]},
 	"linux": {
-		"resources": {"memory": {"limit": -1}, "devices": [{"allow": false, "access": "rwm", "futureRule": "x"}], "futureResource": 1e400},
+		"resources": {"memory": {"limit": -1}, "devices": [{"allow": false, "access": "rwm", "futureRule": "x"}],
+			"futureResource": 1e400},
 		"devices": [{"path": "/dev/kept", "type": "c", "major": 1, "minor": 3, "futureNode": 1}],
 		"netDevices": {"eth1": {"name": "kept", "futureNet": true}},
 		"futureLinux": "x"
@@ -271,4 +274,67 @@ func FuzzApply(f *testing.F) {
 			t.Fatalf("other keys changed:\n%s", diff)
 		}
 	})
+}
+
+func TestApplyReplacesNetworkDevice(t *testing.T) {
+	dir := specDir(t, map[string]string{"probe.json": everything})
+	changed, err := apply([]byte(`{"linux":{"netDevices":{"eth7":{"name":"x"}}}}`), []string{dir},
+		[]string{"probe.dev/thing=0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{"eth7": map[string]any{"name": "probe0"}}
+	if diff := cmp.Diff(want, decode(t, changed)["linux"].(map[string]any)["netDevices"]); diff != "" {
+		t.Errorf("network devices (-want +got):\n%s", diff)
+	}
+}
+
+func TestMergeListKeepsTextOfEachRepeatedElement(t *testing.T) {
+	same := specs.Mount{Destination: "/a"}
+	o := object{"mounts": json.RawMessage(`[{"destination":"/a","future":1},{"destination":"/a","future":2}]`)}
+	m := merger{}
+	mergeList(&m, o, "mounts", []specs.Mount{same, same}, []specs.Mount{{Destination: "/b"}, same, same, same})
+	const want = `[{"destination":"/b"},{"destination":"/a","future":1},{"destination":"/a","future":2},` +
+		`{"destination":"/a"}]`
+	if got := string(o["mounts"]); m.err != nil || got != want {
+		t.Errorf("%s, %v; want %s", got, m.err, want)
+	}
+}
+
+func TestMergeListOfEmptyListsWritesNone(t *testing.T) {
+	for name, lists := range map[string][2][]string{"none": {nil, nil}, "an empty one": {{}, nil}, "empty ones": {nil,
+		{}}} {
+		o, m := object{}, merger{}
+		if mergeList(&m, o, "env", lists[0], lists[1]); len(o) > 0 || m.err != nil {
+			t.Errorf("%s: %v, %v", name, o, m.err)
+		}
+	}
+	o, m := object{"env": json.RawMessage(`["A"]`)}, merger{}
+	if mergeList(&m, o, "env", []string{"A"}, nil); string(o["env"]) != "null" || m.err != nil {
+		t.Errorf("a removed element: %s, %v", o["env"], m.err)
+	}
+}
+
+func TestCheckFindsMissedChange(t *testing.T) {
+	want := &specs.Spec{Version: "1.0.0"}
+	for text, is := range map[string]func(error) bool{
+		`{"ociVersion":"1.0.0"}`: func(err error) bool { return err == nil },
+		`{"ociVersion":"2.0.0"}`: func(err error) bool { return errors.Is(err, errUnwritable) },
+		`{`:                      func(err error) bool { return testutil.HasError(err, &json.SyntaxError{Offset: 1}) },
+	} {
+		if err := check([]byte(text), want); !is(err) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+func TestUnresolvedDeviceListsProblemsInOrder(t *testing.T) {
+	files := map[string]string{}
+	for i := range 8 {
+		files[fmt.Sprintf("%d.json", i)] = `{"cdiVersion": `
+	}
+	_, err := apply([]byte(`{}`), []string{specDir(t, files)}, []string{"probe.dev/thing=0"})
+	if e, ok := errors.AsType[*unknownDeviceError](err); !ok || len(e.problems) != 8 || !slices.IsSorted(e.problems) {
+		t.Errorf("%v", err)
+	}
 }

@@ -35,7 +35,7 @@ const maxConfig = 32 << 20
 // step, and does not touch the file without a request. A missing file is no error, because the
 // runtime reports it.
 func Bundle(path string, o Options) error {
-	text, info, err := read(path)
+	text, info, err := read(path, maxConfig)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -51,7 +51,7 @@ func Bundle(path string, o Options) error {
 		return &fault.Error{Operation: "read", Object: path, Cause: err}
 	}
 	devices, err := permitted(append(all, asked...), o.Allowed, o.ConfigFile)
-	if err != nil || len(devices) == 0 {
+	if len(devices) == 0 {
 		return err
 	}
 	changed, err := apply(text, o.SpecDirs, devices)
@@ -62,7 +62,7 @@ func Bundle(path string, o Options) error {
 }
 
 // read reads a regular file of limited size: a pipe could block the engine for ever.
-func read(path string) ([]byte, fs.FileInfo, error) {
+func read(path string, limit int64) ([]byte, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, err
@@ -75,9 +75,9 @@ func read(path string) ([]byte, fs.FileInfo, error) {
 	if !info.Mode().IsRegular() {
 		return nil, nil, &fs.PathError{Op: "read", Path: path, Err: paths.ErrNotRegular}
 	}
-	text, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
-	if err == nil && len(text) > maxConfig {
-		err = &paths.SizeError{Path: path, Bytes: max(info.Size(), int64(len(text))), Limit: maxConfig}
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		err = &paths.SizeError{Path: path, Bytes: max(info.Size(), int64(len(text))), Limit: limit}
 	}
 	return text, info, err
 }

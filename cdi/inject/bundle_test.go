@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -237,5 +238,49 @@ func BenchmarkBundle(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+func TestReadLimitsConfiguration(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.json")
+	if err := os.WriteFile(path, []byte("12345678"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for limit, want := range map[int64]error{9: nil, 8: nil, 7: &paths.SizeError{Path: path, Bytes: 8, Limit: 7}} {
+		text, _, err := read(path, limit)
+		if !testutil.HasError(err, want) || want == nil && string(text) != "12345678" {
+			t.Errorf("limit %d: %q, %v", limit, text, err)
+		}
+	}
+}
+
+func TestReplaceThatFailsLeavesNoFile(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector closes files too
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config.json")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := replace(path, []byte("text"), info); err == nil {
+		t.Error("a directory is replaced")
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+	if _, _, err := read(path, 8); !errors.Is(err, paths.ErrNotRegular) {
+		t.Errorf("a directory is read: %v", err)
+	}
+	links, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil && strings.HasPrefix(to, dir) { // otherwise closed meanwhile
+			t.Errorf("%s is open", to)
+		}
 	}
 }

@@ -52,7 +52,7 @@ Between two hosts: run --listen on one host, then --connect on the other. Both n
 cluster key, and so root; each starts a relay and a client, which connect over the
 transport that relays choose. The lanes are those of the hosts' plans; simulated GPUs use
 the first RDMA NIC. The options of --connect select the measurements, which run in both
-directions, beside plain TCP sockets between the same addresses; each row names its
+directions, and those of plain TCP sockets between the same addresses; each row has its
 transport, and both hosts print the result. With --transport verbs all data goes over
 RDMA, except messages of up to 4 KiB, which may go over the TCP control connection. The
 default port of the bench is 19999; it also uses ports of network.ports.`,

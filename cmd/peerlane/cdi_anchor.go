@@ -22,10 +22,9 @@ which the hook mounts the relay's socket. The mount is a read-only tmpfs of one
 inode, so no container runtime can write in it. Without it the hook refuses
 containers with a lane.
 
-peerlane-anchor.service runs it at boot, before container engines; peerlane cdi
-generate and refresh do the same. It changes nothing where the anchor is mounted.
-It needs root. An engine without root needs no mount: its anchor is a directory of
-the user.`,
+peerlane-anchor.service runs it at boot, before container engines; peerlane cdi generate
+and refresh do the same. If the anchor is mounted, they change nothing. The command
+needs root. An engine without root needs no mount: its anchor is a directory of the user.`,
 		Example: `  peerlane cdi anchor`,
 		Args:    noArgs,
 	}

@@ -40,8 +40,8 @@ func newExporterCommand(a *app) *cobra.Command {
 		Short: "Export metrics of relays to Prometheus",
 		Long: `Export metrics of this host's relays to Prometheus, at /metrics: for each container and
 lane bytes, operations, durations, waits and failures, the staging memory of each relay,
-and the number of relays in each state. docs/metrics.md lists every metric. Each scrape
-queries the relays; nothing runs in between.
+and the number of relays in each state. docs/metrics.md lists every metric. The exporter
+queries the relays at each scrape only.
 
 The default address is on loopback; --listen sets others. --web-config is a file of
 Prometheus' exporter-toolkit for TLS and passwords.

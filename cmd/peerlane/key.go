@@ -29,7 +29,7 @@ func newKeyCommand(a *app) *cobra.Command {
 is in etc/peerlane/cluster.key, or the path of network.key in config.toml, and every
 host of the cluster has the same file.
 
-Containers started on a host with the key are on the network.
+Relays of containers that start on a host with the key connect to other hosts.
 
 docs/network.md describes how to rotate the key of a running cluster.`,
 		Example: `  peerlane key generate
@@ -84,8 +84,8 @@ func newKeyGenerateCommand(a *app) *cobra.Command {
 		Long: `Create a cluster key of 256 random bits in a file readable only by root. Copy it to the
 other hosts of the cluster over a confidential channel.
 
-The command does not replace an existing key, because hosts with the old key would lose
-contact; use peerlane key rotate.`,
+The command does not replace an existing key, because relays could then not connect to
+hosts with the old key; use peerlane key rotate.`,
 		Example: "  peerlane key generate\n" + copyKey,
 		Args:    noArgs,
 	}

@@ -48,7 +48,8 @@ the rates in /var/lib/peerlane/measured.json. Plans and estimates then use these
 instead of constants, as long as the devices of the host stay the same.
 
 With -o svg or -o html the plan is a picture in one file: the host as a tree, the lanes
-in the colours of the estimate, and in html a table. Pointing at a part shows details.`,
+in the colours of the estimate, and in html a table. Move the pointer over a part to see
+details.`,
 		Example: `  peerlane plan
   peerlane plan --explain gpu3
   peerlane plan --estimate --input topo.xml -o json

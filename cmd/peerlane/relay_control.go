@@ -421,10 +421,10 @@ With --all, containers that start later get no relay either, until peerlane rela
 
 The command waits until the relays have ended, and then lists the other processes that
 use a GPU, including processes of the containers. Exit status 1: the timeout expired;
-the relays still end as soon as they can.
+the relays still end when their work has ended.
 
-/proc shows the processes with an open GPU device; NVML, if installed, shows those that
-compute or draw, and their GPU memory.
+/proc shows the processes with an open GPU device; NVML, if installed, shows processes
+with a compute or graphics context, and their GPU memory.
 
 ` + relayNames,
 		Example: `  peerlane relay drain --all && nvidia-smi --gpu-reset -i 3

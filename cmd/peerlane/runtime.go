@@ -239,8 +239,8 @@ func newRuntimeConfigureCommand(a *app) *cobra.Command {
 		Use:   "configure --runtime ENGINE",
 		Short: "Configure an engine for lanes",
 		Long: `Change an engine's configuration so that containers get CDI devices, and nothing else.
-Versions with CDI by default need no change: Docker from 28.2 on, containerd from 2.0,
-Podman from 4.1, CRI-O from 1.23. Older versions:
+Versions that enable CDI by default need no change: Docker from 28.2 on, containerd from
+2.0, Podman from 4.1, CRI-O from 1.23. Older versions:
 
   docker      features.cdi in daemon.json, from 25.0 on
   containerd  enable_cdi of the CRI in config.toml, or in the imported file with
@@ -252,9 +252,9 @@ Lists of specification directories get missing entries. Podman and CRI-O get a d
 file, 99-peerlane.conf.
 
 Comments and all other keys stay. The original file is kept in var/lib/peerlane/engines,
-and peerlane runtime remove restores it. A file that cannot be read, or not be changed
-precisely, stays unchanged, and the error names the place. The engine is not restarted:
-the last line states whether a restart is needed, and its command.`,
+and peerlane runtime remove restores it. If the command cannot read a file, or cannot
+change only these keys, the file stays unchanged, and the error has the line. The engine
+is not restarted: the last line states whether a restart is needed, and its command.`,
 		Example: `  peerlane runtime configure --runtime docker --dry-run
   peerlane runtime configure --runtime containerd
   peerlane runtime configure --runtime docker --set-as-runtime

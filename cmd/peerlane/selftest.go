@@ -56,8 +56,8 @@ or is slower than the bounce, is replaced by a spare or the bounce. Known result
 shown without a new test, unless --again is given. The first container after a boot still
 has its own pairs tested.
 
-A test takes about a second per pair, and contexts and 32 MiB on both GPUs. A GPU that is
-full or in exclusive use cannot be tested, which is no verdict on the pair.
+A test takes about a second per pair, and contexts and 32 MiB on both GPUs. If a GPU is
+full or in exclusive mode, the test is skipped, and the pair has no result.
 
 OUT and IN are copies from the GPU and to the GPU, issued by that GPU, as relays do;
 BY SERVER are copies issued by the server GPU, which would need a second context in a

@@ -127,9 +127,12 @@ func mountTmpfs(dir *os.File) error {
 	return os.NewSyscallError("mount", err)
 }
 
+// selinuxFile exists if the kernel has SELinux; a test replaces the path.
+var selinuxFile = "/sys/fs/selinux/enforce"
+
 // selinuxLabel returns the label of a directory; empty if the kernel has no SELinux.
 func selinuxLabel(dir *os.File) string {
-	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
+	if _, err := os.Stat(selinuxFile); err != nil {
 		return ""
 	}
 	var label [256]byte
@@ -214,29 +217,28 @@ func isMount(dir *os.File) (bool, error) {
 // seenByInit checks that process 1 has a mount in its mount namespace. It returns nil if this
 // process may not read that. A copy of the mount in that namespace has the same device number.
 func seenByInit(dir *os.File) error {
-	own, err := os.Stat("/proc/self/ns/mnt")
-	if err != nil {
-		return nil // no /proc
-	}
-	init, err := os.Stat("/proc/1/ns/mnt")
-	if err != nil || os.SameFile(own, init) {
-		return nil // reading requires ptrace access to process 1
-	}
 	mounts, err := os.ReadFile("/proc/1/mountinfo")
 	if err != nil {
-		return nil
+		return nil // no /proc, or no ptrace access to process 1
 	}
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &stat); err != nil {
 		return os.NewSyscallError("fstat", err)
 	}
-	device := fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))
-	for line := range strings.Lines(string(mounts)) {
+	if !hasDevice(string(mounts), fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))) {
+		return ErrAnchorHidden
+	}
+	return nil
+}
+
+// hasDevice reports whether a mountinfo has a mount of a device.
+func hasDevice(mountinfo, device string) bool {
+	for line := range strings.Lines(mountinfo) {
 		if f := strings.Fields(line); len(f) > 2 && f[2] == device {
-			return nil
+			return true
 		}
 	}
-	return ErrAnchorHidden
+	return false
 }
 
 // UnmountAnchor unmounts the anchor and reports whether the anchor was mounted. Running containers

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -198,5 +199,93 @@ func TestMountAnchorHiddenFromProcess1Fails(t *testing.T) {
 	}
 	if out := run(); !strings.Contains(out, "MountAnchor: <nil>") {
 		t.Error(out)
+	}
+}
+
+func TestAnchorCommandNamesRootOfLayout(t *testing.T) {
+	for root, want := range map[string]string{"/": "peerlane cdi anchor", "/r": "peerlane --root /r cdi anchor"} {
+		if got := New(root).AnchorCommand(); got != want {
+			t.Errorf("%s: %q, want %q", root, got, want)
+		}
+	}
+}
+
+func TestHasDeviceReadsThirdField(t *testing.T) {
+	const mounts = "x\n\n1 2\n22 1 0:20 / /sys rw - sysfs sysfs rw\n23 1 0:21\n"
+	for device, want := range map[string]bool{"0:20": true, "0:21": true, "0:22": false, "1": false, "": false} {
+		if got := hasDevice(mounts, device); got != want {
+			t.Errorf("%q: %t", device, got)
+		}
+	}
+}
+
+func TestAnchorOperationsCloseDirectories(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector closes files too
+	l := anchored(t)
+	for i, operation := range []func() error{l.MountAnchor, l.MountAnchor, l.CheckAnchor,
+		func() error { _, err := l.UnmountAnchor(); return err }, l.EmptyAnchor} {
+		if err := operation(); err != nil {
+			t.Errorf("operation %d: %v", i, err)
+		}
+		links, err := filepath.Glob("/proc/self/fd/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range links {
+			if to, err := os.Readlink(link); err == nil && strings.HasPrefix(to, l.Root) { // otherwise closed meanwhile
+				t.Errorf("operation %d leaves %s open", i, to)
+			}
+		}
+	}
+}
+
+// A kernel without the label's policy mounts the anchor without a label.
+func TestMountAnchorWithRefusedLabelMounts(t *testing.T) {
+	l := anchored(t)
+	before := selinuxFile
+	defer func() { selinuxFile = before }()
+	open := func() *os.File {
+		dir, err := os.Open(l.Anchor())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { dir.Close() })
+		return dir
+	}
+	selinuxFile = filepath.Join(l.Root, "enforce")
+	if got := selinuxLabel(open()); got != "" {
+		t.Errorf("without SELinux: %q", got)
+	}
+	if err := os.WriteFile(selinuxFile, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(before); err != nil {
+		if got := selinuxLabel(open()); got != "" {
+			t.Errorf("without a label: %q", got)
+		}
+	}
+	const label = "system_u:object_r:peerlane_t:s0"
+	if err := unix.Setxattr(l.Anchor(), "security.selinux", []byte(label+"\x00"), 0); err != nil {
+		t.Skipf("this file system has no labels: %v", err)
+	}
+	if got := selinuxLabel(open()); got != label {
+		t.Errorf("%q, want %q", got, label)
+	}
+	if err := errors.Join(l.MountAnchor(), l.CheckAnchor()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMountsAnchorAsRootOfHostOnly(t *testing.T) {
+	text, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Join(strings.Fields(string(text)), " ") == "0 0 4294967295"
+	if got := InUserNamespace(); got == all {
+		t.Errorf("in a user namespace: %t, with the map %q", got, text)
+	}
+	if got := MountsAnchor(); got != (all && os.Geteuid() == 0) {
+		t.Errorf("mounts the anchor: %t, as uid %d with the map %q", got, os.Geteuid(), text)
 	}
 }

@@ -25,7 +25,7 @@ func removeContents(top int) error {
 		again := false
 		for _, name := range names {
 			err := removeEntry(top, name)
-			if err == unix.ENOTEMPTY || err == unix.EEXIST {
+			if isNotEmpty(err) {
 				if err = raise(top, name, &moved); err == nil {
 					again = true
 				}
@@ -79,6 +79,9 @@ func removeEntry(dir int, name string) error {
 	return err
 }
 
+// isNotEmpty reports whether an error says that a directory is not empty (rmdir(2)).
+func isNotEmpty(err error) bool { return err == unix.ENOTEMPTY || err == unix.EEXIST }
+
 // raise removes a directory of top. raise moves subdirectories that are not empty to top, under
 // names that it counts in moved.
 func raise(top int, name string, moved *int) error {
@@ -93,7 +96,7 @@ func raise(top int, name string, moved *int) error {
 	}
 	for _, child := range names {
 		err := removeEntry(int(dir.Fd()), child)
-		if err == unix.ENOTEMPTY || err == unix.EEXIST {
+		if isNotEmpty(err) {
 			for err = unix.EEXIST; err == unix.EEXIST; *moved++ {
 				err = unix.Renameat2(int(dir.Fd()), child, top, fmt.Sprintf("removed-%d", *moved), unix.RENAME_NOREPLACE)
 			}
@@ -103,7 +106,7 @@ func raise(top int, name string, moved *int) error {
 		}
 	}
 	err = removeEntry(top, name)
-	if err == unix.ENOTEMPTY || err == unix.EEXIST {
+	if isNotEmpty(err) {
 		return nil // a runtime has made another entry; the next pass removes the entry
 	}
 	return err

@@ -13,7 +13,14 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-func TestRemoveContentsRemovesEachTypeAtAnyDepth(t *testing.T) {
+func TestRemoveContentsRemovesEachType(t *testing.T) { removeAtDepths(t, 0, 1, 2, 20) }
+
+// The number of open descriptors and the length of a path do not limit the depth.
+func TestRemoveContentsRemovesEachTypeAtAnyDepth(t *testing.T) { removeAtDepths(t, 80, 1500) }
+
+// removeAtDepths fills the anchor at each depth with files of each type, and empties the anchor.
+func removeAtDepths(t *testing.T, depths ...int) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes a device node")
 	}
@@ -26,7 +33,7 @@ func TestRemoveContentsRemovesEachTypeAtAnyDepth(t *testing.T) {
 	if err := errors.Join(l.Create(), os.MkdirAll(filepath.Join(outside, "kept"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	for _, depth := range []int{0, 1, 2, 80, 1500} {
+	for _, depth := range depths {
 		dir := filepath.Join(l.Anchor(), strings.Repeat("d/", depth))
 		in := func(name string) string { return filepath.Join(dir, name) }
 		if err := errors.Join(os.MkdirAll(dir, 0o755), os.MkdirAll(in("removed-0/x/y"), 0o755),
@@ -73,5 +80,13 @@ func TestRemoveContentsEntersNoOtherMount(t *testing.T) {
 	}
 	if left, err := os.ReadDir(l.Anchor()); err != nil || len(left) != 1 {
 		t.Errorf("left are %v, %v", left, err)
+	}
+}
+
+func TestIsNotEmptyKnowsBothErrors(t *testing.T) {
+	for err, want := range map[error]bool{unix.ENOTEMPTY: true, unix.EEXIST: true, unix.ENOENT: false, nil: false} {
+		if got := isNotEmpty(err); got != want {
+			t.Errorf("%v: %t", err, got)
+		}
 	}
 }

@@ -100,3 +100,39 @@ func TestCreateStateFileInWayIsRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestCreateCorrectsSpecialBitsAndRefusesFile(t *testing.T) {
+	l := New(t.TempDir())
+	for _, bit := range []fs.FileMode{fs.ModeSticky, fs.ModeSetgid, fs.ModeSetuid} {
+		if err := l.Create(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(l.Run(), 0o755|bit); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Create(); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(l.Run()); err != nil || info.Mode() != fs.ModeDir|0o755 {
+			t.Errorf("%v: mode %v, %v", bit, info.Mode(), err)
+		}
+	}
+	if err := os.Remove(l.UIDs()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(l.UIDs(), nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Create(); err == nil {
+		t.Error("a file with the mode of the directory is taken for it")
+	}
+}
+
+func TestCgroupOfEachLayoutDiffers(t *testing.T) {
+	if got := New("/").Cgroup(); got != "peerlane" {
+		t.Errorf("the host's group is %q", got)
+	}
+	if a, b := New("/a").Cgroup(), New("/b").Cgroup(); a == b || a == "peerlane" || !strings.HasPrefix(a, "peerlane-") {
+		t.Errorf("other layouts have %q and %q", a, b)
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -43,6 +45,9 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 			return os.Symlink(path+".real", path)
 		}, notRegular},
 		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, notRegular},
+		{"as long as possible", func(path string) error {
+			return os.WriteFile(path, []byte("secret!!"), 0o600)
+		}, nil},
 		{"too long", func(path string) error { return os.WriteFile(path, make([]byte, 9), 0o600) },
 			func(path string) error { return &SizeError{path, 9, 8} }},
 		{"in a directory of all", func(path string) error {
@@ -69,7 +74,7 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 			}
 			text, err := ReadSecret(path, 8)
 			if c.want == nil {
-				if err != nil || string(text) != "secret" {
+				if err != nil || strings.TrimSuffix(string(text), "!!") != "secret" {
 					t.Errorf("%q, %v", text, err)
 				}
 				return
@@ -84,5 +89,23 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 				t.Errorf("%q, %v; code %s expected: %v", text, err, fault.UntrustedFile, !uncoded)
 			}
 		})
+	}
+}
+
+// The kernel reports size 0 for files of /proc.
+func TestReadSecretOfGrowingFileFails(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, who owns the directory of this process in /proc")
+	}
+	path := filepath.Join("/proc", strconv.Itoa(os.Getpid()), "environ")
+	all, err := ReadSecret(path, 1<<20)
+	if err != nil || len(all) < 2 {
+		t.Fatalf("%d bytes, %v", len(all), err)
+	}
+	if _, err := ReadSecret(path, int64(len(all))-1); err == nil {
+		t.Errorf("%d bytes are read with a limit of %d", len(all), len(all)-1)
+	}
+	if text, err := ReadSecret(path, int64(len(all))); err != nil || len(text) != len(all) {
+		t.Errorf("%d bytes, %v", len(text), err)
 	}
 }

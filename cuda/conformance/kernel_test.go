@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/kernels"
@@ -156,6 +157,45 @@ func TestKernelsWriteAndCompareThePattern(t *testing.T) {
 	}
 	if err := k.Fill(s, m.p+4, 8, pattern); err == nil {
 		t.Error("an address that is no multiple of 8 was taken")
+	}
+}
+
+// The kernel of lists copies every range and no byte beside it, to another device if possible.
+func TestListKernelCopiesRangesOnly(t *testing.T) {
+	use(t, 0)
+	const n, apart = 200, 128 << 10
+	sizes := []uint64{16, 512, 2048, 8192, 8208, 45056, 65520, 100_000}
+	count, err := driver.DeviceCount()
+	check(t, err)
+	target := cuda.Device(count - 1)
+	if reaches, err := driver.DeviceCanAccessPeer(0, target); err != nil || !reaches {
+		target = 0
+	}
+	source, to := deviceMemory(t, 0, 32*mib, 0), deviceMemory(t, target, 32*mib, 0)
+	l, err := kernels.LoadLists(driver, 0)
+	check(t, err)
+	t.Cleanup(func() { check(t, l.Unload()) })
+	table := pinned(t, n*uint64(unsafe.Sizeof(kernels.ListCopy{})))
+	at, err := driver.MemHostDevicePtr(address(table))
+	check(t, err)
+	check(t, errors.Join(write(driver, source.p, n*apart, 3), write(driver, to.p, n*apart, 4)))
+	from, want, got := make([]byte, n*apart), make([]byte, n*apart), make([]byte, n*apart)
+	fill(from, 3)
+	fill(want, 4)
+	copies := unsafe.Slice((*kernels.ListCopy)(address(table)), n)
+	for i := range copies {
+		here, there := uint64(i)*apart+16*uint64(i%5), uint64(n-1-i)*apart+16*uint64(i%7)
+		size := sizes[i%len(sizes)]
+		copies[i] = kernels.ListCopy{To: to.p + cuda.Ptr(there), From: source.p + cuda.Ptr(here), Bytes: size}
+		copy(want[there:there+size], from[here:])
+	}
+	s := stream(t)
+	check(t, errors.Join(l.Copy(s, at, n, 100_000), driver.StreamSynchronize(s)))
+	check(t, errors.Join(driver.MemcpyDtoHAsync(address(got), to.p, n*apart, s), driver.StreamSynchronize(s)))
+	for i := range words(got) {
+		if words(got)[i] != words(want)[i] {
+			t.Fatalf("the first wrong bytes are at %d", 8*i)
+		}
 	}
 }
 

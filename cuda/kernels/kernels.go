@@ -3,7 +3,8 @@
 // arrive, and load for the SMs and for the memory.
 //
 // The kernels are PTX, which the driver compiles for the GPU, so no CUDA toolkit is needed. The
-// relay's data path launches no kernel: a kernel waits for other processes' time slices.
+// relay's data path launches one kernel, [Lists], for lists of many copies: a kernel waits for other
+// processes' time slices.
 //
 //	k, err := kernels.Load(driver)  // in the current context, once
 //	page, err := k.NewPage()        // pinned host memory: a flag and findings

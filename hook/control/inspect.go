@@ -151,8 +151,36 @@ func confined(pid int) (*Confined, error) {
 	if err != nil {
 		return nil, err
 	}
+	c, err := parseStatus(string(status))
+	if err != nil {
+		return nil, err
+	}
+	c.OwnRoot, c.OwnNetwork = true, true
+	for _, is := range []struct {
+		own, its string
+		differs  *bool
+	}{
+		{"/", fmt.Sprintf("/proc/%d/root", pid), &c.OwnRoot},
+		{"/proc/self/ns/mnt", fmt.Sprintf("/proc/%d/ns/mnt", pid), &c.OwnRoot},
+		{"/proc/self/ns/net", fmt.Sprintf("/proc/%d/ns/net", pid), &c.OwnNetwork},
+	} {
+		a, err := os.Stat(is.own)
+		if err != nil {
+			return nil, err
+		}
+		b, err := os.Stat(is.its)
+		if err != nil {
+			return nil, err
+		}
+		*is.differs = *is.differs && !os.SameFile(a, b)
+	}
+	return c, nil
+}
+
+// parseStatus parses the text of /proc/PID/status.
+func parseStatus(status string) (*Confined, error) {
 	c := &Confined{Groups: []int{}}
-	for line := range strings.Lines(string(status)) {
+	for line := range strings.Lines(status) {
 		name, value, _ := strings.Cut(line, ":")
 		f := strings.Fields(value)
 		if len(f) == 0 {
@@ -189,25 +217,6 @@ func confined(pid int) (*Confined, error) {
 			c.Seccomp = f[0] == "2" // SECCOMP_MODE_FILTER
 		}
 	}
-	c.OwnRoot, c.OwnNetwork = true, true
-	for _, is := range []struct {
-		own, its string
-		differs  *bool
-	}{
-		{"/", fmt.Sprintf("/proc/%d/root", pid), &c.OwnRoot},
-		{"/proc/self/ns/mnt", fmt.Sprintf("/proc/%d/ns/mnt", pid), &c.OwnRoot},
-		{"/proc/self/ns/net", fmt.Sprintf("/proc/%d/ns/net", pid), &c.OwnNetwork},
-	} {
-		a, err := os.Stat(is.own)
-		if err != nil {
-			return nil, err
-		}
-		b, err := os.Stat(is.its)
-		if err != nil {
-			return nil, err
-		}
-		*is.differs = *is.differs && !os.SameFile(a, b)
-	}
 	return c, nil
 }
 
@@ -215,20 +224,33 @@ func confined(pid int) (*Confined, error) {
 func usage(pid int, role string) Usage {
 	u := Usage{PID: pid, Role: role, Devices: openNodes(pid, gpuNodes)}
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	for line := range strings.Lines(string(status)) {
+	u.Resident = resident(string(status))
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	u.CPU = cpuTime(string(stat))
+	return u
+}
+
+// resident returns the resident memory in the text of /proc/PID/status, in bytes.
+func resident(status string) uint64 {
+	for line := range strings.Lines(status) {
 		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmRSS:" {
 			kilobytes, _ := strconv.ParseUint(f[1], 10, 64)
-			u.Resident = kilobytes << 10
+			return kilobytes << 10
 		}
 	}
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return 0
+}
+
+// cpuTime returns the processor time in the text of /proc/PID/stat, in seconds.
+func cpuTime(stat string) float64 {
 	const utime, ticks = 14 - 3, 100 // USER_HZ, sysconf(_SC_CLK_TCK) on every Linux
-	if f := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:])); len(f) > utime+1 {
-		user, _ := strconv.ParseUint(f[utime], 10, 64)
-		system, _ := strconv.ParseUint(f[utime+1], 10, 64)
-		u.CPU = float64(user+system) / ticks
+	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(f) <= utime+1 {
+		return 0
 	}
-	return u
+	user, _ := strconv.ParseUint(f[utime], 10, 64)
+	system, _ := strconv.ParseUint(f[utime+1], 10, 64)
+	return float64(user+system) / ticks
 }
 
 // openNodes returns the open character devices of a process whose names begin with nodes. A

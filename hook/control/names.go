@@ -132,9 +132,9 @@ func Find(l paths.Layout, name string) ([]generation.Info, error) {
 		return exact, nil
 	case len(named) > 0:
 		return named, nil
-	case len(begin) == 1 || len(begin) > 1 && sameContainer(begin):
+	case len(begin) > 0 && sameContainer(begin):
 		return begin, nil
-	case len(begin) > 1:
+	case len(begin) > 0:
 		return nil, fmt.Errorf("%q is a prefix of the ids of %d containers or generations; give a longer prefix", name,
 			len(begin))
 	}

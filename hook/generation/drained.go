@@ -43,7 +43,7 @@ func DrainAll(l paths.Layout) error {
 	if err := l.Create(); err != nil {
 		return err
 	}
-	if d, err := AllDrained(l); err == nil && d != nil {
+	if d, _ := AllDrained(l); d != nil { // otherwise the new mark replaces an unreadable one
 		return nil
 	}
 	boot, err := process.BootID()

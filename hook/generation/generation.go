@@ -151,7 +151,10 @@ type Info struct {
 // MachineID returns the id of the host (machine-id(5)); empty without one.
 func MachineID(l paths.Layout) string {
 	text, err := os.ReadFile(filepath.Join(l.Root, "etc/machine-id"))
-	if id := strings.TrimSpace(string(text)); err == nil && IsID(id) {
+	if err != nil {
+		return ""
+	}
+	if id := strings.TrimSpace(string(text)); IsID(id) {
 		return id
 	}
 	return ""
@@ -293,8 +296,7 @@ func (s *Status) correct(supervised bool) error {
 	if s.Relay == nil {
 		return nil
 	}
-	lives, err := s.Relay.Lives()
-	if err != nil || lives {
+	if lives, err := s.Relay.Lives(); lives {
 		return err
 	}
 	s.Error = cmp.Or(s.Error, fmt.Sprintf("relay %d has ended, and the supervisor has not recorded that", s.Relay.PID))

@@ -127,6 +127,9 @@ func TestListReturnsOldestFirstAndNamesUnreadable(t *testing.T) {
 	if err := os.WriteFile(File(l, foreign), []byte(`{"generation": "`+firstID+`"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if got, err := IDs(l); err != nil || !slices.Equal(got, []string{firstID, secondID, damaged, incomplete, foreign}) {
+		t.Errorf("ids %v, %v", got, err)
+	}
 	infos, err := List(l)
 	var ids []string
 	for _, i := range infos {

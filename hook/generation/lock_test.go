@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"testing"
 	"time"
 
@@ -44,7 +45,7 @@ func TestLockAfterTimeoutIsReleased(t *testing.T) {
 }
 
 func TestLockGenerationGoneFails(t *testing.T) {
-	t.Parallel()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector closes files too
 	l := layout(t)
 	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("%v, %v", f, err)
@@ -54,8 +55,9 @@ func TestLockGenerationGoneFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, ErrLocked) {
-		t.Fatalf("%v, %v", f, err)
+	if f, err := LockGeneration(l, firstID, 0); !errors.Is(err, ErrLocked) || testutil.Descriptors(t,
+		l.GenerationDir(firstID)) != 1 {
+		t.Fatalf("%v, %v, and %d descriptors", f, err, testutil.Descriptors(t, l.GenerationDir(firstID)))
 	}
 	// Another directory takes the name during the wait.
 	done := make(chan error, 1)
@@ -64,7 +66,7 @@ func TestLockGenerationGoneFails(t *testing.T) {
 		done <- err
 	}()
 	// The goroutine has opened the directory, and duplicates the descriptor for its wait.
-	for end := testutil.BeginFor(10 * time.Second); descriptors(t, l.GenerationDir(firstID)) < 3; {
+	for end := testutil.BeginFor(10 * time.Second); testutil.Descriptors(t, l.GenerationDir(firstID)) < 3; {
 		if end.Over() {
 			t.Fatal("LockGeneration does not wait for the lock")
 		}
@@ -78,21 +80,9 @@ func TestLockGenerationGoneFails(t *testing.T) {
 	if err := <-done; !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the lock of a generation that went: %v", err)
 	}
-}
-
-// descriptors returns the number of this process's open descriptors of a file.
-func descriptors(t *testing.T, path string) (n int) {
-	t.Helper()
-	links, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, link := range links {
-		if to, err := os.Readlink(link); err == nil && to == path { // otherwise perhaps closed meanwhile
-			n++
-		}
-	}
-	return n
+	testutil.Until(t, "LockGeneration closes the directory", func() bool {
+		return testutil.Descriptors(t, filepath.Join(l.Generations(), "gone")) == 0
+	})
 }
 
 func TestSupervisedFollowsLockOfSupervisor(t *testing.T) {

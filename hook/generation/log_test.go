@@ -3,9 +3,12 @@ package generation
 import (
 	"errors"
 	"io/fs"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 func TestLogTailIsTheEnd(t *testing.T) {
@@ -14,7 +17,7 @@ func TestLogTailIsTheEnd(t *testing.T) {
 	if got := g.LogTail(l); got != "the log is empty" {
 		t.Errorf("%q", got)
 	}
-	if err := g.NoteInLog(l, " first\n"); err != nil {
+	if err := g.NoteInLog(l, "first\n"); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.NoteInLog(l, "second\n"); err != nil {
@@ -28,6 +31,9 @@ func TestLogTailIsTheEnd(t *testing.T) {
 	}
 	if got, want := g.LogTail(l), strings.Repeat("b", 1023)+"c"; got != want {
 		t.Errorf("%d bytes from %q", len(got), got[:10])
+	}
+	if n := testutil.Descriptors(t, filepath.Join(l.GenerationDir(firstID), LogName)); n != 0 {
+		t.Errorf("%d descriptors of the log are open", n)
 	}
 	g.ID = secondID
 	if got := g.LogTail(l); !strings.Contains(got, "no such file") {

@@ -36,6 +36,7 @@ func TestPodOfAnnotationsOfContainerdAndCRIO(t *testing.T) {
 	}{
 		{"containerd", containerd, pod},
 		{"CRI-O", crio, pod},
+		{"without a pod", without(containerd, "io.kubernetes.cri.sandbox-name"), nil},
 		{"without a uid", without(containerd, "io.kubernetes.cri.sandbox-uid"),
 			&Pod{Namespace: "research", Name: "job-0", Container: "main"}},
 		{"without a namespace", without(crio, "io.kubernetes.pod.namespace"), nil},

@@ -91,7 +91,10 @@ func (g *Generation) hasUID(l paths.Layout, lock os.FileInfo) (bool, error) {
 		return false, nil
 	}
 	mark, err := os.Lstat(uidMark(l, g.Sandbox.UID))
-	return err == nil && os.SameFile(mark, lock), UnlessGone(err)
+	if err != nil {
+		return false, UnlessGone(err)
+	}
+	return os.SameFile(mark, lock), nil
 }
 
 // ReleaseUID removes the mark of the uid. Only the supervisor calls ReleaseUID, after the end of
@@ -102,7 +105,7 @@ func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 	if err != nil {
 		return err
 	}
-	if has, err := g.hasUID(l, own); err != nil || !has {
+	if has, err := g.hasUID(l, own); !has {
 		return err
 	}
 	return UnlessGone(os.Remove(uidMark(l, g.Sandbox.UID)))
@@ -111,7 +114,7 @@ func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 // SweepUIDs removes the marks of removed generations. A killed hook leaves such a mark, and so
 // does an administrator who deletes the state.
 func SweepUIDs(l paths.Layout) error {
-	if left, err := orphans(l); err != nil || len(left) == 0 {
+	if left, err := orphans(l); len(left) == 0 {
 		return err
 	}
 	host, err := LockHost(l) // hooks hold the lock while they claim a uid
@@ -223,12 +226,12 @@ func orphans(l paths.Layout) (uids []int, err error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		uid, err := strconv.Atoi(e.Name())
-		if err != nil || uid <= 0 {
+		uid, _ := strconv.Atoi(e.Name())
+		if uid <= 0 {
 			continue // not a uid
 		}
 		var mark unix.Stat_t
-		err = unix.Lstat(uidMark(l, uid), &mark)
+		err := unix.Lstat(uidMark(l, uid), &mark)
 		if err == unix.ENOENT {
 			continue // released meanwhile
 		}

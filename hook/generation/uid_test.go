@@ -13,10 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // After the kill of a supervisor, its relay can outlive the generation for a moment. A sweep then
@@ -144,13 +147,15 @@ func TestRecordedRelayOtherTextIsNone(t *testing.T) {
 		text string
 		want *process.Process
 	}{
-		"a record": {`{"pid": 7, "start": 8, "boot": "b"}`, &relay},
-		"empty":    {"", nil},
-		"no JSON":  {"{", nil},
-		"no pid":   {"{}", nil},
-		"pid 0":    {`{"pid": 0}`, nil},
-		"pid 1":    {`{"pid": 1}`, &process.Process{PID: 1}},
-		"a blank":  {strings.Repeat(" ", 2000) + `{"pid": 7}`, nil},
+		"a record":            {`{"pid": 7, "start": 8, "boot": "b"}`, &relay},
+		"empty":               {"", nil},
+		"no JSON":             {"{", nil},
+		"no pid":              {"{}", nil},
+		"pid 0":               {`{"pid": 0}`, nil},
+		"pid 1":               {`{"pid": 1}`, &process.Process{PID: 1}},
+		"a blank":             {strings.Repeat(" ", 2000) + `{"pid": 7}`, nil},
+		"the limit of length": {strings.Repeat(" ", 1024-len(`{"pid": 7}`)) + `{"pid": 7}`, &process.Process{PID: 7}},
+		"above the limit":     {strings.Repeat(" ", 1025-len(`{"pid": 7}`)) + `{"pid": 7}`, nil},
 	} {
 		path := filepath.Join(t.TempDir(), "lock")
 		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
@@ -175,7 +180,7 @@ func TestRecordedRelayOtherTextIsNone(t *testing.T) {
 
 func TestOrphansAreMarksWithoutGeneration(t *testing.T) {
 	l := layout(t)
-	for _, name := range []string{"5", "6", "0", "-3", "text", "7x"} {
+	for _, name := range []string{"1", "5", "6", "0", "-3", "text", "7x"} {
 		if err := os.WriteFile(filepath.Join(l.UIDs(), name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +188,7 @@ func TestOrphansAreMarksWithoutGeneration(t *testing.T) {
 	if err := os.Link(filepath.Join(l.UIDs(), "6"), filepath.Join(l.Generations(), "lock")); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := orphans(l); err != nil || !slices.Equal(got, []int{5}) {
+	if got, err := orphans(l); err != nil || !slices.Equal(got, []int{1, 5}) {
 		t.Errorf("%v, %v", got, err)
 	}
 	if err := SweepUIDs(l); err != nil {
@@ -194,6 +199,84 @@ func TestOrphansAreMarksWithoutGeneration(t *testing.T) {
 	}
 	if got, err := orphans(paths.New(t.TempDir())); err != nil || got != nil {
 		t.Errorf("without state: %v, %v", got, err)
+	}
+}
+
+func TestClaimUIDOfOneUIDTakesIt(t *testing.T) {
+	l := layout(t)
+	made(t, l, firstID, time.Now())
+	if err := MakeSupervisorLock(l, firstID); err != nil {
+		t.Fatal(err)
+	}
+	g := &Generation{ID: firstID}
+	g.Sandbox.Mode, g.Sandbox.Group = config.SandboxAuto, 2000000000
+	if err := g.ClaimUID(l, config.Relay{UIDs: "2000000000-2000000001"}); err != nil || g.Sandbox.UID != 2000000001 {
+		t.Errorf("uid %d, %v", g.Sandbox.UID, err)
+	}
+}
+
+// A mark that cannot be read stays, because a relay may run with the uid.
+func TestUnreadableMarkStaysAndFails(t *testing.T) {
+	l := layout(t)
+	const uid = 2000000001
+	mark := uidMark(l, uid)
+	if err := os.Symlink(mark, mark); err != nil {
+		t.Fatal(err)
+	}
+	made(t, l, firstID, time.Now())
+	if err := MakeSupervisorLock(l, firstID); err != nil {
+		t.Fatal(err)
+	}
+	g := &Generation{ID: firstID}
+	g.Sandbox.Mode, g.Sandbox.Group, g.Sandbox.UID = config.SandboxAuto, uid-1, uid
+	for _, c := range []struct {
+		name string
+		call func() error
+	}{
+		{"sweep", func() error { return SweepUIDs(l) }},
+		{"return", func() error { return g.ReturnUID(l) }},
+		{"claim", func() error { return g.ClaimUID(l, config.Relay{UIDs: "2000000000-2000000001"}) }},
+	} {
+		if err := c.call(); !errors.Is(err, unix.ELOOP) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if _, err := os.Lstat(mark); err != nil {
+			t.Errorf("%s: the mark is gone: %v", c.name, err)
+		}
+	}
+}
+
+func TestSweepUIDsClosesMarks(t *testing.T) {
+	l := layout(t)
+	own, pidfd, err := process.Identify(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pidfd.Close()
+	mark, err := os.OpenFile(uidMark(l, 2000000001), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(RecordRelay(mark, own), mark.Close(), SweepUIDs(l)); err != nil {
+		t.Fatal(err)
+	}
+	if n := testutil.Descriptors(t, mark.Name()); n != 0 {
+		t.Errorf("%d descriptors of a running relay's mark are open", n)
+	}
+}
+
+func TestMarksUnreadableDirectoryFails(t *testing.T) {
+	l := paths.New(t.TempDir())
+	if err := os.MkdirAll(filepath.Dir(l.UIDs()), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(l.UIDs(), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, call := range map[string]func(paths.Layout) error{"all": SweepUIDs, "locked": SweepUIDsLocked} {
+		if err := call(l); !errors.Is(err, unix.ENOTDIR) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/config"
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
 
@@ -73,7 +74,26 @@ link class/net/eth0.5/lower_eth0 class/net/eth0
 dir class/net/br-1
 file class/net/eth2/speed 1000
 file class/net/eth1/speed 100000
-file class/net/br-1/speed 10000`
+file class/net/eth0/speed -1
+file class/net/br-1/speed 10000
+link class/net/soft0/device devices/virtual/soft
+link class/net/soft1/device devices/virtual/soft
+link class/net/soft1/lower_eth1 class/net/eth1
+link class/net/v8/lower_v7 class/net/v7
+link class/net/v7/lower_v6 class/net/v6
+link class/net/v6/lower_v5 class/net/v5
+link class/net/v5/lower_v4 class/net/v4
+link class/net/v4/lower_v3 class/net/v3
+link class/net/v3/lower_v2 class/net/v2
+link class/net/v2/lower_v1 class/net/v1
+link class/net/v1/lower_eth1 class/net/eth1
+link class/net/v9/lower_v8 class/net/v8`
+	// Two RDMA devices of a bond.
+	sysBond = `
+file class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0 bond0
+file class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0 bond0
+file class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/31 last
+file class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/32 beyond`
 	sysNone = "dir class/net"
 )
 
@@ -97,9 +117,13 @@ func TestSetRailsNumbersByHardware(t *testing.T) {
 			"ens1=7 mlx5_1 ens2=0 mlx5_0"},
 		"as named": {sysRDMA, "ens1 ens2 eth0", []string{"eth0", "other", "mlx5_0"},
 			map[string]int{"mlx5_0": 7}, false, "ens1=-1 mlx5_1 ens2=2 mlx5_0 eth0=0"},
-		"named, and not there":                 {sysRDMA, "ens1", []string{"ens9"}, nil, false, "error"},
-		"PCI functions":                        {sysPlain, "eth1 eth0 br-1", nil, nil, false, "eth1=1 eth0=0 br-1=-1"},
-		"one function under another name":      {sysPlain, "eth0.5 eth0 eth1", nil, nil, false, "eth0.5=0 eth0=0 eth1=1"},
+		"named, and not there":            {sysRDMA, "ens1", []string{"ens9"}, nil, false, "error"},
+		"PCI functions":                   {sysPlain, "eth1 eth0 br-1", nil, nil, false, "eth1=1 eth0=0 br-1=-1"},
+		"one function under another name": {sysPlain, "eth0.5 eth0 eth1", nil, nil, false, "eth0.5=0 eth0=0 eth1=1"},
+		"a device without a function":     {sysPlain, "eth1 soft0 soft1", nil, nil, false, "eth1=0 soft0=-1 soft1=0"},
+		"the limit of stacked interfaces": {sysPlain, "eth1 v8 v9", nil, nil, false, "eth1=0 v8=0 v9=-1"},
+		"a bond of two devices": {sysBond, "bond0 last beyond", nil, nil, false,
+			"bond0=0 mlx5_0 last=1 mlx5_1 beyond=-1"},
 		"a slow function":                      {sysPlain, "eth0 eth1 eth2", nil, nil, false, "eth0=0 eth1=1 eth2=-1"},
 		"nothing is known, and they are named": {sysNone, "veth1 veth0 veth1", nil, nil, true, "veth1=0 veth0=1 veth1=0"},
 		"nothing is known":                     {sysNone, "veth1 veth0", nil, nil, false, "veth1=0 veth0=0"},
@@ -119,6 +143,24 @@ func TestSetRailsNumbersByHardware(t *testing.T) {
 		}
 		if text := strings.Join(got, " "); (err != nil) != (c.want == "error") || err == nil && text != c.want {
 			t.Errorf("%s: %s, %v; not %s", name, text, err, c.want)
+		}
+	}
+}
+
+func TestSetRailsReadsHardwareAndOrder(t *testing.T) {
+	at := netip.AddrFrom4([4]byte{10, 0, 0, 1})
+	for _, c := range []struct {
+		name, sys, listed string
+		want              []int
+	}{
+		{"hardware", sysRDMA, "", []int{1, 0}},
+		{"a list", sysNone, "ens1,ens2", []int{0, 1}},
+		{"no list", sysNone, "", []int{0, 0}},
+	} {
+		chosen := []addresses.Chosen{{Interface: "ens1", Address: at}, {Interface: "ens2", Address: at}}
+		err := SetRails(madeSysfs(t, c.sys), chosen, config.Network{Interfaces: c.listed}, nil)
+		if got := []int{chosen[0].Rail, chosen[1].Rail}; err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s: rails %v, %v; want %v", c.name, got, err, c.want)
 		}
 	}
 }

@@ -73,11 +73,20 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
+	start, err := parseStart(stat)
+	if err != nil {
+		return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+	}
+	return start, nil
+}
+
+// parseStart returns field 22 of the text of a /proc/PID/stat.
+func parseStart(stat []byte) (uint64, error) {
 	// Field 2 is the name of the program in parentheses, which may contain spaces and parentheses.
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	const starttime = 22 - 3 // the first field here is the third
 	if len(fields) <= starttime {
-		return 0, fmt.Errorf("/proc/%d/stat has too few fields: %q", pid, stat)
+		return 0, fmt.Errorf("too few fields: %q", stat)
 	}
 	return strconv.ParseUint(string(fields[starttime]), 10, 64)
 }
@@ -106,7 +115,7 @@ func EndsWithin(pidfd int, limit time.Duration) bool {
 		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 		n, err := unix.Poll(fds, int((left+time.Millisecond-1)/time.Millisecond))
 		if err != unix.EINTR {
-			return err == nil && n > 0
+			return n > 0 // -1 after an error
 		}
 	}
 }

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"encoding/json"
-	"errors"
 	"io"
 	"os"
 	"strings"
@@ -22,6 +21,11 @@ var ErrSilent error = &fault.Error{
 	Operation: "the relay's sandbox ended without a report",
 	Remedy:    "read the generation's log",
 }
+
+// setupError is the text of a process that could not make the sandbox.
+type setupError string
+
+func (e setupError) Error() string { return string(e) }
 
 // ReadReport reads the report, and returns when the relay has been executed.
 func ReadReport(from *os.File) (*Report, error) {
@@ -43,7 +47,7 @@ func ReadReport(from *os.File) (*Report, error) {
 		failure = string(text) // an error in place of a report
 	}
 	if failure != "" {
-		return nil, &fault.Error{Code: fault.NoSandbox, Operation: "make the relay's sandbox", Cause: errors.New(failure)}
+		return nil, &fault.Error{Code: fault.NoSandbox, Operation: "make the relay's sandbox", Cause: setupError(failure)}
 	}
 	if line == "" {
 		return nil, ErrSilent

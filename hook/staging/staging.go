@@ -1,6 +1,7 @@
 package staging
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -273,16 +274,13 @@ func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, 
 		if bytes(s) == 0 {
 			continue
 		}
-		// Count a process of unknown state: admitting too little is safer than admitting too much.
-		if lives, err := s.Relay.Lives(); lives || err != nil {
+		// A process of unknown state counts: admitting too little is safer than admitting too much.
+		if lives, _ := s.Relay.Lives(); lives {
 			list = append(list, holder{s.Container, bytes(s)})
 		}
 	}
 	slices.SortFunc(list, func(a, b holder) int {
-		if a.bytes != b.bytes {
-			return map[bool]int{true: -1, false: 1}[a.bytes > b.bytes]
-		}
-		return strings.Compare(a.container, b.container)
+		return cmp.Or(cmp.Compare(b.bytes, a.bytes), strings.Compare(a.container, b.container))
 	})
 	return list, nil
 }

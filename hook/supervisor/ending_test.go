@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -130,6 +131,36 @@ func TestStderrTeeKeepsPanicAndLastLine(t *testing.T) {
 		if err := json.Unmarshal([]byte(lines[i+1]), &e); err != nil || e.Msg != want || e.Generation != "g" ||
 			e.Level != "error" || e.Time == "" {
 			t.Errorf("%s: %+v, %v", lines[i+1], e, err)
+		}
+	}
+}
+
+// A relay may write no end of line, an invalid entry, or a second panic.
+func TestStderrTeeHostileLinesAreLimited(t *testing.T) {
+	var log bytes.Buffer
+	h := &stderrTee{to: &log, wrap: true}
+	for _, part := range []string{strings.Repeat("a", maxLine-10), strings.Repeat("b", 100), "\n", "{\"msg\":\n", "  \n",
+		"panic: first\n", "panic: second\n"} {
+		if n, err := h.Write([]byte(part)); n != len(part) || err != nil {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+	}
+	var got []string
+	for line := range strings.Lines(log.String()) {
+		var e struct{ Msg string }
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Errorf("%.50q: %v", line, err)
+		}
+		got = append(got, e.Msg)
+	}
+	want := []string{strings.Repeat("a", maxLine-10) + strings.Repeat("b", 10), "{\"msg\":", "panic: first",
+		"panic: second"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%d lines: %.100q", len(got), got)
+	}
+	for range 2 { // words releases the lock
+		if panicked, last := h.words(); panicked != "panic: first" || last != "panic: second" {
+			t.Errorf("%q, %q", panicked, last)
 		}
 	}
 }

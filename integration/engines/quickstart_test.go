@@ -68,7 +68,7 @@ func TestQuickstartRunsUnchanged(t *testing.T) {
 	}
 	t.Parallel()
 	scripts := quickstart(t)
-	used := map[string]bool{"Install": true, "Without a GPU": true, "With GPUs": true, "Take it back": true}
+	used := map[string]bool{"Install": true, "Without a GPU": true, "With GPUs": true, "Remove Peerlane": true}
 	for _, q := range quickstarts {
 		heading, r := q.heading, q.row
 		used[heading] = true
@@ -76,7 +76,7 @@ func TestQuickstartRunsUnchanged(t *testing.T) {
 			r.takeTurn(t)
 			b := newBed(t, r, r.cgroups, false)
 			g := b.guide()
-			for _, section := range []string{"Install", "Without a GPU", "With GPUs", heading, "Take it back"} {
+			for _, section := range []string{"Install", "Without a GPU", "With GPUs", heading, "Remove Peerlane"} {
 				if section == "Without a GPU" && q.name != "Docker" {
 					continue // unrelated to engines
 				}

@@ -1,11 +1,13 @@
 // Measures copies of every kind and size that a relay makes, on an idle GPU and on a GPU that is
 // busy with kernels of another process:
 //
-//   nvcc -O2 -std=c++17 -arch=native -o copies integration/gpus/copies.cu -lcuda && ./copies
+//   nvcc -O2 -std=c++17 -arch=native -o copies integration/gpus/copies.cu -lcuda && ./copies [TEXT]
+//
+// TEXT selects the kinds whose names contain TEXT.
 //
 // A line has the median and the 99th percentile of 120 calls, microseconds, from the call until
 // the completion of an event after the call. Every kind has a separate stream, so that the first
-// work of the stream is of that kind. Needs CUDA 12.8 or newer, and about 25 s.
+// work of the stream is of that kind. Needs CUDA 12.8 or newer, and about 60 s.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -81,13 +83,14 @@ static void hold(int begin)
 
 struct kind {
 	const char *name;
-	size_t least, most;
+	size_t smallest, largest;
 	std::function<CUresult(size_t, CUstream)> copy;
 };
 
-int main()
+int main(int argc, char **argv)
 {
-	const size_t most = 16 << 20;
+	const size_t largest = 16 << 20, within_largest = 256 << 20;
+	const char *selected = argc > 1 ? argv[1] : "";
 	int begin[2];
 	if (pipe(begin))
 		return 1;
@@ -105,9 +108,9 @@ int main()
 	CHECK(cuDevicePrimaryCtxRetain(&context, device));
 	CHECK(cuCtxSetCurrent(context));
 	CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-	CHECK(cuMemAllocHost((void **)&host, most));
-	memset(host, 1, most);
-	CUdeviceptr to = exportable(most), from = exportable(most);
+	CHECK(cuMemAllocHost((void **)&host, within_largest));
+	memset(host, 1, within_largest);
+	CUdeviceptr to = exportable(within_largest), from = exportable(within_largest);
 
 	auto rows = [&](size_t n, CUstream s) {
 		CUDA_MEMCPY2D c = {};
@@ -142,12 +145,18 @@ int main()
 			 CUresult r = cuMemcpyDtoHAsync(host, to, 8, s);
 			 return r ? r : values(n, s);
 		 }},
-		{"host to GPU: cuMemcpyHtoDAsync", 8, most, [&](size_t n, CUstream s) { return cuMemcpyHtoDAsync(to, host, n, s); }},
-		{"host to GPU: cuMemcpy2DAsync, 2 rows", 16, most, rows},
-		{"GPU to host: cuMemcpyDtoHAsync", 8, most, [&](size_t n, CUstream s) { return cuMemcpyDtoHAsync(host, from, n, s); }},
-		{"within the GPU: cuMemcpyAsync", 8, most, [&](size_t n, CUstream s) { return cuMemcpyAsync(to, from, n, s); }},
-		{"within the GPU: cuMemcpyBatchAsync", 8, most, within},
-		{"within the GPU: cuMemcpyDtoHAsync, then into it", 16, most, [&](size_t n, CUstream s) {
+		{"host to GPU: cuMemcpyHtoDAsync", 1, largest, [&](size_t n, CUstream s) { return cuMemcpyHtoDAsync(to, host, n, s); }},
+		{"host to GPU: cuMemcpy2DAsync, 2 rows", 2, largest, rows},
+		{"GPU to host: cuMemcpyDtoHAsync", 1, largest, [&](size_t n, CUstream s) { return cuMemcpyDtoHAsync(host, from, n, s); }},
+		{"value to GPU: cuMemsetD8Async", 1, 16, [&](size_t n, CUstream s) { return cuMemsetD8Async(to, 1, n, s); }},
+		{"value to GPU: cuMemsetD2D8Async, 1 row", 1, 16, [&](size_t n, CUstream s) { return cuMemsetD2D8Async(to, 512, 1, n, 1, s); }},
+		{"value to GPU: cuMemcpyDtoHAsync, then cuMemsetD8Async", 1, 16, [&](size_t n, CUstream s) {
+			 CUresult r = cuMemcpyDtoHAsync(host, to, 8, s);
+			 return r ? r : cuMemsetD8Async(to, 1, n, s);
+		 }},
+		{"within the GPU: cuMemcpyAsync", 1, within_largest, [&](size_t n, CUstream s) { return cuMemcpyAsync(to, from, n, s); }},
+		{"within the GPU: cuMemcpyBatchAsync", 8, within_largest, within},
+		{"within the GPU: cuMemcpyDtoHAsync, then into it", 16, within_largest, [&](size_t n, CUstream s) {
 			 CUresult r = cuMemcpyDtoHAsync(host, from, n, s);
 			 return r ? r : n < 32 << 10 ? rows(n, s) : cuMemcpyHtoDAsync(to, host, n, s);
 		 }},
@@ -159,8 +168,8 @@ int main()
 			sleep(2); // for the context and the first kernels
 		}
 		for (const kind &k : kinds)
-			for (size_t n : {8, 16, 64, 1 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}) {
-				if (n < k.least || n > k.most)
+			for (size_t n : {1, 2, 8, 16, 64, 1 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20}) {
+				if (n < k.smallest || n > k.largest || !strstr(k.name, selected))
 					continue;
 				CUstream stream;
 				CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));

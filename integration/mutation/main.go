@@ -9,7 +9,9 @@
 // variable switches a mutant on: one build serves a package. A first run of a test records the mutants that
 // the test reaches. A mutant runs the tests that reach the mutant, fast tests first. A mutant is killed if a
 // test fails, crashes or exceeds the time limit. A mutant that no test reaches survives. Generated files,
-// logging, panics, durations and constants of other packages have no mutants.
+// logging, panics, durations, constants of other packages, values beside an error, numbers in messages of
+// errors and methods Error have no mutants: tests do not compare texts of errors. A capacity of make has no
+// mutant: it changes no result.
 //
 // [gremlins] builds a test binary per mutant, does not sample, and does not remove statements.
 //
@@ -35,7 +37,7 @@ func main() {
 	flag.Uint64Var(&s.seed, "seed", 1, "choose the mutants by this number")
 	files := flag.String("files", "", "mutate files whose names match this `PATTERN`")
 	flag.StringVar(&s.run, "run", "", "run tests whose names match this `PATTERN`")
-	flag.DurationVar(&s.slow, "slow", 5*time.Second, "do not use tests that take longer than this")
+	flag.DurationVar(&s.slow, "slow", 5*time.Second, "do not use tests that take more processor `TIME` than this")
 	flag.BoolVar(&s.verbose, "v", false, "print every mutant with its result")
 	flag.Parse()
 	var err error

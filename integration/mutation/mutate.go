@@ -43,15 +43,17 @@ type mutator struct {
 	insertions []insertion
 	sequence   int
 	negated    map[ast.Expr]bool // conditions and operands
+	beside     map[ast.Expr]bool // results beside an error, and numbers in its message
 }
 
 // file returns the text of a file with mutants.
 func (m *mutator) file(name string, text []byte, f *ast.File) []byte {
-	m.name, m.text, m.insertions, m.negated = name, text, nil, map[ast.Expr]bool{}
+	m.name, m.text, m.insertions = name, text, nil
+	m.negated, m.beside = map[ast.Expr]bool{}, map[ast.Expr]bool{}
 	for _, d := range f.Decls {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
-			if d.Body != nil {
+			if d.Body != nil && !isErrorText(d) {
 				m.walk(d.Body)
 			}
 		case *ast.GenDecl:
@@ -74,6 +76,11 @@ func (m *mutator) file(name string, text []byte, f *ast.File) []byte {
 	return []byte(out.String())
 }
 
+// isErrorText reports whether a function is the method Error of an error.
+func isErrorText(d *ast.FuncDecl) bool {
+	return d.Recv != nil && d.Name.Name == "Error" && d.Type.Params.NumFields() == 0
+}
+
 // walk adds the mutants of a node and of the nodes below it.
 func (m *mutator) walk(root ast.Node) {
 	ast.Inspect(root, func(n ast.Node) bool {
@@ -82,10 +89,14 @@ func (m *mutator) walk(root ast.Node) {
 			m.statements(n.List)
 		case *ast.CaseClause:
 			m.statements(n.Body)
+			if len(n.List) == 1 {
+				m.failing(n.List[0], n.Body)
+			}
 		case *ast.CommClause:
 			m.statements(n.Body)
 		case *ast.IfStmt:
 			m.condition(n.Cond)
+			m.failing(n.Cond, n.Body.List)
 		case *ast.ForStmt:
 			m.condition(n.Cond)
 		case *ast.TypeSwitchStmt:
@@ -93,6 +104,8 @@ func (m *mutator) walk(root ast.Node) {
 			return false
 		case *ast.ExprStmt:
 			return !m.silent(n.X)
+		case *ast.ReturnStmt:
+			m.result(n, "")
 		case *ast.GenDecl:
 			return n.Tok == token.VAR
 		case *ast.KeyValueExpr:
@@ -100,11 +113,27 @@ func (m *mutator) walk(root ast.Node) {
 			return false
 		case *ast.ArrayType, *ast.StructType, *ast.InterfaceType, *ast.FuncType:
 			return false
+		case *ast.CallExpr:
+			if m.allocates(n) && len(n.Args) == 3 {
+				m.walk(n.Args[1])
+				return false
+			}
+			return m.expression(n)
 		case ast.Expr:
 			return m.expression(n)
 		}
 		return true
 	})
+}
+
+// allocates reports whether a call is of the builtin make.
+func (m *mutator) allocates(c *ast.CallExpr) bool {
+	name, isName := c.Fun.(*ast.Ident)
+	if !isName {
+		return false
+	}
+	b, isBuiltin := m.info.Uses[name].(*types.Builtin)
+	return isBuiltin && b.Name() == "make"
 }
 
 // expression adds the mutants of an expression, and reports whether to walk the expressions below.
@@ -117,8 +146,13 @@ func (m *mutator) expression(e ast.Expr) bool {
 		return false
 	}
 	if tv.Value != nil {
-		m.constant(e, tv)
+		if !m.beside[e] {
+			m.constant(e, tv)
+		}
 		return false
+	}
+	if c, ok := e.(*ast.CallExpr); ok {
+		m.message(c)
 	}
 	b, ok := e.(*ast.BinaryExpr)
 	if !ok {
@@ -162,6 +196,87 @@ func (m *mutator) negate(e ast.Expr) {
 	if m.isBool(e) && !m.negated[ast.Unparen(e)] {
 		m.negated[ast.Unparen(e)] = true
 		m.wrap(e, "negate", "(mutationOn(%d) != (", "))")
+	}
+}
+
+// failing notes the results beside an error in the body of a condition err != nil.
+func (m *mutator) failing(condition ast.Expr, body []ast.Stmt) {
+	b, ok := ast.Unparen(condition).(*ast.BinaryExpr)
+	if !ok || b.Op != token.NEQ || !m.info.Types[b.Y].IsNil() {
+		return
+	}
+	name, ok := b.X.(*ast.Ident)
+	if !ok {
+		return
+	}
+	for _, s := range body {
+		if r, ok := s.(*ast.ReturnStmt); ok {
+			m.result(r, name.Name)
+		}
+	}
+}
+
+// result notes the results beside an error that is not nil: no caller reads these. name is a variable with
+// such an error; empty without one.
+func (m *mutator) result(s *ast.ReturnStmt, name string) {
+	if len(s.Results) < 2 {
+		return
+	}
+	last := ast.Unparen(s.Results[len(s.Results)-1])
+	fails := false
+	switch e := last.(type) {
+	case *ast.Ident:
+		fails = isVariableOfPackage(m.info.Uses[e])
+	case *ast.SelectorExpr:
+		fails = isVariableOfPackage(m.info.Uses[e.Sel])
+	case *ast.CallExpr:
+		fails = m.makesError(e)
+	case *ast.UnaryExpr:
+		_, fails = e.X.(*ast.CompositeLit)
+	}
+	ast.Inspect(last, func(n ast.Node) bool {
+		i, ok := n.(*ast.Ident)
+		fails = fails || ok && i.Name == name
+		return true
+	})
+	if !fails || !types.Implements(m.info.TypeOf(last), errorType) {
+		return
+	}
+	for _, e := range s.Results[:len(s.Results)-1] {
+		m.beside[e] = true
+	}
+}
+
+// isVariableOfPackage reports whether an object is a variable of a package, such as io.EOF.
+func isVariableOfPackage(o types.Object) bool {
+	v, ok := o.(*types.Var)
+	return ok && v.Pkg() != nil && v.Parent() == v.Pkg().Scope()
+}
+
+var errorType = types.Universe.Lookup("error").Type().Underlying().(*types.Interface)
+
+// makesError reports whether an expression calls errors.New, or a function Errorf of a package.
+func (m *mutator) makesError(c *ast.CallExpr) bool {
+	name, ok := c.Fun.(*ast.Ident)
+	if s, isSelector := c.Fun.(*ast.SelectorExpr); isSelector {
+		name, ok = s.Sel, true
+	}
+	if !ok {
+		return false
+	}
+	f, ok := m.info.Uses[name].(*types.Func)
+	return ok && (f.Name() == "Errorf" || f.FullName() == "errors.New")
+}
+
+// message notes the numbers in the message of an error: the arguments after the format.
+func (m *mutator) message(c *ast.CallExpr) {
+	if !m.makesError(c) {
+		return
+	}
+	if s, ok := m.info.TypeOf(c.Fun).(*types.Signature); ok && s.Variadic() {
+		for _, a := range c.Args[min(s.Params().Len()-1, len(c.Args)):] {
+			m.beside[a] = true
+		}
 	}
 }
 

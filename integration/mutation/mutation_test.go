@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"go/ast"
-	"go/importer"
 	"go/parser"
 	"go/token"
 	"go/types"
@@ -34,6 +33,22 @@ func f(n int, s state, done bool) (out int) {
 }
 `
 
+// outlines imports packages that have only the function that each text declares.
+type outlines struct{}
+
+func (outlines) Import(path string) (*types.Package, error) {
+	text := map[string]string{
+		"errors": "package errors; func New(string) error",
+		"fmt":    "package fmt; func Errorf(string, ...any) error",
+	}[path]
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, path, text, 0)
+	if err != nil {
+		return nil, err
+	}
+	return (&types.Config{IgnoreFuncBodies: true}).Check(path, fset, []*ast.File{f}, nil)
+}
+
 // mutate returns the text of source with mutants, and the mutants.
 func mutate(t *testing.T, text string, skip map[int]bool) (string, []mutant) {
 	t.Helper()
@@ -44,7 +59,7 @@ func mutate(t *testing.T, text string, skip map[int]bool) (string, []mutant) {
 	}
 	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{},
 		Defs: map[*ast.Ident]types.Object{}}
-	pkg, err := (&types.Config{Importer: importer.Default()}).Check("p", fset, []*ast.File{f}, info)
+	pkg, err := (&types.Config{Importer: outlines{}}).Check("p", fset, []*ast.File{f}, info)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +87,67 @@ func TestMutatorEachActionHasMutants(t *testing.T) {
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestMutatorValueBesideErrorHasNoMutant(t *testing.T) {
+	text := "package p\n\nimport (\n\t\"errors\"\n\t\"fmt\"\n)\n\nvar _, _ = fmt.Errorf, errors.New\n\n" +
+		"var failed = errors.New(\"\")\n\ntype e struct{ error }\n\nfunc Errorf(status int, format string, a ...any) *e\n\n" +
+		"func f(err, other error, n *int) (int, error) {\n"
+	for _, c := range []struct{ name, body, want string }{
+		{"an error of a condition", "if err != nil {\nreturn 1, err\n}", ""},
+		{"an error of a case", "switch {\ncase err != nil:\nreturn 1, err\n}", ""},
+		{"an error of one of several cases", "switch {\ncase err != nil, n != nil:\nreturn 1, err\n}", "1"},
+		{"an error of the package", "if n != nil {\nreturn 1, failed\n}", ""},
+		{"an error around an error of a condition", "if err != nil {\nreturn 1, e{err}\n}", ""},
+		{"an error of another condition", "if n != nil {\nreturn 1, err\n}", "1"},
+		{"another error", "if err != nil {\nreturn 1, other\n}", "1"},
+		{"a condition without an error", "if err == nil {\nreturn 1, err\n}", "1"},
+		{"a made error", `return 1, errors.New("")`, ""},
+		{"a number in a message", `return 1, fmt.Errorf("%d", 2)`, ""},
+		{"a number beside a message", `return 1, Errorf(2, "%d", 3)`, "2"},
+		{"an error's fields", "return 1, &e{}", ""},
+		{"no error", "return 1, nil", "1"},
+		{"an error that may be nil", "return 1, err", "1"},
+	} {
+		_, mutants := mutate(t, text+c.body+"\nreturn *n, nil\n}\n", nil)
+		var got []string
+		for _, m := range mutants {
+			if m.action == "add one to a constant" {
+				got = append(got, m.code)
+			}
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%s: %q", c.name, got)
+		}
+	}
+}
+
+func TestMutatorTextOfErrorHasNoMutant(t *testing.T) {
+	for text, want := range map[string]int{
+		"type e int\n\nfunc (x e) Error() string {\n\tif x == 1 {\n\t\treturn \"\"\n\t}\n\treturn \"x\"\n}\n": 0,
+		"type e int\n\nfunc (x e) Error(y int) bool { return y == 1 }\n":                                      2,
+		"func Error(x int) bool { return x == 1 }\n":                                                          2,
+	} {
+		if _, mutants := mutate(t, "package p\n\n"+text, nil); len(mutants) != want {
+			t.Errorf("%s has %d mutants: %v", text, len(mutants), mutants)
+		}
+	}
+}
+
+func TestMutatorCapacityOfMakeHasNoMutant(t *testing.T) {
+	for code, want := range map[string]string{
+		"return make([]int, n-1, n+1)": "1 n-1", "return make([]int, n-1)": "1 n-1",
+	} {
+		_, mutants := mutate(t, "package p\n\nfunc f(n int) []int { "+code+" }\n", nil)
+		var got []string
+		for _, m := range mutants {
+			got = append(got, m.code)
+		}
+		slices.Sort(got)
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: mutants of %q, want %q", code, got, want)
+		}
 	}
 }
 

@@ -81,18 +81,21 @@ func Find(c Code) (Entry, bool) {
 var entries = []Entry{
 	{Configuration, "config.toml has a fault",
 		"`/etc/peerlane/config.toml` has a syntax error, an unknown key or an impossible value. `peerlane` stops. The " +
-			"hook uses the last good copy, `/var/lib/peerlane/config.good.toml`; without it no container with a lane starts.",
+			"hook uses the last good copy, `/var/lib/peerlane/config.good.toml`; without a copy no container with a lane " +
+			"starts.",
 		[]string{"Correct the key that the error names.", "For a key that names a device, compare `peerlane topo`."},
 		"configuration.md"},
-	{UntrustedFile, "others than root can change a file",
-		"Root acts on the file. Another user can write it or its directory, a secret is readable by others, or it is no " +
-			"regular file.",
+	{UntrustedFile, "users other than root can change a file",
+		"Programs that run as root use the file. But another user can write the file or its directory, another user " +
+			"can " +
+			"read a secret in the file, or the path is a link or a directory.",
 		[]string{"`chown root` and `chmod go-w` the file or the directory that the error names.",
-			"If a key was readable, run `chmod 600` on it and replace it: `peerlane key rotate`.",
-			"Move a link or a directory out of the way."}, "security.md"},
+			"If another user could read a key, run `chmod 600` on the file and replace the key: `peerlane key rotate`.",
+			"Replace a link or a directory by a file."}, "security.md"},
 	{NotRoot, "the command needs root",
-		"The file, the state of relays or the configuration space of a device is accessible to root only.",
-		[]string{"Run the command with `sudo`.", "To try a command out, use files of your own: `--root`, `--spec-dir`."},
+		"Only root can read the file, the state of relays or the configuration space of a device.",
+		[]string{"Run the command with `sudo`.", "To try a command, use files in other directories: `--root`, " +
+			"`--spec-dir`."},
 		"cli.md"},
 
 	{UnreadablePlan, "the plan is missing or unreadable",
@@ -127,31 +130,35 @@ var entries = []Entry{
 		"The empty directory that containers get at `/run/peerlane` must be a read-only mount in the engine's mount " +
 			"namespace. It was not mounted at boot, was unmounted, or was mounted elsewhere.",
 		[]string{"Run `peerlane cdi anchor` on the host; from a container or a unit with a mount namespace: `nsenter " +
-			"--target 1 --mount peerlane cdi anchor`.", "Run `systemctl enable --now peerlane-anchor.service` for the next " +
-			"boot.", "Restart an engine that has a mount namespace of its own and started before the mount."},
+			"--target 1 --mount peerlane cdi anchor`.", "Run `systemctl enable --now peerlane-anchor.service` for the " +
+			"next " +
+			"boot.", "Restart the engine if it has its own mount namespace and started before the mount."},
 		"upgrade.md#the-anchor"},
 	{HiddenGPU, "two gpu= devices would hide a GPU",
-		"Each `peerlane.dev/gpu=` sets CUDA_VISIBLE_DEVICES, and the last one wins.",
+		"Each `peerlane.dev/gpu=` sets CUDA_VISIBLE_DEVICES, and the last device replaces the value of earlier devices.",
 		[]string{"Request one device for all GPUs: `peerlane.dev/gpu=all` or a group.",
 			"Use lanes: `--device nvidia.com/gpu=N --device peerlane.dev/lane=N` for each GPU."},
 		"containers.md#two-gpu-in-one-container"},
 	{Annotation, "a lane by annotation is not possible",
-		"The container has the annotation `peerlane.dev/lanes`, but `hook.annotations` is off or the engine did not mount " +
+		"The container has the annotation `peerlane.dev/lanes`, but `hook.annotations` is off or the engine did not " +
+			"mount " +
 			"the anchor.",
 		[]string{"Set `annotations = true` in `[hook]` of config.toml.", "Add the mount that the error shows."},
 		"containers.md#a-directory-of-hooks"},
 	{Checkpoint, "a container with a lane cannot be restored",
 		"The relay ended with the process that was checkpointed.",
-		[]string{"Start the container anew."}, "containers.md#while-a-container-runs"},
+		[]string{"Start a new container."}, "containers.md#while-a-container-runs"},
 	{MountNotPermitted, "the kernel refuses a mount",
 		"The hook lacks CAP_SYS_ADMIN, the kernel is older than Linux 5.12, or the engine has no free file descriptor.",
 		[]string{"Run the engine as root, or see the rootless setup.", "Update the kernel.",
 			"Raise `LimitNOFILE=` in the engine's unit, or `fs.file-max`."}, "containers.md#rootless"},
 	{LockedMemory, "the limit of locked memory cannot be raised",
-		"Memory that a program registers with a NIC counts for RLIMIT_MEMLOCK. The engine may not raise this limit, or it " +
+		"Memory that a program registers with a NIC counts for RLIMIT_MEMLOCK. The engine may not raise this limit, " +
+			"or it " +
 			"runs without root.",
 		[]string{"Start the container with `--ulimit memlock=-1`.", "Set `LimitMEMLOCK=infinity` in the engine's unit.",
-			"Without root, request `peerlane.dev/lane=` in place of `gpu=` and `nic=`."}, "containers.md#registering-memory"},
+			"Without root, request `peerlane.dev/lane=` in place of `gpu=` and " +
+				"`nic=`."}, "containers.md#registering-memory"},
 
 	{NoRelayProgram, "peerlane-relay or peerlane-hook cannot be executed",
 		"The program is not beside peerlane-hook, the file system is mounted noexec, or its dynamic linker is missing.",
@@ -161,12 +168,16 @@ var entries = []Entry{
 		[]string{"Set a larger range in `relay.uids`.", "Remove remains of ended containers: `peerlane relay gc`."},
 		"relay.md#sandbox"},
 	{NoSandbox, "the relay's sandbox does not start, or lacks a part",
-		"A step of the sandbox failed or did not end in time: the error names the system call. Or the host lacks a part, " +
-			"such as Landlock or a control group: the relay serves without it, `peerlane relay inspect` lists it, and " +
-			"without a control group `relay.memory` may not hold.",
+		"A step of the sandbox failed or did not end in time: the error names the system call. Or the host lacks a " +
+			"part, " +
+			"such as Landlock or a control group: the relay works without that part, `peerlane relay inspect` shows the " +
+			"part, and " +
+			"without a control group the kernel does not enforce `relay.memory`.",
 		[]string{"Start the container again; on a loaded host the step can time out.",
-			"For a missing part, boot a newer kernel; for a control group, mount cgroup2 where the container runtime starts, " +
-				"or enable peerlane-relay.socket.", "Set `sandbox = \"off\"` in `[relay]` to test whether the sandbox is the " +
+			"For a missing part, boot a newer kernel; for a control group, mount cgroup2 where the container runtime " +
+				"starts, " +
+				"or enable peerlane-relay.socket.", "Set `sandbox = \"off\"` in `[relay]` to test whether the sandbox is " +
+				"the " +
 				"cause.", "Read the log of the generation."}, "relay.md#sandbox"},
 	{NoSystemd, "systemd starts no relay",
 		"peerlane-relay.socket is missing, is of another release, or its service does not answer.",
@@ -174,13 +185,14 @@ var entries = []Entry{
 			"Set `relay.launcher` to \"auto\" or \"fork\"."}, "relay.md#launchers"},
 	{RelayDown, "a relay stays down",
 		"The relay failed 5 times within a minute. The error contains the last failure.",
-		[]string{"Read its log: `peerlane relay inspect NAME`.", "Remove the cause, then run `peerlane relay resume NAME`.",
+		[]string{"Read its log: `peerlane relay inspect NAME`.", "Remove the cause, then run `peerlane relay resume " +
+			"NAME`.",
 			"After a CUDA error, run `peerlane doctor` and see the check xid."}, "relay.md#when-a-relay-dies"},
 	{Drained, "all relays of this host are drained",
 		"An administrator ran `peerlane relay drain --all`.",
 		[]string{"Run `peerlane relay resume --all`."}, "relay.md#drain-before-a-driver-update-or-a-reset-of-a-gpu"},
 	{Unkillable, "a relay does not end by SIGKILL",
-		"A driver or file system holds it in a system call; `/proc/PID/stack` shows the call.",
+		"A driver or file system blocks the relay in a system call; `/proc/PID/stack` shows the call.",
 		[]string{"Look for an Xid in the kernel's log.", "Reset the GPU, or restart the host."}, "relay.md"},
 
 	{NoRelay, "no relay answers at the socket",
@@ -188,39 +200,44 @@ var entries = []Entry{
 		[]string{"Start the container with the `--device peerlane.dev/lane=` that the error names.",
 			"On the host, read `journalctl -t peerlane-hook`, and run `peerlane relay list`."}, "containers.md"},
 	{NoLane, "the container has no lane of this GPU",
-		"The memory or the connection belongs to a GPU whose lane the container was not given.",
+		"The memory or the connection belongs to a GPU, and the container does not have the lane of that GPU.",
 		[]string{"Start the container with `--device peerlane.dev/lane=` of that GPU."}, "containers.md"},
 	{NotExported, "the exported descriptor is no GPU memory",
 		"A program passed a descriptor that is not a whole allocation of CUDA's virtual memory management.",
-		[]string{"Export memory that cuMemCreate made with a POSIX file descriptor handle."}, "libpeerlane.md#which-memory"},
+		[]string{"Export memory that cuMemCreate made with a POSIX file descriptor " +
+			"handle."}, "libpeerlane.md#which-memory"},
 	{LimitMet, "the container has reached a limit of its relay",
 		"The error names the limit.",
-		[]string{"Free what the program does not use.", "Raise the key that the error names, or the container's memory " +
+		[]string{"Free objects that the program does not use.", "Raise the key that the error names, or the " +
+			"container's memory " +
 			"limit."}, "relay.md#limits-of-a-container"},
 
 	{NoStaging, "no server GPU has room for staging",
 		"The error has each GPU's reason: limit, other relays, free memory, or a failed self-test. `staging.bounce` " +
-			"decides on host memory.",
+			"determines the use of host memory.",
 		[]string{"Free memory on the server GPUs; `peerlane relay list` shows the holders.",
 			"Lower `relay.slots` or `relay.slot_size`, or raise `staging.limit`.", "Set `staging.bounce` to \"allow\"."},
 		"relay.md#staging-on-the-server-gpus"},
 	{NoCUDA, "NVIDIA's driver cannot be used",
-		"The relay does not find libcuda in its sandbox, nvidia-uvm is not loaded, or a device node is missing. Without " +
+		"The relay does not find libcuda in its sandbox, nvidia-uvm is not loaded, or a device node is missing. " +
+			"Without " +
 			"libnvidia-ml.so.1 a topology lacks UUIDs, NVLinks and MIG.",
 		[]string{"Run `nvidia-smi` and `peerlane doctor` on the host.",
-			"Install the driver, or run the command on the host in place of a container.",
+			"Install the driver, or run the command on the host, not in a container.",
 			"For a driver in an unusual place, set `relay.sandbox_read`."}, "doctor.md#driver"},
 	{UnfitPair, "a pair of GPUs failed its self-test",
-		"Copies between the two GPUs brought wrong bytes or were slower than host memory.",
+		"Copies between the two GPUs delivered wrong bytes or were slower than copies through host memory.",
 		[]string{"See the checks acs and iommu of `peerlane doctor`.", "Exclude the pair: `plan.exclude.pairs`.",
 			"Test again: `peerlane self-test --again`."}, "relay.md#pairs-of-gpus"},
 
 	{NoNetwork, "the relay is on no network",
-		"No cluster key when the relay started, `network.listen` off, or no usable address.",
-		[]string{"Copy the cluster key to this host, and restart the relay: `peerlane relay stop NAME && peerlane relay " +
+		"The relay found no cluster key or no usable address at its start, or `network.listen` is \"off\".",
+		[]string{"Copy the cluster key to this host, and restart the relay: `peerlane relay stop NAME && peerlane " +
+			"relay " +
 			"resume NAME`.", "See `network.listen`, `network.interfaces` and `network.family`."}, "network.md"},
 	{Unreachable, "the relay of another host cannot be reached",
-		"No connection was made: a firewall, an address of another network, or a host that is down.",
+		"The relay could not connect: a firewall blocks the port, the address is of another network, or the host is " +
+			"down.",
 		[]string{"Run `peerlane doctor --connect HOST`.", "Open `network.ports` between the hosts.",
 			"Set `network.interfaces`."}, "network.md"},
 	{NoPort, "all ports of network.ports are in use",
@@ -228,14 +245,16 @@ var entries = []Entry{
 		[]string{"Set a larger range on all hosts.", "See the users of the ports: `ss -ltn`."},
 		"network.md#interfaces-addresses-ports"},
 	{NoInterface, "no network interface is usable by relays",
-		"`network.interfaces` and `network.family` leave no interface with an address. The error has the reason for each.",
+		"`network.interfaces` and `network.family` leave no interface with an address. The error has the reason for " +
+			"each.",
 		[]string{"Set `network.interfaces` or `network.family`."}, "network.md#interfaces-addresses-ports"},
 	{NoClusterKey, "this host has no cluster key",
 		"The file `/etc/peerlane/cluster.key` does not exist.",
 		[]string{"Copy the file of another host.", "On the first host, run `peerlane key generate`."},
 		"network.md#the-cluster-key"},
 	{KeyNotProven, "the relay of another host does not prove the cluster key",
-		"The two hosts have different cluster keys or releases, the other relay has no room, the address belongs to " +
+		"The two hosts have different cluster keys or releases, the other relay has too many connections, the address " +
+			"belongs to " +
 			"another program, or the handle is of another cluster.",
 		[]string{"Compare `peerlane key show` on both hosts.", "Install the same release on both hosts."},
 		"network.md#the-cluster-key"},
@@ -249,7 +268,10 @@ var entries = []Entry{
 		[]string{"Install a kernel and a driver with DMA-BUF.", "Run `modprobe nvidia-peermem`.",
 			"Allocate clients' memory with gpuDirectRDMACapable."}, "network.md#whose-memory-nics-read-and-write"},
 	{RDMAFailed, "RDMA with another relay failed",
-		"Queue pairs failed and did not recover within 10 seconds. The error names host, NIC and the NIC's report.",
-		[]string{"Connect again.", "See the checks port-state and error-counters of `peerlane doctor` on both hosts, and " +
+		"Queue pairs failed, and the relays did not replace them within `verbs.reconnect_limit` (60 seconds by " +
+			"default). " +
+			"The error names host, NIC and the NIC's report.",
+		[]string{"Connect again.", "See the checks port-state and error-counters of `peerlane doctor` on both hosts, " +
+			"and " +
 			"the switch."}, "network.md#faults-of-rdma"},
 }

@@ -28,6 +28,8 @@ type Device struct {
 	aperture  *cuda.Aperture // nil without
 	readsBack bool
 	mapped    atomic.Uint64 // bytes
+
+	lists listKernel
 }
 
 // Open makes a context on the GPU at a PCI address. The context's limits are
@@ -49,7 +51,7 @@ func Open(d *cuda.Driver, busID string) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Device{Driver: d, Ordinal: ordinal, BusID: busID, UUID: uuid, writes: Writes{MostWords: mostWords}}
+	g := &Device{Driver: d, Ordinal: ordinal, BusID: busID, UUID: uuid, writes: Writes{MaxWords: defaultMaxWords}}
 	err = onThread(func() error {
 		var err error
 		g.context, err = d.CtxCreate(ordinal, cuda.CtxOptions{Lean: true})
@@ -72,10 +74,11 @@ func (g *Device) Context() cuda.Context { return g.context }
 
 // Close destroys the context. Close memory and queues before.
 func (g *Device) Close() error {
+	unloaded := g.unloadLists()
 	if g.aperture != nil {
 		g.aperture.Close()
 	}
-	return g.Driver.CtxDestroy(g.context)
+	return errors.Join(unloaded, g.Driver.CtxDestroy(g.context))
 }
 
 // Lost is the error after which every call on the context fails (see [cuda.Result.Sticky]); nil

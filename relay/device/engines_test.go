@@ -297,6 +297,23 @@ func alwaysBusy() error {
 	return errors.Join(failed, q.Close())
 }
 
+// largeBusy makes a copy within a GPU, three of 40 MiB, and one of 64 MiB, each on an empty stream.
+func largeBusy() error {
+	const largest = 64 << 20
+	memory, q, err := oneDevice(2 * largest)
+	if err != nil {
+		return err
+	}
+	var failed error
+	for _, n := range []uint64{1100 << 10, 40 << 20, 40 << 20, 40 << 20, largest} {
+		q.Move(memory.At(largest), memory.At(0), n, func(err error) { failed = errors.Join(failed, err) })
+		for q.Busy() {
+			q.Poll()
+		}
+	}
+	return errors.Join(failed, q.Close())
+}
+
 // runAlone runs this program in a mode, with one simulated GPU.
 func runAlone(t *testing.T, mode string, variables ...string) (string, error) {
 	t.Helper()
@@ -369,6 +386,26 @@ func TestQueueBusyStreamBesideAnotherProcessDoesNotTryAgain(t *testing.T) {
 		}
 	}
 	t.Errorf("%d of 401 copies waited for a time slice, want 1", slices)
+}
+
+// After a copy within a GPU that has waited for a time slice, copies of 40 MiB go through host memory,
+// in less than a slice. A copy of 64 MiB waits: two copies through host memory take longer.
+func TestQueueLargeCopyBesideAnotherProcessBouncesUpTo48MiB(t *testing.T) {
+	var slices uint64
+	for range 20 { // a late poll spoils the first copy
+		dir := t.TempDir()
+		if out, err := runIn(t, dir, "large busy", "PEERLANE_SIM_BUSY=2"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		logs, err := sim.ReadLog(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices = uint64(logs[0].Slices); slices == 2 {
+			return
+		}
+	}
+	t.Errorf("%d of 5 copies waited for a time slice, want 2", slices)
 }
 
 // After a copy within a GPU that has waited for a time slice, the next 255 go by way of host

@@ -21,7 +21,8 @@ const maxBatch = 512
 // MoveList is Move for many copies, which have no order. done is called once, after the last copy,
 // with the first error; before the return of MoveList if the copies have ended by then.
 //
-// One batch call makes up to maxBatch copies between two devices, or from a device to host memory.
+// A kernel makes many small copies between devices and within a device (listkernel.go). Otherwise one
+// batch call makes up to maxBatch copies between two devices, or from a device to host memory.
 // Copies within a device, or from host memory to a device, use the calls that Move chooses, because
 // a batch would wait for kernels. A single thread makes the copies between host memories.
 func (q *Queue) MoveList(list []Copy, done func(error)) {
@@ -35,8 +36,17 @@ func (q *Queue) MoveList(list []Copy, done func(error)) {
 		}
 	}
 	var hosts, batched []Copy
+	kernel := q.takesKernel(list)
+	if kernel {
+		left++
+		kernel = q.issueKernel(list, one)
+		if !kernel {
+			left--
+		}
+	}
 	for _, c := range list {
 		switch {
+		case kernel && fitsKernel(c):
 		case c.To.Host != nil && c.From.Host != nil:
 			hosts = append(hosts, c)
 		case c.Bytes >= largeCopy || sameDevice(c.To, c.From) || c.From.Host != nil || q.unbatched:

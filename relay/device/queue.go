@@ -35,6 +35,7 @@ type Queue struct {
 	gathered  batch // small copies that wait to be issued with one call
 	issuing   batch // such as are being issued
 	unbatched bool  // the driver has no such call
+	slices    int   // lists until a kernel is tried again, after a kernel that waited: see listkernel.go
 	noWords   bool  // the driver has no call that writes words
 
 	pending fifo[func(error)] // oldest first: a stream ends its copies in order
@@ -54,7 +55,8 @@ type Queue struct {
 type mark struct {
 	event  cuda.Event // 0 for a marker
 	number uint64
-	sample time.Time // when it was issued, of a copy that [Queue.judge] judges; zero of others
+	sample time.Time     // when it was issued, of a copy or kernel that is judged; zero of others
+	kernel time.Duration // of a kernel: the time that it needs at most without a wait
 }
 
 // A copy of at least largeCopy bytes is issued alone, with an event after it. The queue gathers
@@ -66,8 +68,19 @@ const (
 	manyCopies = 8
 )
 
-// batch has the copies of a call.
+// An engine pauses 2 us between the copies of two calls, and not between the copies of one call. A
+// copy of 4 MiB between two GPUs takes 11 us. So the queue holds copies between GPUs of largeCopy to
+// maxHeldCopy bytes while the device has minEvents earlier calls to complete, and issues up to
+// maxHeld of them with one call. More streams do not shorten the pause (docs/nccl/HISTORY.md).
+const (
+	maxHeldCopy = 8 << 20
+	maxHeld     = 4
+	minEvents   = 2
+)
+
+// batch has the copies of a call: either small copies, or held ones.
 type batch struct {
+	held     bool
 	to, from [manyCopies]cuda.Ptr
 	sizes    [manyCopies]uint64
 	done     [manyCopies]func(error)
@@ -84,22 +97,23 @@ func (b *batch) add(to, from cuda.Ptr, n uint64, done func(error)) {
 const minLinear = 32 << 10
 
 // Between two addresses of a device the driver copies with an engine that works in the time slices
-// of the device's kernels, regardless of the call: beside another process's kernel that takes 2.0
-// ms for any number of bytes, else 10 to 30 us. Two copies by way of host memory have engines that
-// do not wait: 12 us up to 16 KiB, 55 us for 1 MiB, 625 us for 16 MiB (docs/benchmarks.md). So
-// copies of bounceLeast to bounceAlways bytes within a device go through host memory. Larger
-// copies, up to bounceMost, bounce after a copy that has waited for a slice ([Queue.judge]): the
-// next bounceCopies copies bounce, and then the first copy of an empty stream tries again. Smaller
-// copies bounce, too, as two copies in sequence: a rectangle cannot write 8 bytes at once, and a
-// word has to be known ([Queue.throughHost]).
+// of the device's kernels, regardless of the call. Beside another process's kernel such a copy
+// takes 2.0 ms up to 64 MiB, else 10 to 50 us. Two copies by way of host memory have engines that
+// do not wait: 12 us up to 16 KiB, 55 us for 1 MiB, 1.2 ms for 32 MiB, 2.4 ms for 64 MiB
+// (docs/benchmarks.md). So copies of minBounce to maxAlwaysBounce bytes within a device go through
+// host memory. Larger copies, up to maxBounce, bounce after a copy that has waited for a slice
+// ([Queue.judge]): the next bounceCopies copies bounce, and then the first copy of an empty stream
+// tries again. Copies above maxBounce go directly: the wait is shorter than the detour. Copies below
+// minBounce bounce, too, as two copies in sequence: a rectangle cannot write 8 bytes at once, and
+// the relay has to know a word before the stream writes it ([Queue.throughHost]).
 const (
-	bounceLeast  = 16
-	bounceAlways = 1 << 20
-	bounceMost   = 16 << 20
-	bouncePiece  = 2 << 20 // of it, in host memory at a time
-	bounceCopies = 255
-	sliceWait    = 500 * time.Microsecond
-	latePoll     = 100 * time.Microsecond
+	minBounce       = 16
+	maxAlwaysBounce = 1 << 20
+	maxBounce       = 48 << 20
+	bouncePiece     = 2 << 20 // of it, in host memory at a time
+	bounceCopies    = 255
+	sliceWait       = 500 * time.Microsecond
+	latePoll        = 100 * time.Microsecond
 )
 
 // NewQueue makes a queue of copies issued by the device.
@@ -116,9 +130,10 @@ func (g *Device) NewQueue() (*Queue, error) {
 	return q, nil
 }
 
-// Copy makes a copy of n bytes, which is issued by the next Poll at the latest. done is
-// called from Poll when the bytes have arrived, or with the error; of one that is met at
-// once, before Copy returns. Copies that are asked for between two Polls have no order.
+// Copy makes a copy of n bytes. The queue issues the copy by the next Poll at the latest, and a copy
+// that it holds when fewer than minEvents earlier calls are incomplete. done is called from Poll
+// when the bytes have arrived, or with the error; if the driver refuses the copy at once, before
+// Copy returns. Copies that are asked for between two Polls, and held copies, have no order.
 func (q *Queue) Copy(to, from cuda.Ptr, n uint64, done func(error)) {
 	q.issue(Place{Ptr: to}, Place{Ptr: from}, n, done)
 }
@@ -164,19 +179,24 @@ const shortMove = 4 << 10
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	row := from.Host != nil && to.Host == nil && n < minLinear
 	within := sameDevice(to, from)
-	if within && n < bounceLeast && q.throughHost(to, from, n, done) {
+	if within && n < minBounce && q.throughHost(to, from, n, done) {
 		return
 	}
 	alone := q.ended == q.issued && q.gathered.n == 0
 	bounce := within && q.bouncesWithin(n, alone)
-	if n < largeCopy && !row && !within && !q.unbatched {
+	small := n < largeCopy && !row && !within && !q.unbatched
+	held := !within && to.Host == nil && from.Host == nil && q.holds(n)
+	if held != q.gathered.held || !small && !held {
+		q.flush() // the earlier copies
+	}
+	if small || held {
+		q.gathered.held = held
 		q.gathered.add(to.Ptr, from.Ptr, n, done)
-		if q.gathered.n == manyCopies {
+		if q.gathered.n == manyCopies || held && q.gathered.n == maxHeld {
 			q.flush()
 		}
 		return
 	}
-	q.flush() // it was asked for before
 	d := q.device.Driver
 	err := q.device.Use()
 	marked := false
@@ -202,13 +222,18 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 		q.marks.push(mark{number: q.issued})
 	case within && !bounce:
 		q.mark()
-		if alone && n <= bounceMost && q.marks.len() > 0 {
+		if alone && n <= maxBounce && q.marks.len() > 0 {
 			q.looked = time.Now()
 			q.marks.at(q.marks.tail - 1).sample = q.looked
 		}
 	case n >= largeCopy || q.issued-q.marked >= manyCopies:
 		q.mark()
 	}
+}
+
+// holds reports whether the queue holds a copy of n bytes between two GPUs.
+func (q *Queue) holds(n uint64) bool {
+	return n >= largeCopy && n <= maxHeldCopy && !q.unbatched && (q.gathered.held || q.marks.len() >= minEvents)
 }
 
 // settled waits for the stream if err is that of a copy of several calls: the earlier ones are
@@ -224,9 +249,9 @@ func (q *Queue) settled(err error) error {
 // whether the stream is empty: only then can [Queue.judge] judge the copy that tries again.
 func (q *Queue) bouncesWithin(n uint64, alone bool) bool {
 	switch {
-	case n < bounceLeast || n > bounceMost || q.noHostMemory:
+	case n < minBounce || n > maxBounce || q.noHostMemory:
 		return false
-	case n <= bounceAlways:
+	case n <= maxAlwaysBounce:
 		return true
 	case q.bounces > 1:
 		q.bounces--
@@ -248,8 +273,8 @@ func (q *Queue) copyWithin(to, from cuda.Ptr, n uint64) error {
 	}
 	for n > 0 {
 		piece := min(n, bouncePiece)
-		if rest := n - piece; rest > 0 && rest < bounceLeast {
-			piece -= bounceLeast
+		if rest := n - piece; rest > 0 && rest < minBounce {
+			piece -= minBounce
 		}
 		if err := d.MemcpyDtoHAsync(q.bounce, from, piece, q.stream); err != nil {
 			return err
@@ -393,7 +418,9 @@ func (q *Queue) end(number uint64, err error) {
 
 // Poll reports the copies that have ended.
 func (q *Queue) Poll() bool {
-	q.flush()
+	if !q.gathered.held {
+		q.flush()
+	}
 	if q.marked < q.issued {
 		if err := q.device.Use(); err != nil {
 			q.marked = q.issued
@@ -415,16 +442,22 @@ func (q *Queue) Poll() bool {
 		q.marks.pop()
 		q.reuse(head.event)
 		progress = true
-		if !head.sample.IsZero() {
+		switch {
+		case head.kernel > 0:
+			q.judgeKernel(head.sample, head.kernel)
+		case !head.sample.IsZero():
 			q.judge(head.sample)
 		}
 		q.end(head.number, q.named(err))
+	}
+	if q.gathered.held && q.marks.len() < minEvents {
+		q.flush()
 	}
 	return q.pollHosts() || progress
 }
 
 // judge makes the next copies bounce if an ended copy took longer than sliceWait since its issue.
-// Such a copy has at most bounceMost bytes and was alone on the stream, so the copy waited for no
+// Such a copy has at most maxBounce bytes and was alone on the stream, so the copy waited for no
 // earlier copy, and the bytes take less time. If the previous query was more than latePoll ago, the
 // time of the end is too uncertain, and judge draws no conclusion.
 func (q *Queue) judge(issued time.Time) {

@@ -27,11 +27,14 @@ func TestMain(m *testing.M) {
 			"within":             copyWithin,
 			"fails":              failLater,
 			"always busy":        alwaysBusy,
+			"large busy":         largeBusy,
+			"held":               copyLarge,
 			"writes":             writeAll,
 			"lost words":         lostWords,
 			"measure":            measureWrites,
 			"stores":             storeAll,
 			"store limits":       storeLimits,
+			"lists":              moveLists,
 			"measure at leisure": func() error { device.AllowMeasuring(time.Minute); return measureWrites() },
 		}
 		for _, which := range []string{"large", "queued", "late"} {
@@ -136,6 +139,95 @@ func copySix() error {
 		)
 	}
 	return q.Close()
+}
+
+// copyLarge makes twelve large copies and a small one at once, and prints the copies whose bytes
+// arrived, in the order of the callbacks.
+func copyLarge() error {
+	const largeBytes, larges, smallBytes = 512 << 10, 12, 1000
+	const all = (larges + 1) * largeBytes
+	runtime.LockOSThread()
+	d, g, err := openFirst()
+	if err != nil {
+		return err
+	}
+	memory, err := device.Create(d, g.Ordinal, 2*all, cuda.Access{Device: g.Ordinal, Write: true})
+	if err != nil {
+		return err
+	}
+	if err := g.Use(); err != nil {
+		return err
+	}
+	host, err := d.MemHostAlloc(all)
+	if err != nil {
+		return err
+	}
+	s, err := d.StreamCreate()
+	if err != nil {
+		return err
+	}
+	content := unsafe.Slice((*byte)(host), all)
+	for i := range content {
+		content[i] = byte(i/largeBytes + 1)
+	}
+	if err := errors.Join(d.MemcpyHtoDAsync(memory.Ptr, host, all, s), d.StreamSynchronize(s)); err != nil {
+		return err
+	}
+	q, err := g.NewQueue()
+	if err != nil {
+		return err
+	}
+	var failed error
+	var order []int
+	bytesOf := func(i int) int {
+		if i == larges {
+			return smallBytes
+		}
+		return largeBytes
+	}
+	for i := range larges + 1 {
+		at := memory.Ptr + cuda.Ptr(i*largeBytes)
+		q.Copy(at+all, at, uint64(bytesOf(i)), func(err error) {
+			failed, order = errors.Join(failed, err), append(order, i)
+		})
+	}
+	for q.Busy() {
+		q.Poll()
+	}
+	if err := errors.Join(failed, d.MemcpyDtoHAsync(host, memory.Ptr+all, all, s), d.StreamSynchronize(s)); err != nil {
+		return err
+	}
+	for _, i := range order {
+		if bytes.Count(content[i*largeBytes:][:bytesOf(i)], []byte{byte(i + 1)}) == bytesOf(i) {
+			fmt.Print(i, " ")
+		}
+	}
+	return q.Close()
+}
+
+// Behind two incomplete calls the queue holds large copies and issues four with one call. A small
+// copy does not wait for held copies.
+func TestQueueLargeCopiesBehindTwoCallsShareCalls(t *testing.T) {
+	const all = "0 1 2 3 4 5 6 7 8 9 10 11 12 "
+	for _, c := range []struct{ what, fault, want string }{
+		{"two copies and the small one have calls", "cuMemcpyAsync:after=3:error=1", all},
+		{"ten copies have three calls", "cuMemcpyBatchAsync:after=3:error=1", all},
+		{"a driver without batches", "cuMemcpyBatchAsync:error=801", all},
+		{"a batch is refused, and no copy alone", "cuMemcpyBatchAsync:times=1:error=1", all},
+	} {
+		out, err := runAlone(t, "held", "PEERLANE_SIM_FAULT="+c.fault)
+		if err != nil || out != c.want {
+			t.Errorf("%s: %v\n got %q\nwant %q", c.what, err, out, c.want)
+		}
+	}
+	for _, fault := range []string{
+		"cuMemcpyAsync:after=2:error=1",
+		"cuMemcpyBatchAsync:after=2:times=1:error=1;cuMemcpyAsync:after=2:error=1",
+	} {
+		if _, err := runAlone(t, "held", "PEERLANE_SIM_FAULT="+fault); err == nil {
+			t.Errorf("%s: no call failed", fault)
+		}
+	}
 }
 
 func TestSmallCopiesGoTogether(t *testing.T) {

@@ -46,13 +46,13 @@ type stores struct {
 // bytes read by a copy engine. Without the aperture, writes use the driver's calls; the error is
 // the reason.
 func (g *Device) OpenStores(verify bool) error {
-	g.writes.MostStores, g.writes.NoStores = 0, ""
+	g.writes.MaxStores, g.writes.NoStores = 0, ""
 	err := g.openStores(verify)
 	if err != nil {
 		g.writes.NoStores = err.Error()
 		return err
 	}
-	g.writes.MostStores = maxStore
+	g.writes.MaxStores = maxStore
 	return nil
 }
 
@@ -194,7 +194,7 @@ func (s *stores) from(offset uint64) []byte {
 // Store writes bytes of the host into the device's memory by the CPU's stores. The bytes have
 // arrived at the return. It reports false where it cannot.
 func (g *Device) Store(to Place, from []byte) (bool, error) {
-	if len(from) == 0 || len(from) > len(to.stores) || uint64(len(from)) > g.writes.MostStores {
+	if len(from) == 0 || len(from) > len(to.stores) || uint64(len(from)) > g.writes.MaxStores {
 		return false, nil
 	}
 	return true, store(to.stores, from, g.readsBack)

@@ -26,18 +26,18 @@ const (
 // wordBytes are those of a word.
 const wordBytes = 8
 
-// mostWords, bytes, are the largest write that is words, where nothing was measured.
-const mostWords = 16
+// defaultMaxWords, bytes, is the size of the largest write made as words before the first measurement.
+const defaultMaxWords = 16
 
 // Writes is the method of writes by size, from [Device.MeasureWrites].
 type Writes struct {
-	// MostWords is the largest write, bytes, that is words.
-	MostWords uint64
-	// MostStores is the largest write by CPU stores into mapped memory, bytes; 0 without, for the
+	// MaxWords is the largest write, bytes, that is words.
+	MaxWords uint64
+	// MaxStores is the largest write by CPU stores into mapped memory, bytes; 0 without, for the
 	// reason NoStores.
-	MostStores uint64
-	NoStores   string
-	Measured   []WriteTime // by size; empty where nothing was measured
+	MaxStores uint64
+	NoStores  string
+	Measured  []WriteTime // by size; empty where nothing was measured
 }
 
 // WriteTime is the duration of a write of so many bytes per method, from the call until the end is
@@ -49,14 +49,14 @@ type WriteTime struct {
 
 // inWords reports whether a write is words.
 func (q *Queue) inWords(to cuda.Ptr, n uint64) bool {
-	return n%wordBytes == 0 && to%wordBytes == 0 && n <= q.device.writes.MostWords && !q.noWords
+	return n%wordBytes == 0 && to%wordBytes == 0 && n <= q.device.writes.MaxWords && !q.noWords
 }
 
 // Write copies bytes of the host into device memory, as Move does. The bytes may change after the
 // return. It reports false where it cannot: done is not called, and Move can.
 func (q *Queue) Write(to cuda.Ptr, from []byte, done func(error)) bool {
 	n := uint64(len(from))
-	// A single byte waits for a time slice, by whichever call.
+	// Every call of the driver that writes a single byte waits for a time slice.
 	if n < 2 || n > shortMove || q.device.Use() != nil || !q.reserve(&q.own, ownBytes) {
 		return false
 	}
@@ -95,7 +95,7 @@ func (q *Queue) takeSlot() (Place, bool) {
 
 func (q *Queue) giveSlot(slot Place) { q.slots = append(q.slots, slot) }
 
-// throughHost copies less than bounceLeast within the device as two copies, by way of a slot. It
+// throughHost copies less than minBounce within the device as two copies, by way of a slot. It
 // reports false where it cannot: done is not called.
 func (q *Queue) throughHost(to, from Place, n uint64, done func(error)) bool {
 	if n < 2 || q.device.Use() != nil || !q.reserve(&q.own, ownBytes) {
@@ -265,10 +265,10 @@ func (q *Queue) measure(at Place) (Writes, error) {
 		return func() (bool, error) { return true, nil }, store(at.stores, unsafe.Slice((*byte)(from), n), true)
 	}
 	found := Writes{NoStores: q.device.writes.NoStores}
-	const mostWords = cuda.MaxWords * wordBytes
-	for n := uint64(wordBytes); n <= mostWords || (at.stores != nil && n <= maxStore); n *= 2 {
+	const maxMeasuredWords = cuda.MaxWords * wordBytes
+	for n := uint64(wordBytes); n <= maxMeasuredWords || (at.stores != nil && n <= maxStore); n *= 2 {
 		t := WriteTime{Bytes: n}
-		if n <= mostWords {
+		if n <= maxMeasuredWords {
 			t.Words, err = median(n, words)
 		}
 		if err == nil {
@@ -280,7 +280,7 @@ func (q *Queue) measure(at Place) (Writes, error) {
 		if err == nil && at.stores != nil {
 			t.Stores, err = median(n, stored)
 		}
-		if err != nil || (t.Words == 0 && n <= mostWords) || t.Rows == 0 {
+		if err != nil || (t.Words == 0 && n <= maxMeasuredWords) || t.Rows == 0 {
 			return Writes{}, err
 		}
 		found.Measured = append(found.Measured, t)
@@ -294,15 +294,15 @@ func (q *Queue) measure(at Place) (Writes, error) {
 func (w *Writes) choose(t WriteTime) {
 	n := t.Bytes
 	// A message of 8 bytes has to arrive as a whole.
-	if n == wordBytes || (t.Words != 0 && t.Words <= t.Rows && w.MostWords == n/2) {
-		w.MostWords = n
+	if n == wordBytes || (t.Words != 0 && t.Words <= t.Rows && w.MaxWords == n/2) {
+		w.MaxWords = n
 	}
 	fastest := t.Rows
 	if t.Words != 0 {
 		fastest = min(fastest, t.Words)
 	}
-	if t.Stores != 0 && t.Stores <= fastest && (n == wordBytes || w.MostStores == n/2) {
-		w.MostStores = n
+	if t.Stores != 0 && t.Stores <= fastest && (n == wordBytes || w.MaxStores == n/2) {
+		w.MaxStores = n
 	}
 }
 

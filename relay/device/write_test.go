@@ -106,7 +106,7 @@ func measureWrites() error {
 	}
 	w := g.Writes()
 	if len(w.Measured) == 0 {
-		fmt.Print(before.MostWords, w.MostWords)
+		fmt.Print(before.MaxWords, w.MaxWords)
 		return nil
 	}
 	words, wins := uint64(0), true
@@ -119,7 +119,7 @@ func measureWrites() error {
 		}
 		fmt.Print(m.Bytes, " ")
 	}
-	fmt.Print(words == w.MostWords)
+	fmt.Print(words == w.MaxWords)
 	return nil
 }
 

@@ -6,12 +6,12 @@ import "strings"
 // that the relay cannot catch, a panic.
 const (
 	EndContainer = "container ended"
-	EndSignal    = "signal"                            // one that asks for the end, SIGTERM
-	EndRequest   = "request"                           // RequestEnd
-	EndGPU       = "lost GPU"                          // of which no context can be made any more
-	EndCUDA      = "sticky CUDA error"                 // a context is lost
-	EndKept      = "something could not be given back" // and only the process's end gives it back
-	EndPair      = "self-test"                         // a pair that it has staged on has failed one since
+	EndSignal    = "signal"              // one that asks for the end, SIGTERM
+	EndRequest   = "request"             // RequestEnd
+	EndGPU       = "lost GPU"            // of which no context can be made any more
+	EndCUDA      = "sticky CUDA error"   // a context is lost
+	EndKept      = "memory not released" // the end of the process frees the memory
+	EndPair      = "self-test"           // a pair that it has staged on has failed one since
 )
 
 // Ending is a relay's last message to the supervisor, if Config.Endings is set: why it ends.

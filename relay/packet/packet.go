@@ -222,22 +222,13 @@ func decode(data, control []byte, flags int) (wire.Message, uint32, []int, error
 }
 
 func rights(control []byte) ([]int, error) {
-	if len(control) == 0 {
-		return nil, nil
-	}
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
 		return nil, os.NewSyscallError("parse control message", err)
 	}
 	var fds []int
 	for _, m := range messages {
-		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
-			continue // credentials, say: nobody asked for them
-		}
-		more, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			return fds, os.NewSyscallError("parse descriptors", err)
-		}
+		more, _ := unix.ParseUnixRights(&m) // none in other control data, such as credentials
 		fds = append(fds, more...)
 	}
 	return fds, nil
@@ -370,13 +361,16 @@ func (s *Source) close(fds []int) { s.closeAll(fds, nil) }
 // CloseAll closes descriptors that came from a relay.
 func CloseAll(fds []int) { Relays.close(fds) }
 
+// weightOf returns how much the closes of a message with n descriptors count.
+func weightOf(n int) int { return 1 + n/64 }
+
 func (s *Source) closeAll(fds []int, port *closing) {
 	if len(fds) == 0 {
 		return
 	}
 	// A sender of too many descriptors gets no second message through on the Port, and a hanging
 	// close keeps the message's descriptors open.
-	weight := 1 + len(fds)/64
+	weight := weightOf(len(fds))
 	s.add(weight)
 	if port != nil {
 		port.add(1)
@@ -444,7 +438,7 @@ type outgoing struct {
 func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int), ended func(error)) (*Port, error) {
 	// A stranger's descriptor may be anything.
 	for option, want := range map[int]int{unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_SEQPACKET} {
-		if is, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option); err != nil || is != want {
+		if is, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option); is != want { // 0 or -1 after an error
 			return nil, wire.Errorf(wire.StatusBadDescriptor, "descriptor %d is no socket for messages", fd)
 		}
 	}
@@ -463,12 +457,14 @@ func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int)
 	return p, nil
 }
 
+func (p *Port) closed() bool { return p.fd < 0 }
+
 func (p *Port) watch() error { return p.loop.Watch(p.fd, func(uint32) { p.read() }) }
 
 // Send sends a message, now or as soon as the socket has room. The descriptors
 // stay the caller's. Errors reach `ended`.
 func (p *Port) Send(m wire.Message, sequence uint32, fds ...int) {
-	if p.fd < 0 {
+	if p.closed() {
 		return
 	}
 	data := wire.Encode(m, sequence)
@@ -554,7 +550,7 @@ func (p *Port) read() {
 	// The number per call is limited, so that a busy socket starves no further socket.
 	ended := false
 	for range 64 {
-		if p.fd < 0 || p.dropped != nil {
+		if p.closed() || p.dropped != nil {
 			return
 		}
 		full, hanging := p.state()
@@ -604,7 +600,7 @@ func (p *Port) handle(data, control []byte, flags int) {
 	case err != nil:
 		p.CloseAll(fds)
 		p.fail(err)
-	case taken, p.leaving, p.deaf, p.fd < 0:
+	case taken, p.leaving, p.deaf, p.closed():
 		p.CloseAll(fds)
 	default:
 		p.received(m, sequence, fds)
@@ -621,7 +617,7 @@ func (p *Port) drop() {
 		close(dropped)
 		p.loop.Do(func() {
 			p.dropped = nil
-			if p.fd < 0 {
+			if p.closed() {
 				return
 			}
 			if err := p.watch(); err != nil {
@@ -635,7 +631,7 @@ func (p *Port) end(err error) {
 	// Messages written before the end precede the end.
 	p.readShared(sharedSlots)
 	switch {
-	case p.fd < 0, p.deaf && err != io.EOF:
+	case p.closed(), p.deaf && err != io.EOF:
 		return
 	case p.lingers && err != io.EOF:
 		p.deaf = true
@@ -670,7 +666,7 @@ func (p *Port) Leave() {
 
 // Close closes the socket; the outbox is dropped.
 func (p *Port) Close() {
-	if p.fd < 0 {
+	if p.closed() {
 		return
 	}
 	p.loop.Unwatch(p.fd)
@@ -712,7 +708,7 @@ func (p *Port) Poll() bool {
 		return false
 	}
 	progress := p.shared != nil && p.readShared(takeAtOnce)
-	for len(p.outbox) > 0 && p.fd >= 0 {
+	for len(p.outbox) > 0 && !p.closed() {
 		head := p.outbox[0]
 		send := p.write
 		if head.plain {

@@ -174,7 +174,7 @@ func (p *Port) Share(windows bool) error {
 	}
 	p.Send(&wire.PeerShare{}, 0, fd)
 	unix.Close(fd)
-	if p.fd < 0 {
+	if p.closed() {
 		return unix.Munmap(s.memory)
 	}
 	p.becomeShared(s)
@@ -205,7 +205,7 @@ func (p *Port) takeShared(fds []int) error {
 	}
 	p.takesShared = false
 	p.Send(&wire.PeerShared{}, 0) // the last that does not go by the memory's order
-	if p.fd < 0 {
+	if p.closed() {
 		return unix.Munmap(s.memory)
 	}
 	s.reading = true
@@ -267,7 +267,7 @@ var bell = wire.Encode(&wire.PeerBell{}, 0)
 func (p *Port) readShared(most int) bool {
 	var buffer [slotBytes]byte
 	any := false
-	for ; most > 0 && p.fd >= 0 && p.shared != nil && p.shared.reading && !p.shared.due; most-- {
+	for ; most > 0 && !p.closed() && p.shared != nil && p.shared.reading && !p.shared.due; most-- {
 		data, ok, err := p.shared.in.take(&buffer)
 		if err == nil && !ok {
 			break
@@ -298,7 +298,7 @@ func (p *Port) readShared(most int) bool {
 // are delivered first.
 func (p *Port) turn() error {
 	p.readShared(sharedSlots)
-	if p.fd < 0 {
+	if p.closed() {
 		return nil
 	}
 	if !p.shared.due {

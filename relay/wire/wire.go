@@ -256,8 +256,7 @@ func SetText(field []byte, s string) {
 	}
 	var end string
 	if code := fault.Suffix(s); code != "" && len("…"+code) <= room {
-		end = "…" + code
-		s = s[:len(s)-len(code)]
+		end = "…" + code // the code of s does not fit, so prefix cuts it
 	}
 	n := copy(field, prefix(s, room-len(end)))
 	copy(field[n:], end)

@@ -250,13 +250,8 @@ func (g *graph) joinPeers(switches []topo.Switch, merged map[NodeID]NodeID) {
 // the levels (ncclTopoFlattenBcmSwitches).
 func mergedSwitches(switches []topo.Switch) map[NodeID]NodeID {
 	byID := make(map[NodeID]topo.Switch, len(switches))
-	anyOf := false
 	for _, s := range switches {
 		byID[NodeID{SwitchNode, s.Host, s.BusID}] = s
-		anyOf = anyOf || broadcomGeneration(s.Device, 0) > 0
-	}
-	if !anyOf {
-		return nil
 	}
 	merged := map[NodeID]NodeID{}
 	// Settle the upper switch first: a merged switch merges no further switch. A tree has no
@@ -438,9 +433,9 @@ func (s *search) offer(to int, path step) {
 }
 
 // passes reports whether a path can continue over l after the GPU of step at. NCCL continues only
-// over NVLink between two peers of the GPU; nvidia-smi never continues.
+// over NVLink between two peers of the GPU; nvidia-smi never continues. GPUs have no other links to GPUs.
 func (s *search) passes(at step, l link) bool {
-	return s.rules != topo.RulesSMI && l.via == topo.NVL && s.graph.nodes[l.to].Kind == GPUNode && at.hops <= 1
+	return s.rules != topo.RulesSMI && s.graph.nodes[l.to].Kind == GPUNode && at.hops <= 1
 }
 
 // Nearest is the nearest path between two devices.
@@ -544,7 +539,7 @@ func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int)
 			nodes[i] = f.graph.index[ends[i].ID]
 		}
 	}
-	// finish does not change the paths between plain ends.
+	// The search has the limit of the end in to; finish changes no path from a plain end.
 	plain := make([]bool, len(ends))
 	for i := range ends {
 		plain[i] = f.rules == topo.RulesNCCL && ends[i].rate == 0
@@ -563,7 +558,7 @@ func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int)
 		for i, node := range nodes {
 			switch {
 			case i == j || !wanted(i, j):
-			case plain[i] && plain[j]:
+			case plain[i]:
 				s := &found.best[node]
 				yield(i, j, Nearest{s.Path, s.hops, found, node})
 			default:

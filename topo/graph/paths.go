@@ -181,7 +181,7 @@ func findDevice(devices []Endpoint, name string) (Endpoint, error) {
 		func(d Endpoint) bool { return notBusID == nil && d.busID == busID },
 	} {
 		for _, d := range devices {
-			if suits(d) && local != "" && (!qualified || d.ID.Host == host) {
+			if suits(d) && (!qualified || d.ID.Host == host) {
 				found = append(found, d)
 			}
 		}

@@ -189,7 +189,7 @@ func (p *policy) peerToPeer() {
 		for b := range p.GPUs {
 			way := &p.toGPU[a][b]
 			p.gpuDirect[a][b] = way.Type <= limit && (a == b || !p.GPUs[a].NoP2P && !p.GPUs[b].NoP2P)
-			if c := p.local[b]; !p.gpuDirect[a][b] && c >= 0 && way.Type != topo.DIS {
+			if c := p.local[b]; !p.gpuDirect[a][b] && c >= 0 {
 				*way = joined(p.gpuCPU[a][c].Path, p.cpuGPU[b][c])
 			}
 		}
@@ -301,7 +301,7 @@ func (p *policy) network() {
 		peer := p.proxy(n, local)
 		for g := range p.GPUs {
 			before, backBefore := p.toNIC[g][n], p.back[g][n]
-			if peer >= 0 && peer != g && p.GPUs[peer].Host == p.GPUs[g].Host &&
+			if peer >= 0 && p.GPUs[peer].Host == p.GPUs[g].Host &&
 				p.toNIC[peer][n].Type <= topo.P2C && p.gdr(peer, n) && p.toGPU[peer][g].Type <= topo.NVL &&
 				(p.toNIC[peer][n].Bandwidth > p.toNIC[g][n].Bandwidth || p.toNIC[g][n].Type > topo.PXN) {
 				p.toNIC[g][n] = topo.Path{Type: topo.PXN, Bandwidth: min(p.toGPU[g][peer].Bandwidth, p.toNIC[peer][n].Bandwidth)}

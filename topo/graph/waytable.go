@@ -31,17 +31,16 @@ type WayTable struct {
 // Devices is the number of devices: the GPUs and then the NICs of the host.
 func (t *WayTable) Devices() int { return t.devices }
 
-// At returns the index in Ways of the path between two devices.
+// At returns the index in Ways of the path between two devices; -1 for a device itself.
 func (t *WayTable) At(from, to int) int32 { return t.of[from*t.devices+to] }
 
 // wayKey distinguishes paths without their sentences.
 type wayKey struct {
-	path   topo.Path
-	hops   int32
-	kind   uint8
-	x, y   int32  // the numbers in the sentence, by kind
+	path topo.Path
+	hops int32
+	reasonKey
 	port   int32  // the device whose port is the limit, from 1
-	text   string // the sentence, for reasonText
+	text   string // the sentence, for kinds without nodes in x and y
 	policy policyAnswer
 }
 
@@ -75,11 +74,12 @@ func NewWayTable(h *topo.Host, rules topo.Rules) *WayTable {
 	var last wayKey // consecutive devices often have the same path
 	lastAt := int32(-1)
 	finder.between(ends, all, func(_, _ int) bool { return true }, func(i, j int, w Nearest) {
-		k := wayKey{path: w.Path, hops: int32(w.hops)}
-		if k.kind, k.x, k.y = w.reasonKey(); k.kind == reasonText {
+		k := wayKey{path: w.Path, hops: int32(w.hops), reasonKey: w.reasonKey()}
+		switch k.kind {
+		case reasonCard, reasonSwitches: // the nodes in the sentence are not in the key
 			k.text = w.reason(ends[i], ends[j])
-		} else {
-			if k.kind == reasonBridges {
+		default:
+			if k.kind == reasonBridges { // the bridges imply the NUMA node
 				k.x, k.y = bridge[i], bridge[j]
 			}
 			for _, end := range [...]int{i, j} {

@@ -2,6 +2,7 @@ package graph_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -57,6 +58,25 @@ func TestWayTableTellsThePathsOfAllMachines(t *testing.T) {
 			table := graph.NewWayTable(h, rules)
 			if diff := cmp.Diff(graph.All(h, rules), pairsOf(h, table)); diff != "" {
 				t.Errorf("%s, rules %s (-paths +table):\n%s", name, rules, diff)
+			}
+			for i := range table.Devices() {
+				if at := table.At(i, i); at != -1 {
+					t.Errorf("%s: device %d has the path %d to itself", name, i, at)
+				}
+			}
+			if len(h.Hosts()) > 1 {
+				continue // nodes of two hosts can have one name
+			}
+			distinct := map[string]bool{}
+			for _, w := range table.Ways {
+				text, err := json.Marshal(w)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if distinct[string(text)] {
+					t.Errorf("%s, rules %s: the table has twice %s", name, rules, text)
+				}
+				distinct[string(text)] = true
 			}
 		}
 	}

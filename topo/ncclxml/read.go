@@ -350,9 +350,6 @@ func (x *xmlReader) pci(p xmlPCI, numa int, above string) error {
 	} else {
 		x.addresses[key] = true
 	}
-	if len(x.host.GPUs)+len(x.host.NICs) > maxXMLDevices {
-		return p.fail("it has more than %d GPUs and NICs", maxXMLDevices)
-	}
 	speed, width := x.link(p, busID)
 	place := topo.Place{Switch: above, Link: bandwidths.PCIe(speed, width), LinkSpeed: speed, LinkWidth: width}
 	identity := topo.PCIIdentity{
@@ -425,8 +422,7 @@ func (x *xmlReader) gpu(p xmlPCI, gpu topo.GPU) error {
 			return nil
 		}
 		x.unnumber(gpu.Host)
-		x.addGPU(gpu)
-		return nil
+		return x.addGPU(gpu)
 	}
 	if len(p.GPUs) > 1 {
 		x.host.Note("GPU %s has %d partitions and counts as one GPU", gpu.BusID, len(p.GPUs))
@@ -460,17 +456,23 @@ func (x *xmlReader) gpu(p xmlPCI, gpu topo.GPU) error {
 	if err := addLinks(&gpu, links, bandwidth); err != nil {
 		return err
 	}
-	x.addGPU(gpu)
-	return nil
+	return x.addGPU(gpu)
 }
 
-func (x *xmlReader) addGPU(gpu topo.GPU) {
-	gpu.Order = x.place()
+func (x *xmlReader) addGPU(gpu topo.GPU) (err error) {
+	gpu.Order, err = x.place()
 	x.host.GPUs = append(x.host.GPUs, gpu)
+	return err
 }
 
-// place is that of the next device in the file.
-func (x *xmlReader) place() int { return len(x.host.GPUs) + len(x.host.NICs) }
+// place returns the position of the next device in the file.
+func (x *xmlReader) place() (int, error) {
+	n := len(x.host.GPUs) + len(x.host.NICs)
+	if n == maxXMLDevices {
+		return n, fmt.Errorf("it has more than %d GPUs and NICs", maxXMLDevices)
+	}
+	return n, nil
+}
 
 func (x *xmlReader) unnumber(host string) {
 	if x.unnumbered == nil {
@@ -586,7 +588,7 @@ func (x *xmlReader) nics(nics []xmlNIC, at topo.NIC) error {
 	return nil
 }
 
-func (x *xmlReader) addNIC(nic topo.NIC) error {
+func (x *xmlReader) addNIC(nic topo.NIC) (err error) {
 	key := nic.Host + "/" + nic.Name
 	if x.names[key] {
 		// NCCL repeats a <net> without a PCI device below every <cpu>.
@@ -597,9 +599,9 @@ func (x *xmlReader) addNIC(nic topo.NIC) error {
 		return &DuplicateNetError{nic.Name}
 	}
 	x.names[key] = true
-	nic.Order = x.place()
+	nic.Order, err = x.place()
 	x.host.NICs = append(x.host.NICs, nic)
-	return nil
+	return err
 }
 
 // joinDataDirect merges two <net> that NCCL lists for the same port: X at the NIC's PCI function,

@@ -293,8 +293,8 @@ func (q *query) active(link int) bool {
 		state, result := q.device.GetNvLinkState(link)
 		return q.linkSucceeded("nvmlDeviceGetNvLinkState", link, result) && state == nvml.FEATURE_ENABLED
 	}
-	state, ok := q.field(nvml.FI_DEV_NVLINK_GET_STATE, link)
-	return ok && state == uint32(nvml.FEATURE_ENABLED)
+	state, _ := q.field(nvml.FI_DEV_NVLINK_GET_STATE, link)
+	return state == uint32(nvml.FEATURE_ENABLED)
 }
 
 // chipToChip counts the links to the CPU, on GPUs of compute capability 9.0 and later. Like
@@ -305,8 +305,7 @@ func (q *query) chipToChip() {
 	}
 	count, _ := q.field(nvml.FI_DEV_C2C_LINK_COUNT, 0)
 	for link := range int(min(count, maxC2C)) {
-		up, ok := q.field(nvml.FI_DEV_C2C_LINK_GET_STATUS, link)
-		if !ok || up != 1 {
+		if up, _ := q.field(nvml.FI_DEV_C2C_LINK_GET_STATUS, link); up != 1 {
 			continue
 		}
 		if bandwidth, ok := q.field(nvml.FI_DEV_C2C_LINK_GET_MAX_BW, link); ok {
@@ -319,7 +318,7 @@ func (q *query) chipToChip() {
 // maxC2C exceeds the links of any GPU; GPUs with C2C have ten.
 const maxC2C = 64
 
-// field reads a field of 32 bits.
+// field reads a field of 32 bits; 0 without an answer.
 func (q *query) field(id, scope int) (value uint32, ok bool) {
 	if !q.has("nvmlDeviceGetFieldValues") {
 		return 0, false

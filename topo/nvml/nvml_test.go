@@ -82,13 +82,14 @@ func device(links []link, mig int) *mock.Device {
 	return d
 }
 
-// fields makes a GPU answer only for the known fields.
+// fields makes a GPU answer only for the known fields. The value beside a failure has no meaning.
 func fields(d *mock.Device, known map[field]uint32) {
 	d.GetFieldValuesFunc = func(values []nvml.FieldValue) nvml.Return {
 		for i := range values {
 			value, there := known[field{values[i].FieldId, values[i].ScopeId}]
 			binary.NativeEndian.PutUint32(values[i].Value[:], value)
 			if !there {
+				binary.NativeEndian.PutUint32(values[i].Value[:], 1)
 				values[i].NvmlReturn = uint32(nvml.ERROR_NOT_SUPPORTED)
 			}
 		}
@@ -387,22 +388,105 @@ func TestChipToChipLinksAreCountedAsNCCLDoes(t *testing.T) {
 	}
 }
 
+// NCCL queries 4, 6, 12 or 18 links. Drivers report more links for a few GPUs.
 func TestLinksOfOlderGPUsAreAskedForByCall(t *testing.T) {
-	links := make([]link, 18)
+	links := make([]link, 24)
 	for i := range links {
-		links[i] = link{kind: nvml.NVLINK_DEVICE_TYPE_IBMNPU, remote: "00000004:00:01.0"}
+		links[i] = link{kind: nvml.NVLINK_DEVICE_TYPE_IBMNPU, remote: "00000004:00:01.0", down: i == 1}
 	}
-	for capability, want := range map[[2]int]int{{5, 2}: 0, {6, 0}: 4, {7, 0}: 6, {8, 0}: 12, {9, 0}: 18} {
+	for capability, want := range map[[2]int]int{{5, 2}: 0, {6, 0}: 4, {6, 9}: 4, {7, 0}: 6, {7, 9}: 6, {8, 0}: 12,
+		{8, 9}: 12, {9, 0}: 18} {
 		d := device(links, -1)
 		d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return capability[0], capability[1], nvml.SUCCESS }
 		l, _ := library(d)
 		got, err := l.GPUs()
-		if err != nil || got[0].NVLinksCPU != want || len(got[0].NVLinks) != 0 {
+		if want = max(0, want-1); err != nil || got[0].NVLinksCPU != want || len(got[0].NVLinks) != 0 { // one is down
 			t.Errorf("capability %v: %+v, %v; want %d links to the CPU", capability, got, err, want)
+		}
+		if got[0].Capability != 10*capability[0]+capability[1] {
+			t.Errorf("capability %v: %d", capability, got[0].Capability)
 		}
 		if byField := len(d.GetFieldValuesCalls()) > 0; byField != (capability[0] >= 9) {
 			t.Errorf("capability %v: asked by field is %t", capability, byField)
 		}
+	}
+}
+
+func TestLinkWithoutStateIsDown(t *testing.T) {
+	for _, major := range []int{8, 9} {
+		d := device([]link{{kind: nvml.NVLINK_DEVICE_TYPE_SWITCH}, {kind: nvml.NVLINK_DEVICE_TYPE_SWITCH}}, -1)
+		d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return major, 0, nvml.SUCCESS }
+		fields(d, map[field]uint32{{nvml.FI_DEV_NVLINK_GET_STATE, 1}: 1})
+		d.GetNvLinkStateFunc = func(link int) (nvml.EnableState, nvml.Return) {
+			if link == 0 {
+				return nvml.FEATURE_ENABLED, nvml.ERROR_NOT_SUPPORTED
+			}
+			return nvml.FEATURE_ENABLED, nvml.SUCCESS
+		}
+		l, _ := library(d)
+		got, err := l.GPUs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string]int{"": 1}, got[0].NVLinks); diff != "" {
+			t.Errorf("capability %d.0: links (-want +got):\n%s", major, diff)
+		}
+	}
+}
+
+func TestP2PDeniedForEveryPeerSetsNoP2P(t *testing.T) {
+	const read, write = nvml.P2P_CAPS_INDEX_READ, nvml.P2P_CAPS_INDEX_WRITE
+	for name, tt := range map[string]struct {
+		denied map[nvml.GpuP2PCapsIndex]bool
+		result nvml.Return
+		gpus   int
+		want   bool
+	}{
+		"read":               {map[nvml.GpuP2PCapsIndex]bool{read: true}, nvml.SUCCESS, 2, true},
+		"write":              {map[nvml.GpuP2PCapsIndex]bool{write: true}, nvml.SUCCESS, 2, true},
+		"neither":            {nil, nvml.SUCCESS, 2, false},
+		"no answer":          {map[nvml.GpuP2PCapsIndex]bool{read: true, write: true}, nvml.ERROR_UNKNOWN, 2, false},
+		"no other GPU":       {map[nvml.GpuP2PCapsIndex]bool{read: true, write: true}, nvml.SUCCESS, 1, false},
+		"several other GPUs": {map[nvml.GpuP2PCapsIndex]bool{read: true}, nvml.SUCCESS, 3, true},
+	} {
+		d := device(nil, -1)
+		d.GetP2PStatusFunc = func(_ nvml.Device, way nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
+			if tt.denied[way] {
+				return nvml.P2P_STATUS_DISABLED_BY_REGKEY, tt.result
+			}
+			return nvml.P2P_STATUS_OK, tt.result
+		}
+		l, m := library(d)
+		m.DeviceGetCountFunc = func() (int, nvml.Return) { return tt.gpus, nvml.SUCCESS }
+		got, err := l.GPUs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range got {
+			if g.NoP2P != tt.want {
+				t.Errorf("%s: GPU %d: %t, want %t", name, g.Index, g.NoP2P, tt.want)
+			}
+		}
+	}
+	// An older driver cannot answer.
+	l, m := library(device(nil, -1), "nvmlDeviceGetP2PStatus")
+	m.DeviceGetCountFunc = func() (int, nvml.Return) { return 2, nvml.SUCCESS }
+	if got, err := l.GPUs(); err != nil || got[0].NoP2P {
+		t.Errorf("older driver: %+v, %v", got, err)
+	}
+}
+
+func TestChipToChipLinksHaveMaximum(t *testing.T) {
+	d := device(nil, -1)
+	known := map[field]uint32{{nvml.FI_DEV_C2C_LINK_COUNT, 0}: 1 << 31}
+	for i := range uint32(100) {
+		known[field{nvml.FI_DEV_C2C_LINK_GET_STATUS, i}] = 1
+		known[field{nvml.FI_DEV_C2C_LINK_GET_MAX_BW, i}] = 44000
+	}
+	fields(d, known)
+	l, _ := library(d)
+	if got, err := l.GPUs(); err != nil || got[0].C2C != 64 {
+		t.Errorf("%+v, %v; want 64 links", got, err)
 	}
 }
 
@@ -416,12 +500,10 @@ func TestProcessesAreNamed(t *testing.T) {
 	}
 	silent := device(nil, -1)
 	silent.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
-		return nil,
-			nvml.ERROR_NO_PERMISSION
+		return []nvml.ProcessInfo{{Pid: 13}}, nvml.ERROR_NO_PERMISSION
 	}
 	silent.GetGraphicsRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
-		return nil,
-			nvml.ERROR_NOT_SUPPORTED
+		return []nvml.ProcessInfo{{Pid: 14}}, nvml.ERROR_NOT_SUPPORTED
 	}
 	l, m := library(d)
 	m.DeviceGetCountFunc = func() (int, nvml.Return) { return 3, nvml.SUCCESS }

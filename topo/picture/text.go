@@ -149,9 +149,13 @@ func coordinate(v float64) string {
 	return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64)
 }
 
-// count returns "1 lane" or "2 lanes".
+// count returns "1 lane", "2 lanes" or "2 switches".
 func count(n int, what string) string {
-	if n != 1 {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "ch"):
+		what += "es"
+	default:
 		what += "s"
 	}
 	return strconv.Itoa(n) + " " + what

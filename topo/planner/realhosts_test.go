@@ -2,6 +2,7 @@ package planner
 
 import (
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -47,21 +48,30 @@ func realHosts(t *testing.T, pattern string) (files []string, shared bool) {
 	return slices.Concat(files, own, []string{"../../docs/hgx-4-nics.xml"}), len(files) > 0
 }
 
+// readable yields the hosts of the files that have a topology.
+func readable(t *testing.T, files []string) iter.Seq2[string, *topo.Host] {
+	return func(yield func(string, *topo.Host) bool) {
+		for _, file := range files {
+			if info, err := os.Stat(file); err != nil || info.IsDir() || strings.HasSuffix(file, ".md") {
+				continue
+			}
+			h, err := reader.Read(file, topo.Options{})
+			if err != nil {
+				t.Logf("%s: %v", filepath.Base(file), err)
+			} else if !yield(file, h) {
+				return
+			}
+		}
+	}
+}
+
 // The test plans real machines, complete and without a NIC, like after the failure of a NIC. The
 // table of docs/estimate.md has the results. PEERLANE_TEST_UPDATE=1 writes the table.
 func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 	files, shared := realHosts(t, "*")
 	var table strings.Builder
 	hosts := 0
-	for _, file := range files {
-		if info, err := os.Stat(file); err != nil || info.IsDir() || strings.HasSuffix(file, ".md") {
-			continue
-		}
-		h, err := reader.Read(file, topo.Options{})
-		if err != nil {
-			t.Logf("%s: %v", filepath.Base(file), err)
-			continue
-		}
+	for file, h := range readable(t, files) {
 		var all []results
 		try := func(h *topo.Host, less string) {
 			name := filepath.Base(file) + " less " + less
@@ -212,15 +222,7 @@ func slowestLane(lanes []Lane) (rate float64) {
 func TestExplainOfRealHostsHasAtMost25Lines(t *testing.T) {
 	files, _ := realHosts(t, "*")
 	lanes, longest := 0, 0
-	for _, file := range files {
-		if info, err := os.Stat(file); err != nil || info.IsDir() || strings.HasSuffix(file, ".md") {
-			continue
-		}
-		h, err := reader.Read(file, topo.Options{})
-		if err != nil {
-			t.Logf("%s: %v", filepath.Base(file), err)
-			continue
-		}
+	for file, h := range readable(t, files) {
 		plan := planOf(t, 0, h, Config{AnyVendor: true})
 		for _, l := range plan.Lanes {
 			sentences, err := plan.Explain(h, l.GPU)

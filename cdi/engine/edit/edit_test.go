@@ -36,6 +36,20 @@ func TestSetChangesOneKey(t *testing.T) {
 			"[plugins]\n\"io.containerd.grpc.v1.cri\".sandbox = \"x\"\n\"io.containerd.grpc.v1.cri\".enable_cdi = true\n[z]\n"},
 		{"a key of no table", "# head\n\n[a]\nb = 1\n", TOML, Key{Path: []string{"version"}, Value: int64(2)},
 			"# head\n\nversion = 2\n[a]\nb = 1\n"},
+		{"a byte order mark", "\ufeff[a]\nb = 1\n", TOML, Key{Path: []string{"version"}, Value: int64(2)},
+			"\ufeffversion = 2\n[a]\nb = 1\n"},
+		{"a byte order mark alone", "\ufeff", TOML, Key{Path: []string{"version"}, Value: int64(2)}, "\ufeffversion = 2\n"},
+		{"no end of the last line", "a = 1", TOML, Key{Path: []string{"b"}, Value: int64(2)}, "a = 1\nb = 2\n"},
+		{"tables of an array", "[[a]]\nb = 1\n[[a]]\nb = 2\n", TOML, Key{Path: []string{"c", "d"}, Value: true},
+			"[[a]]\nb = 1\n[[a]]\nb = 2\n\n[c]\nd = true\n"},
+		{"blanks around names", "[ a . b ]\n c . d = 1\n", TOML, Key{Path: []string{"a", "b", "c", "d"}, Value: int64(2)},
+			"[ a . b ]\n c . d = 2\n"},
+		{"blanks in an object", "{ \"a\" : { \"b\" : 1 , \"c\" : 2 } }", JSON, Key{Path: []string{"a", "c"}, Value: true},
+			"{ \"a\" : { \"b\" : 1 , \"c\" : true } }"},
+		{"a number of two digits", "[a]\nb = 10\n", TOML, Key{Path: []string{"a", "b"}, Value: int64(25)}, "[a]\nb = 25\n"},
+		{"a table without lines", "[a]", TOML, Key{Path: []string{"a", "b"}, Value: true}, "[a]\nb = true\n"},
+		{"a list with a comment sign in a text", "[a]\nl = ['#', \"]\"] # end\nm = 1\n", TOML,
+			Key{Path: []string{"a", "l"}, Value: []string{"x"}}, "[a]\nl = [\"x\"] # end\nm = 1\n"},
 		{"a list over lines", "[a]\nl = [ # one\n  \"x\", # ]\n  '''\n]''',\n] # end\nm = 1\n", TOML,
 			Key{Path: []string{"a", "l"}, Value: []string{"x", "y\\\"\x01"}},
 			"[a]\nl = [\"x\", \"y\\\\\\\"\\u0001\"] # end\nm = 1\n"},
@@ -54,6 +68,12 @@ func TestSetChangesOneKey(t *testing.T) {
 			"{\n    \"debug\": true,\n    \"labels\": [\n        \"a\"\n    ],\n    \"features\": {\n        \"cdi\": true\n " +
 				"   }\n}"},
 		{"one line", `{"debug": true}`, JSON, Key{Path: cdi, Value: true}, `{"debug": true,"features": {"cdi":true}}`},
+		{"one line, an empty object", `{"features": {}}`, JSON, Key{Path: cdi, Value: true},
+			"{\"features\": {\n    \"cdi\": true\n  }}"},
+		{"lines without members", "{\n}\n", JSON, Key{Path: []string{"debug"}, Value: true}, "{\n  \"debug\": true\n}\n"},
+		{"an indentation of no depth", "{\n \"a\": {\n   \"b\": 1\n }\n}\n", JSON,
+			Key{Path: []string{"a", "c"}, Value: []string{"d"}},
+			"{\n \"a\": {\n   \"b\": 1,\n   \"c\": [\n     \"d\"\n   ]\n }\n}\n"},
 		{"a value", `{"features": {"cdi": false, "x": 1e3}}`, JSON, Key{Path: cdi, Value: true},
 			`{"features": {"cdi": true, "x": 1e3}}`},
 		{"an object", "{\n\t\"features\": {\n\t\t\"x\": \"}\\\"{\"\n\t},\n\t\"z\": 1\n}\n", JSON, Key{Path: cdi, Value: true},
@@ -199,4 +219,27 @@ func FuzzJSON(f *testing.F) {
 			return b.String()
 		})
 	})
+}
+
+func TestDepthCountsTablesOfPath(t *testing.T) {
+	tree := map[string]any{"a": map[string]any{"b": map[string]any{"c": true}, "d": 1}}
+	for path, want := range map[string]int{"a": 0, "x": 0, "a.b": 1, "a.x": 1, "x.y": 0, "a.b.c": 2, "a.b.x": 2,
+		"a.d.x":   1,
+		"a.x.y.z": 1} {
+		if got := Depth(tree, strings.Split(path, ".")); got != want {
+			t.Errorf("%s: %d, want %d", path, got, want)
+		}
+	}
+}
+
+func TestReadKeepsDigitsAndRefusesOtherEncodings(t *testing.T) {
+	tree, err := JSON.Read([]byte(`{"n": 9007199254740993}`))
+	if err != nil || tree["n"] != json.Number("9007199254740993") {
+		t.Errorf("%v, %v", tree, err)
+	}
+	for _, l := range []Language{JSON, TOML} {
+		if tree, err := l.Read([]byte("\xff")); err == nil {
+			t.Errorf("%v of a text that is not UTF-8", tree)
+		}
+	}
 }

@@ -94,20 +94,20 @@ type table struct {
 // tables returns the tables in the order of a run.
 func tables() []table {
 	return []table{
-		{"copy", "a relay's copies, client to slot and slot to client, beside raw peer copies", (*run).copies, true},
+		{"copy", "a relay's copies, client to slot and slot to client, and raw peer copies", (*run).copies, true},
 		{"latency", "8 bytes: a relay's copy, hand-off by timelines, rings", (*run).latency, false},
 		{"routes", "whole routes from client to client, by size and depth", (*run).routes, false},
-		{"bounce", "whole routes beside the best bounce through host memory", (*run).bounce, false},
+		{"bounce", "whole routes, and the best bounce through host memory", (*run).bounce, false},
 		{"client-copy", "clients that copy to the slots on their own streams", (*run).clientCopy, true},
 		{"busy", "a relay's copies while other processes' kernels keep GPUs busy", (*run).busy, true},
-		{"bystander", "kernels of a server GPU's owner, beside a relay at full rate", (*run).bystander, true},
+		{"bystander", "kernels of a server GPU's owner, with and without a relay at full rate", (*run).bystander, true},
 		{"uniformity", "one stream per GPU through paced software devices", (*run).uniformity, true},
 		{"many-clients", "concurrent clients of one relay, and of several relays", (*run).manyClients, false},
 		{"cpu", "processor time of a relay, idle and busy", (*run).cpu, false},
 		{"kv", "lists of a KV cache's blocks: time, post, processor time for an entry", (*run).kv, false},
 		{"memory", "memory of a relay on its client's GPU and on server GPUs", (*run).memory, true},
 		{"first-copy", "from a client's first call to its first message", (*run).firstCopy, false},
-		{tableNetwork, "two relays of this host over TCP, beside plain sockets on loopback", (*run).network, false},
+		{tableNetwork, "two relays of this host over TCP, and plain sockets on loopback", (*run).network, false},
 	}
 }
 

@@ -40,7 +40,7 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 			m.generateErr = &fs.PathError{Op: "open", Path: "/var/lib/peerlane",
 				Err: fs.ErrPermission}
 		},
-			[]string{"memlock-init", "relays", "leftovers"}},
+			[]string{"memlock-init", "relays", "leftovers", "nccl"}},
 		{"a limit without a number", func() { m.write("proc/700/limits", "Max locked memory") }, []string{"memlock-exec"}},
 		{"nonsense for a subnet manager", func() {
 			m.write(ib0+"/ports/1/link_layer", "InfiniBand")

@@ -18,8 +18,8 @@ var engineChecks = []Check{{
 	source: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, " +
 		"/etc/containerd/config.toml with its imports, /etc/crio/crio.conf and crio.conf.d",
 	why: "an engine without CDI refuses --device peerlane.dev/lane=N",
-	remedy: "peerlane runtime configure switches CDI on in the engine's configuration, and reports the effects of " +
-		"a restart; an engine without CDI needs peerlane-runtime (docs/containers.md)",
+	remedy: "peerlane runtime configure enables CDI in the engine's configuration, and reports the effects of a " +
+		"restart; an engine without CDI needs peerlane-runtime (docs/containers.md)",
 	run: checkEngines,
 }}
 
@@ -123,7 +123,8 @@ func lookDocker(_ context.Context, h *Host, version [3]int) (Finding, bool) {
 	case set && !on:
 		return failure("", "CDI is switched off in %s", path).remedy("%s", merge), true
 	case !set && below(version, 28, 2):
-		return failure("", "CDI is off unless features.cdi is set, and %s does not set it", path).remedy("%s", merge), true
+		return failure("", "CDI is off unless features.cdi is set, and %s does not set "+
+			"it", path).remedy("%s", merge), true
 	}
 	if len(c.Dirs) > 0 {
 		if f, wrong := h.reads(c.Dirs, "cdi-spec-dirs in /etc/docker/daemon.json", "docker"); wrong {
@@ -179,7 +180,8 @@ func lookContainerd(ctx context.Context, h *Host, version [3]int) (Finding, bool
 	}
 	// The last file that sets cdi_spec_dirs differs from the file with the plugin's table.
 	if !stated && slices.ContainsFunc(s.Change, func(key string) bool { return strings.Contains(key, "cdi_spec_dirs") }) {
-		return unknown("", "CDI is on, and a file that %s imports names other directories of specifications (cdi_spec_dirs)",
+		return unknown("", "CDI is on, and a file that %s imports names other directories of specifications "+
+			"(cdi_spec_dirs)",
 			h.path("etc/containerd/config.toml")).
 			remedy("containerd config dump | grep cdi_spec_dirs, and see that %s are there",
 				strings.Join(engine.DefaultSpecDirs, " and ")), true

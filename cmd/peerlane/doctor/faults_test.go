@@ -292,6 +292,22 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 				})
 			}},
 
+		{name: "an image that names another network of NCCL", of: "nccl relay", finds: []string{"warning nccl"},
+			says: "NCCL_NET=gIB", change: func(m *made) {
+				m.write("proc/900/environ", "HOME=/root\x00NCCL_NET=gIB\x00NCCL_CUMEM_ENABLE=0\x00")
+			}},
+		{name: "a launcher that names another plugin of NCCL", of: "nccl relay", finds: []string{"warning nccl"},
+			says: "NCCL_NET_PLUGIN=none", change: func(m *made) {
+				m.write("proc/902/cgroup", "0::/system.slice/trainer\n")
+				m.write("proc/902/comm", "python")
+				m.write("proc/902/environ", "NCCL_NET_PLUGIN=none\x00")
+				m.write("proc/902/root/etc/hosts", "")
+			}},
+		{name: "an image with a file of NCCL", of: "nccl relay", finds: []string{"warning nccl"},
+			says: "NCCL_NET_PLUGIN is not set", change: func(m *made) {
+				m.write("proc/900/root/etc/nccl.conf", "NCCL_DEBUG=INFO\n")
+			}},
+
 		{name: "a relay that is down", of: "relay", finds: []string{"failure relays"}, says: "died too often",
 			change: func(m *made) {
 				m.relay(func(g *generation.Info) { g.Status.State = generation.StateDown })

@@ -24,14 +24,15 @@ var gpuChecks = []Check{
 		Name: "p2p", subject: "GPUs",
 		source: "nvmlDeviceGetP2PStatus of pairs of GPUs with staging",
 		why:    "a lane without copies between its GPUs bounces through the CPU's memory",
-		remedy: "nvidia-smi topo -p2p w shows the pairs; keep lanes from this one by plan.exclude.pairs in config.toml, " +
-			"or see to IOMMU and ACS",
+		remedy: "nvidia-smi topo -p2p w shows the pairs; exclude this pair by plan.exclude.pairs in config.toml, or " +
+			"see the checks iommu and acs",
 		run: checkP2P,
 	},
 	{
 		Name: "self-test", subject: "GPUs",
 		source: "the results of self-tests of this boot and driver (var/lib/peerlane/self-test.json)",
-		why:    "copies can succeed with wrong bytes; a wrong or slow pair is replaced by other servers or the bounce",
+		why: "copies can succeed with wrong bytes; lanes use other servers or host memory in place of a wrong or " +
+			"slow pair",
 		remedy: "peerlane self-test",
 		run:    checkSelfTest,
 	},
@@ -39,7 +40,7 @@ var gpuChecks = []Check{
 		Name: "bar1", subject: "GPUs",
 		source: "nvmlDeviceGetBAR1MemoryInfo, and the lanes' staging per GPU (peerlane plan)",
 		why:    "a NIC reaches GPU memory through BAR1; memory that does not fit cannot be registered",
-		remedy: "switch on Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and " +
+		remedy: "enable Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and " +
 			"relay.slot_size in config.toml",
 		run: checkBAR1,
 	},
@@ -67,7 +68,8 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "compute-mode", subject: "GPUs", source: "nvmlDeviceGetComputeMode",
-		why:    "relay and program both need a context; exclusive mode allows a single process, prohibited mode no process",
+		why: "relay and program both need a context; exclusive mode allows a single process, prohibited mode no " +
+			"process",
 		remedy: "nvidia-smi -c 0",
 		run: mode("compute modes are the default", func(g topo.GPU) (string, string) {
 			if g.ComputeMode == "" {
@@ -212,7 +214,8 @@ func checkSelfTest(_ context.Context, h *Host) []Finding {
 			untested++
 		case p.Verdict == launch.VerdictWrong:
 			list = append(list, failure(n.String(), "copies are wrong: %s",
-				p.Reason).remedy("see to IOMMU and ACS, then peerlane self-test --again").touching([]int{n.GPU.Index}))
+				p.Reason).remedy("see the checks iommu and acs, then peerlane self-test "+
+				"--again").touching([]int{n.GPU.Index}))
 		case p.Verdict == launch.VerdictSlow:
 			list = append(list, warning(n.String(), "copies are slower than through the CPU's memory: %s",
 				p.Reason).remedy("see to PCIe links and ACS, then peerlane self-test --again").touching([]int{n.GPU.Index}))
@@ -297,7 +300,8 @@ func checkBAR1(_ context.Context, h *Host) []Finding {
 		case health == nil:
 			f = unknown(gpuName(g), "%s", why).remedy("see the check driver")
 		case health.BAR1 == 0:
-			f = unknown(gpuName(g), "NVML does not tell: %s", or(strings.Join(health.Failures, "; "), "it is not supported"))
+			f = unknown(gpuName(g), "NVML does not tell: %s", or(strings.Join(health.Failures, "; "), "it is not "+
+				"supported"))
 		case health.BAR1 < need:
 			f = failure(gpuName(g), "its BAR1 has %s, and the lanes that it serves take %s", humanize.IBytes(health.BAR1),
 				humanize.IBytes(need))
@@ -434,8 +438,10 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 		if slices.Contains(byPrograms, f.number) {
 			say = warning
 		}
-		found := say(on, "Xid %d, %d times, the last one:%s", f.number, count[f], or(" "+cut(last[f]), " without a word")).
-			remedy("look the number up in NVIDIA's list of Xid errors; then, where that says so: peerlane relay drain --all "+
+		found := say(on, "Xid %d, %d times, the last one:%s", f.number, count[f], or(" "+cut(last[f]), " without a "+
+			"word")).
+			remedy("look the number up in NVIDIA's list of Xid errors; then, where that says so: peerlane relay drain "+
+				"--all "+
 				"&& nvidia-smi --gpu-reset -i %s", index)
 		if slices.Contains(byPrograms, f.number) {
 			found = found.remedy("a program that used the GPU has most likely failed by itself: look at its log")

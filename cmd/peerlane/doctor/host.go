@@ -250,18 +250,23 @@ func (h *Host) aboutGPUs(look func(topo.GPU) []Finding) []Finding {
 
 // aboutNICs calls look for each RDMA device.
 func (h *Host) aboutNICs(look func(topo.NIC) []Finding) []Finding {
-	t, err := h.topology()
-	if err != nil {
-		return []Finding{unknown("host", "%s", denied(err))}
-	}
-	if len(t.NICs) == 0 {
-		return notApplicable("there is no RDMA device")
-	}
-	var list []Finding
-	for _, n := range t.NICs {
+	nics, list := h.nics()
+	for _, n := range nics {
 		list = append(list, look(n)...)
 	}
 	return list
+}
+
+// nics returns the RDMA devices; findings in their place if the host has none, or has no topology.
+func (h *Host) nics() ([]topo.NIC, []Finding) {
+	t, err := h.topology()
+	switch {
+	case err != nil:
+		return nil, []Finding{unknown("host", "%s", denied(err))}
+	case len(t.NICs) == 0:
+		return nil, notApplicable("there is no RDMA device")
+	}
+	return t.NICs, nil
 }
 
 // programs are the directories of a host's programs.

@@ -26,8 +26,8 @@ var limitChecks = []Check{
 		Name: "memlock-exec", subject: "limits",
 		source: "the limit of locked memory of dockerd, containerd and crio, /proc/PID/limits",
 		why:    "exec gets the engine's limit; with gpu= and nic= programs register memory themselves",
-		remedy: "give the engine's unit LimitMEMLOCK=infinity; it has effect with the engine's next start, and that of " +
-			"Docker ends its containers, unless live-restore is on",
+		remedy: "give the engine's unit LimitMEMLOCK=infinity; it has effect after a restart of the engine; a restart " +
+			"of Docker ends its containers, unless live-restore is on",
 		run: checkExecMemlock,
 	},
 }

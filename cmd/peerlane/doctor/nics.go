@@ -41,8 +41,8 @@ var nicChecks = []Check{
 		Name: "link-layer", subject: "NICs",
 		source: "/sys/class/infiniband/*/ports/*/link_layer",
 		why:    "InfiniBand lanes cannot reach Ethernet lanes",
-		remedy: "mlxconfig -d ADDRESS set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then restart; or keep one kind " +
-			"from lanes by plan.exclude.nics in config.toml",
+		remedy: "mlxconfig -d ADDRESS set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then restart; or exclude the " +
+			"NICs of one kind by plan.exclude.nics in config.toml",
 		run: checkLinkLayer,
 	},
 	{
@@ -70,24 +70,19 @@ var nicChecks = []Check{
 		Name: "error-counters", subject: "NICs",
 		source: "/sys/class/infiniband/*/ports/*/counters and hw_counters, twice",
 		why:    "rising errors are lost packets: a bad cable, dirty optics, or missing flow control",
-		remedy: "clean or change cable and transceiver; on Ethernet see that PFC or ECN is configured on NIC and switch " +
-			"alike",
-		run: checkCounters,
+		remedy: "clean or replace cable and transceiver; on Ethernet configure the same PFC or ECN on NIC and switch",
+		run:    checkCounters,
 	},
 }
 
 // aboutPorts calls look for each port of NICs that the configuration does not exclude.
 func (h *Host) aboutPorts(fine string, look func(topo.NIC, topo.Port) []Finding) []Finding {
-	t, err := h.topology()
-	if err != nil {
-		return []Finding{unknown("host", "%s", denied(err))}
+	nics, list := h.nics()
+	if nics == nil {
+		return list
 	}
-	if len(t.NICs) == 0 {
-		return notApplicable("there is no RDMA device")
-	}
-	var list []Finding
 	c, err := h.configuration()
-	for _, n := range t.NICs {
+	for _, n := range nics {
 		if err == nil && slices.Contains(c.Plan.Exclude.NICs, n.Name) {
 			continue
 		}
@@ -198,7 +193,8 @@ func checkRate(_ context.Context, h *Host) []Finding {
 					remedy("put %s into a slot with more lanes, or of a newer PCIe", n.Name).touching(h.touches(n)))
 			}
 			if twin, known := best[model(n)]; known && p.RateGbps < twin.RateGbps() {
-				list = append(list, warning(on, "its rate is %g Gb/s, and that of %s, the same model, is %g", p.RateGbps, twin.Name,
+				list = append(list, warning(on, "its rate is %g Gb/s, and that of %s, the same model, is "+
+					"%g", p.RateGbps, twin.Name,
 					twin.RateGbps()).
 					remedy("use a cable and a switch port of %g Gb/s for %s", twin.RateGbps(), n.Name).touching(h.touches(n)))
 			}
@@ -282,7 +278,8 @@ func checkFirmware(_ context.Context, h *Host) []Finding {
 		for _, v := range slices.Sorted(maps.Keys(versions[m])) {
 			words = append(words, fmt.Sprintf("%s on %s", v, strings.Join(versions[m][v], ", ")))
 		}
-		list = append(list, warning("model "+devices[m], "its NICs have different firmware: %s", strings.Join(words, "; ")))
+		list = append(list, warning("model "+devices[m], "its NICs have different firmware: "+
+			"%s", strings.Join(words, "; ")))
 	}
 	return orFine(list, "NICs of one model have the same firmware")
 }

@@ -44,7 +44,7 @@ var otherChecks = []Check{
 		Name: "certificates", subject: otherHosts,
 		source: "whether both hosts have network.tls_certificate, and trust each other's certificate",
 		why:    "relays with certificates and relays without certificates refuse connections",
-		remedy: "give certificates of the same authority to every host, or to no host: network.tls_certificate, " +
+		remedy: "give every host a certificate of the same authority, or no host: network.tls_certificate, " +
 			"tls_key and " +
 			"tls_authority in config.toml",
 		run: each(checkCertificates),
@@ -82,7 +82,7 @@ var otherChecks = []Check{
 		Name: "mtu", subject: otherHosts,
 		source: "the MTU of the interfaces at both ends of the connection, that of the path (TCP_INFO), and 1 MiB " +
 			"per direction",
-		why: "where full packets do not pass, small messages arrive and large ones hang",
+		why: "if full packets do not pass, short messages arrive and long messages hang",
 		remedy: "ip link set NETDEV mtu N, the same on both hosts and on every switch port between the hosts; tracepath " +
 			"ADDRESS shows where it changes",
 		run: each(checkMTU),

@@ -20,20 +20,20 @@ var relayChecks = []Check{
 	{
 		Name: "relays", subject: "relays", source: "the state of each container's relay (peerlane relay list), and " +
 			"whether those that are ready answer",
-		why:    "the lane of a container works only while its relay does; without a supervisor a dead relay stays dead",
+		why:    "a container's lane needs a running relay; without a supervisor a dead relay does not restart",
 		remedy: "peerlane relay inspect CONTAINER shows its log",
 		run:    checkRelays,
 	},
 	{
 		Name: "leftovers", subject: "relays", source: "generations, sockets and uids whose container has ended, and " +
 			"generations of another machine, in var/lib/peerlane and run/peerlane",
-		why:    "remains of a killed supervisor keep a uid, a socket, and perhaps GPU memory",
+		why:    "remains of a killed supervisor occupy a uid, a socket, and possibly GPU memory",
 		remedy: "peerlane relay gc",
 		run:    checkLeftovers,
 	},
 	{
-		Name: "staging", subject: "relays", source: "what all lanes can stage on each GPU (peerlane plan), its cap " +
-			"(staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
+		Name: "staging", subject: "relays", source: "the staging of all lanes on each GPU (peerlane plan), the GPU's " +
+			"limit (staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
 		why: "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
 		remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays allocate slots before jobs " +
 			"fill the GPU; " +
@@ -210,7 +210,8 @@ func checkStaging(_ context.Context, h *Host) []Finding {
 			list = append(list,
 				warning(gpuName(gpu), "one container for each of its %d lanes takes %s, and all relays may have %s (%s)",
 					s.Lanes, humanize.IBytes(s.All), humanize.IBytes(limit), by).remedy(
-					"raise staging.limit, or lower relay.slots or relay.slot_size, in %s", h.Layout.ConfigFile()).touching(lanes))
+					"raise staging.limit, or lower relay.slots or relay.slot_size, in "+
+						"%s", h.Layout.ConfigFile()).touching(lanes))
 		case health.MemoryFree < rest:
 			list = append(list,
 				warning(gpuName(gpu), "relays have %s of the %s that its lanes take, and %s of its memory are free",

@@ -24,15 +24,15 @@ var specificationChecks = []Check{
 		run:    checkConfiguration,
 	},
 	{
-		Name: "specification", subject: "installation", source: "the CDI specifications and the plan, beside what they " +
-			"would be of this host by now (peerlane cdi validate)",
+		Name: "specification", subject: "installation", source: "the CDI specifications and the plan, compared with " +
+			"those of the current host (peerlane cdi validate)",
 		why:    "a stale specification gives another GPU's lane or none; engines ignore damaged specifications silently",
 		remedy: "peerlane cdi refresh",
 		run:    checkSpecification,
 	},
 	{
-		Name: "hook", subject: "installation", source: "the hook that the specifications name: its file, its owner, and " +
-			"the mount that it lies on (/proc/self/mountinfo)",
+		Name: "hook", subject: "installation", source: "the hook that the specifications name: its file, its owner, " +
+			"and its mount (/proc/self/mountinfo)",
 		why:    "if runtimes cannot execute it, no container with a lane starts",
 		remedy: "install it again, or peerlane cdi refresh --hook PATH",
 		run:    checkHook,
@@ -231,7 +231,8 @@ func checkDevChar(_ context.Context, h *Host) []Finding {
 		}
 		seen++
 		if _, err := os.Lstat(h.path("dev/char", n.number)); absent(err) {
-			list = append(list, warning("/dev/"+n.path, "there is no /dev/char/%s", n.number).remedy("ln -s ../%s /dev/char/%s",
+			list = append(list, warning("/dev/"+n.path, "there is no /dev/char/%s", n.number).remedy("ln -s ../%s "+
+				"/dev/char/%s",
 				n.path, n.number).touching(n.lanes))
 		} else if err != nil {
 			list = append(list, unknown("/dev/"+n.path, "%s", denied(err)).touching(n.lanes))

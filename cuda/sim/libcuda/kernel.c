@@ -11,6 +11,8 @@
 
 #define MAX_PARAMETERS 8
 #define WORD 8
+#define LIST_UNIT 16
+#define LIST_PART 8192
 #define CHECKED 65536 // words between two checks for the end
 
 // view is a range of memory that a kernel received.
@@ -162,12 +164,61 @@ static void stream(struct stream *s, struct launch *l)
 	tell_rounds(l, rounds);
 }
 
+// copy_range copies n bytes of device memory, and returns the error that a GPU has.
+static CUresult copy_range(struct stream *s, uint64_t to, uint64_t from, uint64_t n)
+{
+	struct device *d = s->context->device;
+	struct view t = {0}, f = {0};
+	CUresult r = CUDA_SUCCESS;
+	if (!n)
+		return CUDA_SUCCESS;
+	if ((to | from | n) % LIST_UNIT)
+		return CUDA_ERROR_MISALIGNED_ADDRESS;
+	if (locate(to, n, d, READ_WRITE, &t.pieces, &t.count) != CUDA_SUCCESS || !t.count ||
+	    locate(from, n, d, READ, &f.pieces, &f.count) != CUDA_SUCCESS || !f.count)
+		r = CUDA_ERROR_ILLEGAL_ADDRESS;
+	for (size_t done = 0, i = 0, k = 0, t_at = 0, f_at = 0; r == CUDA_SUCCESS && done < n && !stream_over(s);) {
+		struct piece *tp = &t.pieces[i], *fp = &f.pieces[k];
+		size_t step = tp->size - t_at < fp->size - f_at ? tp->size - t_at : fp->size - f_at;
+		struct segment g = {tp->data + t_at, fp->data + f_at, step, tp->memory, fp->memory};
+		memmove(g.dst, g.src, step);
+		segment_count(&g);
+		done += step;
+		t_at += step;
+		f_at += step;
+		if (t_at == tp->size)
+			i++, t_at = 0;
+		if (f_at == fp->size)
+			k++, f_at = 0;
+	}
+	pieces_free(t.pieces, t.count);
+	pieces_free(f.pieces, f.count);
+	return r;
+}
+
+static void copy_list(struct stream *s, struct launch *l)
+{
+	uint64_t parts = l->parameters[2];
+	for (uint64_t i = 0; i < l->parameters[1] && !stream_over(s); i++) {
+		uint64_t n = load(&l->memory, 3 * i + 2);
+		int none = 0;
+		if (n > parts * LIST_PART) // the rest belongs to no warp
+			n = parts * LIST_PART;
+		CUresult r = copy_range(s, load(&l->memory, 3 * i), load(&l->memory, 3 * i + 1), n);
+		if (r != CUDA_SUCCESS) {
+			atomic_compare_exchange_strong(&s->context->sticky, &none, (int)r);
+			return;
+		}
+	}
+}
+
 static const struct kernel kernels[] = {
 	{"peerlane_fill", 4, 0, 1, 8, READ_WRITE, -1, -1, 0, 0, fill},
 	{"peerlane_compare", 5, 0, 1, 8, READ, -1, 4, 2, 0, compare},
 	{"peerlane_reader", 8, 4, 5, 8, READ, 0, 7, 0, 5, reader},
 	{"peerlane_spin", 4, -1, -1, 0, NONE, 0, 2, 1, 0, spin},
 	{"peerlane_stream", 6, 0, 1, 16, READ_WRITE, 2, 4, 1, 0, stream},
+	{"peerlane_copy_list", 3, 0, 1, 24, READ, -1, -1, 0, 0, copy_list},
 };
 
 #define KERNELS (sizeof kernels / sizeof *kernels)
@@ -337,7 +388,7 @@ static void look(struct launch *l, struct view *v, struct device *d, int address
 	uint64_t p = l->parameters[address];
 	if (!size || l->strike)
 		return;
-	if (p % unit)
+	if (p % (unit & -unit)) // the power of two in it
 		l->strike = CUDA_ERROR_MISALIGNED_ADDRESS;
 	else if (locate(p, size, d, need, &v->pieces, &v->count) != CUDA_SUCCESS || !v->count)
 		l->strike = CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -379,6 +430,8 @@ CUresult cuLaunchKernel(CUfunction h, unsigned gx, unsigned gy, unsigned gz, uns
 		r = CUDA_ERROR_INVALID_HANDLE;
 	else if (!gx || gy != 1 || gz != 1 || !bx || bx > 1024 || by != 1 || bz != 1 || shared || !parameters || extra)
 		r = CUDA_ERROR_INVALID_VALUE;
+	if (r == CUDA_SUCCESS && !capturing(s))
+		r = stream_engine(s, false, &fault);
 	if (r == CUDA_SUCCESS) {
 		struct launch *l = launch_new(f->kernel, s->context->device, gx, parameters);
 		struct operation *op = l ? operation_new(KERNEL, &fault) : NULL;

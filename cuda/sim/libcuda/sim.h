@@ -162,6 +162,8 @@ struct segment { // n bytes of a copy, within one memory at each end
 	struct memory *to, *from;
 };
 
+void segment_count(const struct segment *g); // in the logs of the devices
+
 struct operation {
 	struct operation *next;
 	enum work work;

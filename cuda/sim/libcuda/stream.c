@@ -80,7 +80,7 @@ bool stream_over(struct stream *s)
 	return atomic_load(&s->abandoned) || atomic_load(&s->context->sticky);
 }
 
-static void count(const struct segment *g)
+void segment_count(const struct segment *g)
 {
 	struct device *to = g->to ? g->to->device : NULL, *from = g->from ? g->from->device : NULL;
 	if (to == from) {
@@ -111,7 +111,7 @@ static void copy(struct stream *s, struct operation *op)
 		// one.
 		if (op->fault.corrupt && i == 0)
 			g->dst[op->fault.first ? 0 : g->n / 2] += 0xda;
-		count(g);
+		segment_count(g);
 	}
 }
 

@@ -55,6 +55,17 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle h)
 	return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Stores a copy of the descriptor of a memory, and releases the memory. */
+static CUresult export_descriptor(struct memory *m, void *fd)
+{
+	int copy = fcntl(m->fd, F_DUPFD_CLOEXEC, 3);
+	release(m);
+	if (copy < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	*(int *)fd = copy;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuMemExportToShareableHandle(void *fd, CUmemGenericAllocationHandle h, int type, unsigned long long flags)
 {
 	CUresult r = enter("cuMemExportToShareableHandle", NULL);
@@ -65,12 +76,7 @@ CUresult cuMemExportToShareableHandle(void *fd, CUmemGenericAllocationHandle h, 
 		release(m);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	int copy = fcntl(m->fd, F_DUPFD_CLOEXEC, 3);
-	release(m);
-	if (copy < 0)
-		return CUDA_ERROR_OPERATING_SYSTEM;
-	*(int *)fd = copy;
-	return CUDA_SUCCESS;
+	return export_descriptor(m, fd);
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *fd, int type)
@@ -248,12 +254,7 @@ CUresult cuMemGetHandleForAddressRange(void *fd, CUdeviceptr p, size_t n, int ty
 	pthread_mutex_unlock(&ranges_mutex);
 	if (!m)
 		return CUDA_ERROR_INVALID_VALUE;
-	int copy = fcntl(m->fd, F_DUPFD_CLOEXEC, 3);
-	release(m);
-	if (copy < 0)
-		return CUDA_ERROR_OPERATING_SYSTEM;
-	*(int *)fd = copy;
-	return CUDA_SUCCESS;
+	return export_descriptor(m, fd);
 }
 
 char *peerlaneSimReach(uintptr_t p, size_t n, int *vmm)

@@ -93,11 +93,10 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 	fail := func(err error) (Answer, error) {
 		return Answer{}, fmt.Errorf("asking the supervisor: %w", err)
 	}
-	left := time.Until(until)
-	if left <= 0 {
+	if !time.Now().Before(until) {
 		return fail(os.ErrDeadlineExceeded)
 	}
-	socket, err := unixsocket.ConnectWithin(Socket(l, id), min(left, unixsocket.ConnectTimeout))
+	socket, err := unixsocket.ConnectWithin(Socket(l, id), min(time.Until(until), unixsocket.ConnectTimeout))
 	if errors.Is(err, unix.ECONNREFUSED) {
 		return Answer{}, ErrSupervisorKilled
 	}
@@ -170,20 +169,24 @@ func Listen(f *os.File) (<-chan Request, error) {
 		return nil, err
 	}
 	requests := make(chan Request)
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				time.Sleep(acceptPause) // temporarily out of descriptors or memory
-				continue
-			}
-			go serveAdmin(conn, requests)
-		}
-	}()
+	go serve(listener, requests)
 	return requests, nil
 }
 
-func serveAdmin(conn net.Conn, requests chan<- Request) {
+// serve accepts connections, without an end.
+func serve(listener net.Listener, requests chan<- Request) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			time.Sleep(acceptPause) // temporarily out of descriptors or memory
+			continue
+		}
+		go serveAdmin(conn, requests, replyTimeout)
+	}
+}
+
+// serveAdmin answers a request within a limit.
+func serveAdmin(conn net.Conn, requests chan<- Request, limit time.Duration) {
 	defer conn.Close()
 	if conn.SetDeadline(time.Now().Add(Timeout)) != nil {
 		return // the client has disconnected
@@ -205,22 +208,20 @@ func serveAdmin(conn net.Conn, requests chan<- Request) {
 			asked.Version,
 		)
 	default:
-		r := Request{asked.Command, make(chan Answer, 1), time.Now().Add(replyTimeout)}
-		late := time.After(replyTimeout)
+		r := Request{asked.Command, make(chan Answer, 1), time.Now().Add(limit)}
+		late := time.After(limit)
 		select {
 		case requests <- r:
 			select {
 			case answer = <-r.Answer:
 			case <-late:
-				answer.Error = fmt.Sprintf("there is no answer to %q within %v", asked.Command, replyTimeout)
+				answer.Error = fmt.Sprintf("there is no answer to %q within %v", asked.Command, limit)
 			}
 		case <-late:
-			answer.Error = fmt.Sprintf("the supervisor has not reached %q within %v", asked.Command, replyTimeout)
+			answer.Error = fmt.Sprintf("the supervisor has not reached %q within %v", asked.Command, limit)
 		}
 	}
-	text, err := json.Marshal(answer)
-	if err != nil {
-		text = []byte(err.Error())
+	if text, err := json.Marshal(answer); err == nil {
+		_, _ = conn.Write(text) // the client may have disconnected
 	}
-	_, _ = conn.Write(text) // the client may have disconnected
 }

@@ -19,7 +19,7 @@ func FuzzAdmin(f *testing.F) {
 		over := make(chan struct{})
 		go func() {
 			defer close(over)
-			serveAdmin(theirs, requests)
+			serveAdmin(theirs, requests, replyTimeout)
 		}()
 		var command string
 		reached := false

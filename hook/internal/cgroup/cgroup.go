@@ -45,19 +45,24 @@ func Remove(l paths.Layout, id string, reported bool) error {
 	if err != nil {
 		return err
 	}
-	if !ok {
-		mount, err := detachedCgroups()
+	return group.removeIn(ok, reported, detachedCgroups)
+}
+
+// removeIn is Remove with a function that mounts cgroup2, for a process without such a mount (mounted).
+func (c Group) removeIn(mounted, reported bool, detached func() (*os.File, error)) error {
+	if !mounted {
+		mount, err := detached()
 		if err == unix.ENODEV || err == unix.EPERM && !reported {
 			return nil // the kernel has no cgroup2, or the generation has no group
 		}
 		if err != nil {
 			return fmt.Errorf("mounting cgroup2 to remove the control group %s: %w; "+
-				"run peerlane relay gc with CAP_SYS_ADMIN, or where cgroup2 is mounted", filepath.Join(group.family, id), err)
+				"run peerlane relay gc with CAP_SYS_ADMIN, or where cgroup2 is mounted", filepath.Join(c.family, c.id), err)
 		}
 		defer mount.Close()
-		group.root = fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
+		c.root = fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
 	}
-	return group.remove()
+	return c.remove()
 }
 
 // detachedCgroups returns a detached mount of cgroup2.
@@ -107,11 +112,7 @@ func (c Group) leaving() string { return filepath.Join(c.Parent(), "ending") }
 // create makes the group and opens it for the start of a process.
 func (c Group) create() (*os.File, error) {
 	// The end of another generation may remove the parent at any moment.
-	err := os.ErrNotExist
-	for try := 0; try < 100 && errors.Is(err, os.ErrNotExist); try++ {
-		err = os.MkdirAll(c.Path(), 0o755)
-	}
-	if err != nil {
+	if err := untilFound(func() error { return os.MkdirAll(c.Path(), 0o755) }); err != nil {
 		return nil, err
 	}
 	return os.Open(c.Path())
@@ -191,10 +192,7 @@ func limits(proc, id string, unit bool, controller, file, fileV1 string) bool {
 		if !ok || dir == filepath.Clean(mount) {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			continue
-		}
+		text, _ := os.ReadFile(filepath.Join(dir, name)) // empty without the controller
 		// Without a limit the text is "max" or, for memory in v1, LONG_MAX rounded down to pages.
 		if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil && n < 1<<62 {
 			return true
@@ -214,10 +212,22 @@ func (c Group) Leave() error {
 		return nil
 	}
 	// The end of another generation may remove the group at any moment.
-	err := os.ErrNotExist
-	for try := 0; try < 100 && errors.Is(err, os.ErrNotExist); try++ {
-		if err = os.MkdirAll(c.leaving(), 0o755); err == nil {
-			err = enter(c.leaving())
+	return untilFound(func() error {
+		if err := os.MkdirAll(c.leaving(), 0o755); err != nil {
+			return err
+		}
+		return enter(c.leaving())
+	})
+}
+
+// maxTries limits the calls of untilFound.
+const maxTries = 100
+
+// untilFound calls f until the error is not fs.ErrNotExist.
+func untilFound(f func() error) (err error) {
+	for range maxTries {
+		if err = f(); !errors.Is(err, os.ErrNotExist) {
+			return err
 		}
 	}
 	return err
@@ -227,10 +237,20 @@ func enter(group string) error {
 	return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0)
 }
 
+// kill kills the processes of the group. The error is fs.ErrNotExist on a kernel without cgroup.kill:
+// with O_CREATE it would be EACCES.
+func (c Group) kill() error {
+	f, err := os.OpenFile(filepath.Join(c.Path(), "cgroup.kill"), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("1")
+	return errors.Join(err, f.Close())
+}
+
 // remove kills the processes of the group and removes the group, if it exists.
 func (c Group) remove() error {
-	err := os.WriteFile(filepath.Join(c.Path(), "cgroup.kill"), []byte("1"), 0)
-	if err != nil && !errors.Is(err, os.ErrNotExist) { // no group, or a kernel before 5.14
+	if err := c.kill(); err != nil && !errors.Is(err, os.ErrNotExist) { // no group, or a kernel before 5.14
 		return fmt.Errorf("killing the remaining processes of %s: %w", c.Path(), err)
 	}
 	deadline := time.Now().Add(2 * time.Second)
@@ -259,9 +279,9 @@ func (c Group) remove() error {
 // mounted there. mountinfo is the text of a proc_pid_mountinfo(5) file.
 func Mount(mountinfo, filesystem, controller string) (mount, root string, ok bool) {
 	for line := range strings.Lines(mountinfo) {
-		before, after, found := strings.Cut(line, " - ")
+		before, after, _ := strings.Cut(line, " - ")
 		fields, super := strings.Fields(before), strings.Fields(after)
-		if !found || len(fields) < 5 || len(super) < 3 || super[0] != filesystem {
+		if len(fields) < 5 || len(super) < 3 || super[0] != filesystem {
 			continue
 		}
 		if filesystem == "cgroup" && !slices.Contains(strings.Split(super[2], ","), controller) {

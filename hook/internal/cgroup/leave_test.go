@@ -31,8 +31,7 @@ func TestLeaveInCgroupNamespaceUsesGroupBeside(t *testing.T) {
 	if err := errors.Join(os.Chmod(procs, 0o600), os.Remove(procs)); err != nil { // as at the end of the process
 		t.Errorf("the process is elsewhere: %v", err)
 	}
-	if err := errors.Join(os.Remove(filepath.Join(family, "cgroup.procs")), os.Remove(filepath.Join(family, "id")),
-		group.remove()); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(family, "cgroup.procs")), group.remove()); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(family); !errors.Is(err, os.ErrNotExist) {

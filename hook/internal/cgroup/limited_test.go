@@ -1,9 +1,9 @@
 package cgroup
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
@@ -46,33 +46,40 @@ func TestReadLimitedReadsOwnControlGroupOnly(t *testing.T) {
 			map[string]string{"v1m" + unit + "/memory.limit_in_bytes": "68719476736\n"}, true, memory},
 		{"memory of unit of v1 without a limit", "9:memory:" + unit + "\n", v1,
 			map[string]string{"v1m" + unit + "/memory.limit_in_bytes": "9223372036854771712\n"}, true, Limited{}},
+		{"the largest limit", "0::" + unit + "\n", v2, map[string]string{"v2" + unit + "/pids.max": "4611686018427387903\n"},
+			true, tasks},
+		{"above the largest limit", "0::" + unit + "\n", v2,
+			map[string]string{"v2" + unit + "/pids.max": "4611686018427387904\n"}, true, Limited{}},
+		{"a colon in the path", "0::/a:b\n", v2, map[string]string{"v2/a:b/pids.max": "4096\n"}, true, tasks},
+		{"lines without three fields", "x\n0:\n0::" + unit + "\n", v2,
+			map[string]string{"v2" + unit + "/pids.max": "4096\n"}, true, tasks},
+		{"another controller of v1", "8:cpu:" + unit + "\n", v1 + v2,
+			map[string]string{"v2" + unit + "/pids.max": "4096\n", "v1" + unit + "/pids.max": "4096\n"}, true, Limited{}},
+		{"another hierarchy without controllers", "5::" + unit + "\n", v2,
+			map[string]string{"v2" + unit + "/pids.max": "4096\n"}, true, Limited{}},
+		{"controllers of the second version", "0:pids:" + unit + "\n", v2,
+			map[string]string{"v2" + unit + "/pids.max": "4096\n"}, true, Limited{}},
 		{"root group", "0::/\n", v2, map[string]string{"v2/pids.max": "4096\n"}, true, Limited{}},
 		{"outside of the namespace", "0::/../" + id + "\n", v2, nil, false, Limited{}},
 		{"nothing mounted", "0::/peerlane/" + id + "\n", "", nil, false, Limited{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dir := t.TempDir()
-			files := map[string]string{
-				"proc/self/cgroup":    c.groups,
-				"proc/self/mountinfo": strings.ReplaceAll(c.mounts, "%s", dir),
-			}
-			for name, text := range c.files {
-				files[name] = text
-			}
-			for name, text := range files {
-				if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if got := ReadLimited(filepath.Join(dir, "proc"), id, c.unit); got != c.want {
+			proc := withProc(t, c.groups, c.mounts, c.files)
+			if got := ReadLimited(proc, id, c.unit); got != c.want {
 				t.Errorf("%+v, want %+v", got, c.want)
 			}
 		})
 	}
-	if got := ReadLimited(t.TempDir(), id, true); got != (Limited{}) {
+	dir := t.TempDir()
+	if got := ReadLimited(dir, id, true); got != (Limited{}) {
 		t.Errorf("a host without /proc has %+v", got)
+	}
+	groups := filepath.Join(dir, "self/cgroup")
+	if err := errors.Join(os.Mkdir(filepath.Dir(groups), 0o755), os.WriteFile(groups, []byte("0::/\n"),
+		0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if got := ReadLimited(dir, id, true); got != (Limited{}) {
+		t.Errorf("a host without mounts has %+v", got)
 	}
 }

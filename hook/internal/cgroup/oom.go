@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -12,12 +13,14 @@ import (
 // MemoryKills returns the number of out-of-memory kills in this process's control group, which the
 // relay and the supervisor share: from memory.events of cgroup2, or from memory.oom_control of
 // version 1 (cgroup-v2.rst, cgroup-v1/memory.rst).
-func MemoryKills() (uint64, error) {
-	groups, err := os.ReadFile("/proc/self/cgroup")
+func MemoryKills() (uint64, error) { return memoryKills("/proc") }
+
+func memoryKills(proc string) (uint64, error) {
+	groups, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
 	if err != nil {
 		return 0, err
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
 	if err != nil {
 		return 0, err
 	}
@@ -44,10 +47,8 @@ func memoryFiles(groups, mountinfo string) (files []string) {
 			if dir, ok := directory(mountinfo, "cgroup2", "", part[2]); ok {
 				files = append(files, filepath.Join(dir, "memory.events"))
 			}
-			continue
-		}
-		for _, controller := range strings.Split(part[1], ",") {
-			if dir, ok := directory(mountinfo, "cgroup", "memory", part[2]); ok && controller == "memory" {
+		} else if slices.Contains(strings.Split(part[1], ","), "memory") {
+			if dir, ok := directory(mountinfo, "cgroup", "memory", part[2]); ok {
 				files = append(files, filepath.Join(dir, "memory.oom_control"))
 			}
 		}

@@ -80,11 +80,7 @@ func Send(conn *net.UnixConn, message any, files ...*os.File) error {
 		// Fd makes the descriptor blocking, which the receiver of the same open file expects.
 		fds = append(fds, int(f.Fd()))
 	}
-	var rights []byte
-	if len(fds) > 0 {
-		rights = unix.UnixRights(fds...)
-	}
-	_, _, err = conn.WriteMsgUnix(text, rights, nil)
+	_, _, err = conn.WriteMsgUnix(text, unix.UnixRights(fds...), nil)
 	return err
 }
 
@@ -93,19 +89,17 @@ func Send(conn *net.UnixConn, message any, files ...*os.File) error {
 const maxDescriptors = 253
 
 // Receive receives one message with its descriptors, which the caller then owns. It closes the
-// descriptors of an invalid message. The error is io.EOF after the peer has disconnected.
+// descriptors of an invalid message. The error wraps io.EOF after the peer has disconnected.
 func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	text, rights := make([]byte, maxHandover+1), make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	n, oobn, flags, _, err := conn.ReadMsgUnix(text, rights)
-	if err != nil {
-		return nil, err
-	}
-	files, err = descriptorsOf(rights[:oobn])
+	// An empty message looks like an end, io.EOF, and can carry descriptors.
+	files, invalid := descriptorsOf(rights[:oobn])
 	switch {
 	case err != nil:
-	case n == 0 && len(files) == 0:
-		err = io.EOF
-	case n > maxHandover || flags&unix.MSG_TRUNC != 0:
+	case invalid != nil:
+		err = invalid
+	case n > maxHandover:
 		err = fmt.Errorf("the message has more than %d bytes", maxHandover)
 	case flags&unix.MSG_CTRUNC != 0:
 		err = errors.New("the message's descriptors do not fit here: too many files are open")
@@ -127,14 +121,7 @@ func descriptorsOf(control []byte) (files []*os.File, err error) {
 		return nil, fmt.Errorf("the message's control data: %w", err)
 	}
 	for _, m := range messages {
-		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
-			continue // credentials of the sender
-		}
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			CloseAll(files)
-			return nil, fmt.Errorf("the message's descriptors: %w", err)
-		}
+		fds, _ := unix.ParseUnixRights(&m) // none in other control data, such as credentials of the sender
 		for _, fd := range fds {
 			files = append(files, os.NewFile(uintptr(fd), "handed over"))
 		}
@@ -154,6 +141,9 @@ func ParseMessage(text []byte, message any) error {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(message)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF // io.EOF is the end of the connection
+	}
 	if err == nil {
 		if _, more := dec.Token(); more != io.EOF {
 			err = errors.New("data after the message")

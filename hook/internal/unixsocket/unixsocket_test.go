@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -65,4 +66,67 @@ func TestConnectContinuesAfterSignals(t *testing.T) {
 	if !errors.Is(err, unix.EAGAIN) || took < 100*time.Millisecond {
 		t.Errorf("%v after %v", err, took)
 	}
+}
+
+func TestListenMakesSocketWithModeAtAnyPath(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 200))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	old := unix.Umask(0o077)
+	defer unix.Umask(old)
+	path := filepath.Join(dir, "socket")
+	before := descriptors(t)
+	listener, err := Listen(path, 0o666)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != os.ModeSocket|0o666 {
+		t.Errorf("%v, %v", info, err)
+	}
+	kind, err := unix.GetsockoptInt(int(listener.Fd()), unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil || kind != unix.SOCK_SEQPACKET {
+		t.Errorf("type %d, %v", kind, err)
+	}
+	client, err := Connect(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := descriptors(t); n != before+2 {
+		t.Errorf("%d descriptors are open, want %d", n, before+2)
+	}
+	if _, err := Listen(path, 0o666); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("a second listener: %v", err)
+	}
+	listener.Close()
+	if _, err := Connect(path); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("after the end of the listener: %v", err)
+	}
+	client.Close()
+	missing := filepath.Join(dir, "none/socket")
+	if _, err := Listen(missing, 0o666); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("without a directory: %v", err)
+	}
+	if _, err := Connect(missing); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("without a directory: %v", err)
+	}
+	if n := descriptors(t); n != before {
+		t.Errorf("%d descriptors are open, want %d", n, before)
+	}
+}
+
+// descriptors returns the number of this process's sockets and directories that are open.
+func descriptors(t *testing.T) (n int) {
+	t.Helper()
+	links, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil && (strings.HasPrefix(to, "socket:") || strings.HasPrefix(to, "/")) {
+			n++
+		}
+	}
+	return n
 }

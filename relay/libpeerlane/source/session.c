@@ -355,7 +355,7 @@ _Static_assert(sizeof(struct peerlane_unexport) == sizeof(struct peerlane_unlist
 		       offsetof(struct peerlane_exported, memory) == 8 && offsetof(struct peerlane_listening, listener) == 8 &&
 		       offsetof(struct peerlane_connected, connection) == 8 &&
 		       offsetof(struct peerlane_staging_made, memory) == offsetof(struct peerlane_host_memory_made, memory),
-	"requests that give something back are alike");
+	"requests that release an object have one layout");
 
 static void return_orphans(struct peerlane_session *s)
 {

@@ -73,23 +73,7 @@ func (c *Channel) SendLater(m wire.Message, sequence uint32) {
 
 // Leave closes the channel after the earlier messages and writes. The channel receives no more
 // messages; grants stay valid until the peer closes the channel too.
-func (c *Channel) Leave() {
-	if c.state != channelOpen {
-		return
-	}
-	c.transition(channelLeft)
-	c.sendFin()
-}
-
-// sendFin sends the close to the peer after this side's writes have been acknowledged: writes use
-// other connections than the frame, and the frame ends the peer's grants.
-func (c *Channel) sendFin() {
-	if c.state != channelClosing && c.state != channelRemoteClosed || c.writes > 0 {
-		return
-	}
-	c.peer.sendFrame(c.number, frameLeave)
-	c.transition(channelSentFin)
-}
+func (c *Channel) Leave() { c.transition(channelClose, nil) }
 
 // Close is Leave: earlier messages are still sent.
 func (c *Channel) Close() { c.Leave() }
@@ -119,15 +103,6 @@ func (c *Channel) forget() {
 }
 
 func (c *Channel) theirs() bool { return c.number%2 != c.peer.last%2 }
-
-// end ends a channel of a dead Peer.
-func (c *Channel) end(why error) {
-	open := c.state == channelOpen
-	c.transition(channelDead)
-	if open {
-		c.ended(why)
-	}
-}
 
 // frame handles a frame of the control stream. An error ends the Peer.
 func (p *Peer) frame(f frame) error {
@@ -161,12 +136,7 @@ func (p *Peer) frame(f frame) error {
 		if err := c.endArrivals(false); err != nil {
 			return err
 		}
-		open := c.state == channelOpen
-		c.transition(channelRemoteLeft)
-		if open {
-			c.sendFin()
-			c.ended(io.EOF)
-		}
+		c.transition(channelRemoteClose, io.EOF)
 	}
 	return nil
 }

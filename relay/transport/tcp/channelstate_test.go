@@ -1,46 +1,90 @@
 package tcp
 
-import "testing"
+import (
+	"errors"
+	"slices"
+	"testing"
 
-// TestChannelStatesFollowTable compares every cell of the table with a list of the permitted
-// transitions. An impossible event changes nothing, and the Peer forgets a channel on the transition
-// to closed.
-func TestChannelStatesFollowTable(t *testing.T) {
-	type cell struct {
-		state channelState
-		event channelEvent
+	"github.com/peerlane/peerlane/relay/internal/statemachine/statetest"
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+func TestChannelStatesFollowReviewedCells(t *testing.T) {
+	statetest.Check(t, statetest.Of(channelTable), "testdata/channel.txt", "../../../docs/states")
+}
+
+// TestChannelActionsActOnPeerAndOwner applies each possible event to a channel with and without an
+// outstanding write, and compares the effect on the Peer, the extension and the owner.
+func TestChannelActionsActOnPeerAndOwner(t *testing.T) {
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
 	}
-	want := map[cell]channelState{
-		{channelOpen, channelLeft}:            channelClosing,
-		{channelOpen, channelRemoteLeft}:      channelRemoteClosed,
-		{channelOpen, channelDead}:            channelClosed,
-		{channelClosing, channelSentFin}:      channelFinSent,
-		{channelClosing, channelRemoteLeft}:   channelRemoteClosed,
-		{channelClosing, channelDead}:         channelClosed,
-		{channelFinSent, channelRemoteLeft}:   channelClosed,
-		{channelFinSent, channelDead}:         channelClosed,
-		{channelRemoteClosed, channelSentFin}: channelClosed,
-		{channelRemoteClosed, channelDead}:    channelClosed,
-	}
-	for state := range channelStates {
-		for event := range channelEvents {
-			e := newCarrier()
-			p := &Peer{extension: e, channels: map[uint32]*Channel{}}
-			c := &Channel{peer: p, number: 2, state: state}
-			p.channels[2] = c
-			c.transition(event)
-			next, possible := want[cell{state, event}]
-			if !possible {
-				next = state
-			}
-			if c.state != next {
-				t.Errorf("state %d, event %d: state %d, want %d", state, event, c.state, next)
-			}
-			ends := possible && next == channelClosed
-			if _, kept := p.channels[2]; kept == ends || len(e.left) == 1 != ends {
-				t.Errorf("state %d, event %d: the Peer has the channel: %v, the extension was told %d times", state, event, kept,
-					len(e.left))
-			}
+	t.Cleanup(func() { loop.Stop(); loop.Run() }) // Run closes the descriptors
+	why := errors.New("the Peer is dead")
+	for _, c := range []struct {
+		state  channelState
+		event  channelEvent
+		writes int
+		want   channelState
+		fins   int
+		gone   bool
+		ended  []error
+	}{
+		{state: channelOpen, event: channelClose, want: channelFinSent, fins: 1},
+		{state: channelOpen, event: channelClose, writes: 1, want: channelClosing},
+		{state: channelOpen, event: channelDrained, want: channelOpen},
+		{state: channelOpen, event: channelRemoteClose, want: channelClosed, fins: 1, gone: true, ended: []error{why}},
+		{state: channelOpen, event: channelRemoteClose, writes: 1, want: channelRemoteClosed, ended: []error{why}},
+		{state: channelOpen, event: channelDead, writes: 1, want: channelClosed, gone: true, ended: []error{why}},
+		{state: channelClosing, event: channelDrained, want: channelFinSent, fins: 1},
+		{state: channelClosing, event: channelClose, want: channelClosing},
+		{state: channelClosing, event: channelRemoteClose, writes: 1, want: channelRemoteClosed},
+		{state: channelClosing, event: channelDead, writes: 1, want: channelClosed, gone: true},
+		{state: channelFinSent, event: channelClose, want: channelFinSent},
+		{state: channelFinSent, event: channelDrained, want: channelFinSent},
+		{state: channelFinSent, event: channelRemoteClose, want: channelClosed, gone: true},
+		{state: channelFinSent, event: channelDead, want: channelClosed, gone: true},
+		{state: channelRemoteClosed, event: channelClose, writes: 1, want: channelRemoteClosed},
+		{state: channelRemoteClosed, event: channelDrained, want: channelClosed, fins: 1, gone: true},
+		{state: channelRemoteClosed, event: channelDead, writes: 1, want: channelClosed, gone: true},
+		{state: channelClosed, event: channelClose, want: channelClosed},
+	} {
+		e := newCarrier()
+		p := &Peer{extension: e, channels: map[uint32]*Channel{}, config: Config{Waiting: 1 << 20}, loop: loop}
+		var ended []error
+		at := &Channel{peer: p, number: 2, state: c.state, writes: c.writes,
+			ended: func(err error) { ended = append(ended, err) }, received: func(wire.Message, uint32, []int) {}}
+		if c.state != channelClosed {
+			p.channels[2] = at
 		}
+		at.transition(c.event, why)
+		_, kept := p.channels[2]
+		gone := c.state != channelClosed && !kept
+		if at.state != c.want || int(p.frames) != c.fins || gone != c.gone || len(e.left) == 1 != c.gone ||
+			!slices.Equal(ended, c.ended) {
+			t.Errorf("%+v: state %d, %d frames, removed %v, %d reports to the extension, ended %v", c, at.state, p.frames, gone,
+				len(e.left), ended)
+		}
+	}
+}
+
+// TestChannelClosedInReportOfItsLastWriteSendsOneFin closes a channel in the report of the last write,
+// as a connection does that waited for the write.
+func TestChannelClosedInReportOfItsLastWriteSendsOneFin(t *testing.T) {
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { loop.Stop(); loop.Run() }) // Run closes the descriptors
+	p := &Peer{channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, config: Config{Waiting: 1 << 20}, loop: loop}
+	c := &Channel{peer: p, number: 2, writes: 1}
+	p.channels[2] = c
+	w := &write{piece: piece{number: 1, channel: 2}, streamed: true, settled: true, done: func(error) { c.Leave() }}
+	p.writes[1] = w
+	p.finish(w)
+	if c.state != channelFinSent || p.frames != 1 {
+		t.Errorf("state %d, %d frames, want %d and 1", c.state, p.frames, channelFinSent)
 	}
 }

@@ -822,7 +822,7 @@ func (p *Peer) finish(w *write) {
 		c := p.channels[w.channel] // open until its writes have been acknowledged
 		c.writes--
 		w.done(nil)
-		c.sendFin()
+		c.drain()
 	}
 }
 

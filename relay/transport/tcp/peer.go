@@ -356,7 +356,7 @@ func (p *Peer) bury() {
 		_ = c.endArrivals(true) // without an error for a dead Peer
 	}
 	for _, c := range p.channels {
-		c.end(p.dead)
+		c.transition(channelDead, p.dead)
 	}
 	p.config.Down(p.dead)
 }

@@ -116,7 +116,7 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 	case r == nil || length == 0 || offset > r.bytes || length > r.bytes-offset:
 		return wire.Errorf(wire.StatusInternal, "grant %d bytes at %d of region %d: outside the region", length, offset,
 			region)
-	case p == nil || length > p.Most || s.granting && !s.hasLinks(p):
+	case p == nil || length > p.Most || s.protocol.agreement.grants() && !s.hasLinks(p):
 		// a path from before resume is not validated yet
 		return wire.Errorf(wire.StatusInternal, "grant %d bytes: the sender writes at most %d at a time", length,
 			a.Most())
@@ -130,7 +130,7 @@ func (a *Arrivals) Grant(grant uint64, region uint32, offset, length uint64) err
 
 // issue sends tickets up to the number of receives.
 func (s *QPGroup) issue() {
-	for len(s.queued) > 0 && len(s.tickets) < credits && s.granting && s.gone == nil && !s.closed {
+	for len(s.queued) > 0 && len(s.tickets) < credits && s.protocol.agreement.grants() && s.gone == nil && !s.closed {
 		t := s.queued[0]
 		s.queued[0] = nil
 		if s.queued = s.queued[1:]; !t.arrivals.open[t] {
@@ -219,7 +219,7 @@ func (s *QPGroup) immediate(i int, number uint32) error {
 		}
 		if left--; left == 0 {
 			delete(s.stale, number)
-			s.arrived++
+			s.protocol.arrived++
 		} else {
 			s.stale[number] = left
 		}
@@ -232,7 +232,7 @@ func (s *QPGroup) immediate(i int, number uint32) error {
 		return nil
 	}
 	delete(s.tickets, number)
-	s.arrived++
+	s.protocol.arrived++
 	s.progressed()
 	if t.region.flush {
 		s.settleWrite(t)
@@ -271,7 +271,7 @@ func (s *QPGroup) handleChannelMessage(c *tcp.Channel, m any) error {
 	switch m := m.(type) {
 	case *path:
 		// Once, and again after a reconnect.
-		if s.used && (e == nil || e.link == nil && (e.path == nil || !s.granting)) {
+		if s.used && (e == nil || e.link == nil && (e.path == nil || !s.protocol.agreement.grants())) {
 			if s.phase == running && !s.hasLinks(m) {
 				return malformed("a path with a link outside the %d links", len(s.links))
 			}

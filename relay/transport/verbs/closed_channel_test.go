@@ -65,7 +65,7 @@ func TestWriteAfterChannelClosedFails(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.a.until("one NIC", func(s *QPGroup) bool {
-			return s.phase == running && s.reconnects > 0 && len(s.links) == 1 && s.resolved
+			return s.phase == running && s.reconnects > 0 && len(s.links) == 1 && s.protocol.agreement == agreementComplete
 		})
 		done := make(chan error, 1)
 		w.a.loop.Call(func() { write(func(err error) { done <- err }) })
@@ -84,7 +84,7 @@ func TestEventsOfOtherPortAreIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.a.until("one NIC", goBy("a0", "a0"))
-	w.a.until("agreed", func(s *QPGroup) bool { return s.granting && s.resolved })
+	w.a.until("agreed", func(s *QPGroup) bool { return s.protocol.agreement == agreementComplete })
 	before := 0
 	w.a.loop.Call(func() {
 		before = w.a.set.reconnects
@@ -116,7 +116,7 @@ func TestReturningPortKeepsPeer(t *testing.T) {
 	time.Sleep(time.Second)
 	set(false, true)
 	w.a.until("one NIC", goBy("a0", "a0"))
-	w.a.until("agreed", func(s *QPGroup) bool { return s.granting && s.resolved })
+	w.a.until("agreed", func(s *QPGroup) bool { return s.protocol.agreement == agreementComplete })
 	set(false, false)
 	select {
 	case err := <-w.a.down:

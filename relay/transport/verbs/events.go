@@ -120,7 +120,7 @@ func (f *Fabric) cameBack(n *nic, since int) {
 			for s := range f.sets {
 				switch {
 				case !s.used || !s.workingNICs[n.context] || s.broken || s.gone != nil:
-				case s.working || s.phase != running || !s.granting || !s.resolved, // a negotiation is running
+				case s.working || s.phase != running || s.protocol.agreement != agreementComplete, // a negotiation is running
 					// the time limit belongs to the previous fault
 					!s.since.IsZero() && time.Since(s.resumed) <= f.config.Reconnect+f.back:
 					f.cameBack(n, since)

@@ -441,10 +441,7 @@ func (s *QPGroup) caughtUp() {
 	}
 	s.fabric.retire(s.before)
 	s.before = nil
-	if s.resuming {
-		s.resuming = false
-		if err := s.resume(); err != nil {
-			s.peer.Fail(err)
-		}
+	if err := s.protocol.flushed(); err != nil {
+		s.peer.Fail(err)
 	}
 }

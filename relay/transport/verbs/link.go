@@ -55,7 +55,7 @@ func (w *write) ended(err error) {
 		delete(l.set.remoteClosed, l)
 	}
 	if err == nil {
-		l.set.acknowledged++
+		l.set.protocol.acknowledged++
 	}
 	w.done(err)
 }
@@ -312,7 +312,7 @@ func (s *QPGroup) adaptive(p *qp) bool {
 
 // learn registers the source of a write with the NICs and then posts the write.
 func (s *QPGroup) learn(w *write, ticket uint32) {
-	f, epoch := s.fabric, s.epoch
+	f, epoch := s.fabric, s.protocol.epoch
 	f.mu.Lock()
 	if f.closed {
 		f.mu.Unlock()
@@ -327,7 +327,7 @@ func (s *QPGroup) learn(w *write, ticket uint32) {
 		<-f.beside
 		f.loop.Do(func() {
 			switch {
-			case w.link.writes[w.grant] != w || s.epoch != epoch: // the write has ended, or has another ticket
+			case w.link.writes[w.grant] != w || s.protocol.epoch != epoch: // the write has ended, or has another ticket
 			case err != nil:
 				w.ended(fmt.Errorf("%w: %w", errUnregistered, err))
 			default:

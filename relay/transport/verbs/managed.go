@@ -416,10 +416,10 @@ func (s *QPGroup) lost(n *nic, what string) {
 		return
 	}
 	s.parting = true
-	epoch := s.epoch
+	epoch := s.protocol.epoch
 	time.AfterFunc(partTime, func() {
 		s.fabric.loop.Do(func() {
-			if s.parting && s.epoch == epoch {
+			if s.parting && s.protocol.epoch == epoch {
 				s.fault(n, what)
 			}
 		})

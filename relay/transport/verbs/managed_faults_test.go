@@ -214,7 +214,7 @@ func TestLateNegotiationTimerIsIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.a.loop.Call(func() {
-		if w.a.set.epoch > 0 || w.a.set.resetting() {
+		if w.a.set.protocol.epoch > 0 || w.a.set.resetting() {
 			t.Error("the queue pairs were given up")
 		}
 	})
@@ -270,7 +270,7 @@ func TestLateConfirmationDuringResetIsAccepted(t *testing.T) {
 		return s.waitingParts == 0 && s.posted == 0 && s.unconfirmed > 0
 	})
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
-	w.a.until("the queue pairs' end", func(s *QPGroup) bool { return s.localReset })
+	w.a.until("the queue pairs' end", func(s *QPGroup) bool { return s.protocol.release == releaseAwait })
 	goOn()
 	receive(t, over, "the receiver")
 	if after == before {

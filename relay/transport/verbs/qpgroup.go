@@ -169,6 +169,7 @@ type channelState struct {
 func (f *Fabric) Extend(p *tcp.Peer) *QPGroup {
 	s := &QPGroup{fabric: f, peer: p, dialed: p.Dialed(), resources: newResources(),
 		channels: map[*tcp.Channel]*channelState{}, remoteClosed: map[*Link]bool{}}
+	s.protocol.environment = s
 	s.receiving.tickets = map[uint32]*ticket{}
 	s.leaving, s.suspectNICs, s.workingNICs = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
 	f.sets[s] = true
@@ -465,7 +466,7 @@ func (s *QPGroup) HandleMessage(c *tcp.Channel, payload []byte) error {
 			return nil
 		}
 	}
-	if s.used && s.resetting() && !s.remoteReset {
+	if s.protocol.stale() {
 		return nil // the peer sent the message before the reset
 	}
 	return s.negotiate(m)

@@ -58,22 +58,12 @@ const drainTime = 5 * time.Second
 // reconnecting is the state of faults and reconnects.
 type reconnecting struct {
 	phase        phase
-	used         bool   // the group has been running
-	ran          bool   // the current NICs have been running
-	granting     bool   // the peer has sent its paths: tickets may be sent
-	resuming     bool   // the paths have arrived, and flushes of earlier writes are pending
-	resolved     bool   // the peer has sent tickets for the writes that had not arrived
-	carries      bool   // a write has completed since the reconnect
-	epoch        uint32 // number of resets
-	reconnects   int    // number of reconnects
-	resetPending bool   // the goroutine that uses the queue pairs ends with a reset
-
-	localReset, remoteReset bool
-	drained                 bool // every arrival has been processed
-
-	// Sequence numbers: acknowledged writes of this side, the count at the last reset, writes that
-	// have arrived on this side, and the peer's count of arrived writes at the last reset.
-	acknowledged, acknowledgedBefore, arrived, arrivedThere uint64
+	used         bool // the group has been running
+	ran          bool // the current NICs have been running
+	carries      bool // a write has completed since the reconnect
+	reconnects   int  // number of reconnects
+	resetPending bool // the goroutine that uses the queue pairs ends with a reset
+	protocol     reconnectProtocol
 
 	// first fault since the last completed write and agreement
 	since                 time.Time
@@ -86,7 +76,7 @@ type reconnecting struct {
 }
 
 // resetting reports whether a reset is in progress and the next negotiation has not begun.
-func (s *QPGroup) resetting() bool { return s.resetPending || s.phase >= failing }
+func (s *QPGroup) resetting() bool { return s.protocol.release != releaseIdle || s.phase >= failing }
 
 // fault resets the queue pairs on both sides after a fault of a queue pair or a port.
 func (s *QPGroup) fault(n *nic, what string) {
@@ -111,13 +101,12 @@ func (s *QPGroup) giveUp(failed *ofLink, why string) {
 	if s.broken || s.gone != nil || s.resetting() {
 		return
 	}
-	m := &reset{Kind: kindReset, Epoch: s.epoch}
+	m := &reset{Kind: kindReset}
 	wire.SetText(m.Reason[:], why)
 	if failed != nil {
 		m.Link = uint32(failed.link) + 1
 	}
-	s.peer.SendExtension(encode(m))
-	s.resetLocal(why)
+	s.protocol.faulted(m)
 	s.suspect(m.Link)
 }
 
@@ -149,6 +138,8 @@ func trusted(nics, needed []*nic, suspects map[*verbs.Context]bool) (list []*nic
 	return list, false
 }
 
+func (s *QPGroup) send(m any) { s.peer.SendExtension(encode(m)) }
+
 // resetLocal resets the queue pairs of this side.
 func (s *QPGroup) resetLocal(why string) {
 	// A group without writes for a long time has not failed for a long time.
@@ -159,7 +150,7 @@ func (s *QPGroup) resetLocal(why string) {
 	}
 	s.faults++
 	s.lastFault = why
-	s.granting, s.resuming, s.resolved, s.carries = false, false, false, false
+	s.carries = false
 	left := s.fabric.config.Reconnect - time.Since(s.since)
 	if left <= 0 {
 		s.failReconnect()
@@ -203,9 +194,6 @@ func (s *QPGroup) limitStop() {
 
 // agreed stops the limit after both directions have settled the doubtful writes.
 func (s *QPGroup) agreed() {
-	if !s.granting || !s.resolved {
-		return
-	}
 	s.limitStop()
 	if s.carries {
 		s.since = time.Time{}
@@ -228,7 +216,7 @@ func (s *QPGroup) progressed() {
 		return
 	}
 	s.carries = true
-	if s.granting && s.resolved {
+	if s.protocol.agreement == agreementComplete {
 		s.since = time.Time{}
 	}
 }
@@ -288,8 +276,8 @@ func (s *QPGroup) drainedAll() bool {
 // drainTime: incomplete writes are in doubt, and incomplete flushes are repeated. The result is
 // true after the release has begun.
 func (s *QPGroup) drainEnds() bool {
-	s.drained = s.drainedAll()
-	if (!s.drained || s.posted+s.flushes > 0) && s.fabric.loop.Now()-s.fell < drainTime {
+	drained := s.drainedAll()
+	if (!drained || s.posted+s.flushes > 0) && s.fabric.loop.Now()-s.fell < drainTime {
 		return false
 	}
 	if s.cm.watched {
@@ -301,7 +289,7 @@ func (s *QPGroup) drainEnds() bool {
 	s.beside(plumbing.close, func() {
 		s.resources = newResources()
 		s.phase = released
-		s.tornDown()
+		s.tornDown(drained)
 	})
 	return true
 }
@@ -341,8 +329,9 @@ func logged(err error) {
 	}
 }
 
-// tornDown continues after the release of the queue pairs.
-func (s *QPGroup) tornDown() {
+// tornDown continues after the release of the queue pairs. drained reports whether every arrival has been
+// processed.
+func (s *QPGroup) tornDown(drained bool) {
 	switch {
 	case s.gone != nil:
 		s.buried()
@@ -351,15 +340,12 @@ func (s *QPGroup) tornDown() {
 		s.closed = true
 		delete(s.fabric.sets, s)
 		return
-	case !s.drained:
+	case !drained:
 		s.broken = true
 		s.peer.Fail(rdmaFailed(s.peer.Name(), &drainError{s.firstFault, drainTime}))
 		return
 	}
-	s.recall()
-	s.localReset = true
-	s.peer.SendExtension(encode(&resetAck{Kind: kindResetAck, Epoch: s.epoch, Arrived: s.arrived}))
-	s.renegotiate()
+	s.protocol.released()
 }
 
 // recall prepares a repetition: open tickets wait for another grant, and writes are in doubt.
@@ -378,7 +364,6 @@ func (s *QPGroup) recall() {
 	s.queued = slices.Concat(again, s.queued)
 	s.stale, s.forgiven = nil, nil
 	s.waitingParts, s.posted, s.unconfirmed = 0, 0, 0
-	s.acknowledgedBefore = s.acknowledged
 	for _, e := range s.channels {
 		if e.link != nil {
 			clear(e.link.tickets)
@@ -396,18 +381,13 @@ func (s *QPGroup) recall() {
 // renegotiate begins the next negotiation after both sides have released their queue pairs. The dialing
 // side begins.
 func (s *QPGroup) renegotiate() {
-	if !s.localReset || !s.remoteReset {
-		return
-	}
-	s.localReset, s.remoteReset = false, false
-	s.epoch++
 	s.phase, s.begun = connecting, false
 	if !s.dialed {
 		return
 	}
-	epoch := s.epoch
+	epoch := s.protocol.epoch
 	again := func() {
-		if s.gone == nil && !s.broken && s.epoch == epoch && s.phase == connecting && !s.begun {
+		if s.gone == nil && !s.broken && s.protocol.epoch == epoch && s.phase == connecting && !s.begun {
 			s.begin(s.offer)
 		}
 	}
@@ -433,7 +413,7 @@ func (s *QPGroup) start() {
 	}
 	if !again {
 		s.peer.Outlast(s.fabric.config.Reconnect)
-		s.granting, s.resolved = true, true
+		s.protocol.first()
 		s.settle(nil)
 		return
 	}
@@ -446,7 +426,7 @@ func (s *QPGroup) start() {
 			c.SendExtension(encode(e.link.choose()))
 		}
 	}
-	s.peer.SendExtension(encode(&step{Kind: kindResume, Epoch: s.epoch}))
+	s.peer.SendExtension(encode(&step{Kind: kindResume, Epoch: s.protocol.epoch}))
 	s.flushAgain()
 }
 
@@ -457,67 +437,48 @@ func (s *QPGroup) handleReset(m any) error {
 	}
 	switch m := m.(type) {
 	case *reset:
-		if m.Epoch != s.epoch || s.remoteReset {
-			return malformed("reset of epoch %d in epoch %d", m.Epoch, s.epoch)
-		}
-		if !s.broken && !s.resetting() {
-			s.peer.SendExtension(encode(m)) // as if the fault were local
-			s.resetLocal(wire.Text(m.Reason[:]))
+		if !s.broken {
+			if err := s.protocol.asked(m); err != nil {
+				return err
+			}
 		}
 		if s.linked() {
 			s.suspect(m.Link)
 		}
 	case *resetAck:
-		if m.Epoch != s.epoch || s.remoteReset || !s.resetting() {
-			return malformed("acknowledged reset of epoch %d in epoch %d", m.Epoch, s.epoch)
-		}
-		s.remoteReset, s.arrivedThere = true, m.Arrived
-		s.renegotiate()
+		return s.protocol.acked(m)
 	case *step:
-		if s.resetting() {
-			return nil // the peer sent the message before the reset
+		if !s.resetting() { // otherwise the peer sent the message before the reset
+			return s.protocol.stepped(m, s.phase == running)
 		}
-		if m.Epoch != s.epoch || s.phase != running || s.epoch == 0 {
-			return malformed("step %d of epoch %d in epoch %d", m.Kind, m.Epoch, s.epoch)
-		}
-		if m.Kind == kindResume {
-			return s.resume()
-		}
-		return s.resolve()
 	}
 	return nil
 }
 
-// resume sends the current keys and tickets to the peer.
-func (s *QPGroup) resume() error {
-	if s.granting || s.resuming {
-		return malformed("second resume message")
-	}
-	if s.catching > 0 {
-		s.resuming = true
-		return nil
-	}
+// catchingUp reports whether flushes of writes of earlier queue pairs are pending.
+func (s *QPGroup) catchingUp() bool { return s.catching > 0 }
+
+// grantAgain sends the current keys and tickets to the peer. The result is false after a failed
+// registration, which begins a reset.
+func (s *QPGroup) grantAgain() (bool, error) {
 	for c, e := range s.channels {
 		a := e.arrivals
 		if a == nil {
 			continue
 		}
 		if len(a.open) > 0 && (e.path == nil || !s.hasLinks(e.path)) {
-			return malformed("a channel has no path over the new links")
+			return false, malformed("a channel has no path over the new links")
 		}
 		for number, r := range a.regions {
 			if _, err := s.fabric.taken(r.what, s); err != nil {
 				s.giveUp(nil, fmt.Sprintf("on host %s: %v", hostname(), err))
-				return nil
+				return false, nil
 			}
 			c.SendExtension(encode(a.keys(number, r)))
 		}
 	}
-	s.granting = true
 	s.issue()
-	s.peer.SendExtension(encode(&step{Kind: kindGranted, Epoch: s.epoch}))
-	s.agreed()
-	return nil
+	return true, nil
 }
 
 // hasLinks reports whether every link of a path exists.
@@ -525,11 +486,9 @@ func (s *QPGroup) hasLinks(m *path) bool {
 	return !slices.ContainsFunc(m.Link[:m.Links], func(l uint8) bool { return int(l) >= len(s.links) })
 }
 
-// resolve completes the doubtful writes without another ticket: they had arrived.
-func (s *QPGroup) resolve() error {
-	if s.resolved {
-		return malformed("second granted message")
-	}
+// doubtful returns the number of the doubtful writes without another ticket, which had arrived. end
+// completes the writes.
+func (s *QPGroup) doubtful() (n int, end func()) {
 	var there []*write
 	for _, e := range s.channels {
 		if e.link == nil {
@@ -541,17 +500,12 @@ func (s *QPGroup) resolve() error {
 			}
 		}
 	}
-	if s.acknowledgedBefore+uint64(len(there)) != s.arrivedThere {
-		return malformed("%d writes have arrived at the relay at %s, which has acknowledged %d and does not grant %d "+
-			"others again", s.arrivedThere, s.peer.Name(), s.acknowledgedBefore, len(there))
+	return len(there), func() {
+		for _, w := range there {
+			w.doubtful = false
+			w.ended(nil)
+		}
 	}
-	for _, w := range there {
-		w.doubtful = false
-		w.ended(nil)
-	}
-	s.resolved = true
-	s.agreed()
-	return nil
 }
 
 func (s *QPGroup) timerStop() {

@@ -123,7 +123,7 @@ func TestReconnectWithoutFlushIsRetried(t *testing.T) {
 		"what comes again": func(s *stream) error {
 			err := s.rdma.Script("send status=12 device=a0")
 			s.begin()
-			s.b.until("a fault, and tries that fail", func(s *QPGroup) bool { return s.epoch > 1 })
+			s.b.until("a fault, and tries that fail", func(s *QPGroup) bool { return s.protocol.epoch > 1 })
 			return err
 		},
 	} {
@@ -140,9 +140,9 @@ func TestReconnectWithoutFlushIsRetried(t *testing.T) {
 				t.Fatal(err)
 			}
 			epoch := uint32(0)
-			s.b.loop.Call(func() { epoch = s.b.set.epoch })
+			s.b.loop.Call(func() { epoch = s.b.set.protocol.epoch })
 			s.b.until("tries that fail", func(s *QPGroup) bool {
-				return s.gone != nil || s.epoch > epoch+2 && strings.Contains(s.lastFault, "nothing can be flushed")
+				return s.gone != nil || s.protocol.epoch > epoch+2 && strings.Contains(s.lastFault, "nothing can be flushed")
 			})
 			can.Store(true)
 			s.mustEnd(t)
@@ -159,7 +159,7 @@ func TestFailedFirstWritesLeaveNoState(t *testing.T) {
 	if err := breaking("send status=12 device=b0")(w); err != nil {
 		t.Fatal(err)
 	}
-	w.a.until("tries that fail", func(s *QPGroup) bool { return s.epoch > 2 || s.gone != nil })
+	w.a.until("tries that fail", func(s *QPGroup) bool { return s.protocol.epoch > 2 || s.gone != nil })
 	if err := w.rdma.Script(); err != nil {
 		t.Fatal(err)
 	}

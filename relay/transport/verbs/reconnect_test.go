@@ -256,12 +256,12 @@ func completionErrorsRepeatWrites(t *testing.T, iwarp bool) {
 	}
 	for _, line := range lines {
 		epoch := uint32(0)
-		w.a.loop.Call(func() { epoch = w.a.set.epoch })
+		w.a.loop.Call(func() { epoch = w.a.set.protocol.epoch })
 		if err := w.rdma.Script(line); err != nil {
 			t.Fatal(err)
 		}
 		s.begin()
-		w.a.until("a fault", func(s *QPGroup) bool { return s.epoch > epoch })
+		w.a.until("a fault", func(s *QPGroup) bool { return s.protocol.epoch > epoch })
 		if err := w.rdma.Script(); err != nil {
 			t.Fatal(err)
 		}
@@ -282,7 +282,7 @@ func TestFaultsLoseAndDoubleNothing(t *testing.T) {
 		if err := c.inject(w); err != nil {
 			t.Fatal(err)
 		}
-		w.a.until("a fault", func(s *QPGroup) bool { return s.epoch > 0 })
+		w.a.until("a fault", func(s *QPGroup) bool { return s.protocol.epoch > 0 })
 		if err := w.rdma.Script(); err != nil {
 			t.Fatal(err)
 		}
@@ -461,7 +461,7 @@ func TestWritesBeforeAgreementAreNotCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.a.until("writes by the new queue pairs", func(s *QPGroup) bool {
-			return len(l.kept) == 1 && s.acknowledged > s.acknowledgedBefore
+			return len(l.kept) == 1 && s.protocol.acknowledged > s.protocol.acknowledgedBefore
 		})
 		w.a.loop.Call(func() {
 			if err := l.QPGroup.HandleMessage(nil, l.kept[0]); err != nil {
@@ -519,7 +519,7 @@ func TestPeerWithoutNewTicketsEnds(t *testing.T) {
 			return
 		}
 		w.a.loop.Call(func() {
-			carried = carried || w.a.set.epoch > 0
+			carried = carried || w.a.set.protocol.epoch > 0
 			w.a.set.fault(w.a.set.nics[0], "a test's fault")
 		})
 	}
@@ -748,7 +748,7 @@ func failedTriesReleaseRegistrations(t *testing.T, iwarp bool) {
 		e.until("few domains after many tries", func(s *QPGroup) bool {
 			e.fabric.mu.Lock()
 			defer e.fabric.mu.Unlock()
-			return s.epoch > 5 && len(e.fabric.renewed) <= 2
+			return s.protocol.epoch > 5 && len(e.fabric.renewed) <= 2
 		})
 	}
 	if err := w.rdma.Script(); err != nil {

@@ -1,5 +1,7 @@
 package verbs
 
+import "github.com/peerlane/peerlane/relay/wire"
+
 // Messages of two relays after a failure of queue pairs in use. Either side begins, and the other
 // side answers with the same messages. epoch counts the resets:
 //
@@ -42,6 +44,8 @@ type step struct {
 	Kind  uint32
 	Epoch uint32
 }
+
+func (m *reset) reason() string { return wire.Text(m.Reason[:]) }
 
 func (*reset) check() error    { return nil }
 func (*resetAck) check() error { return nil }

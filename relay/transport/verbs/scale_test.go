@@ -188,7 +188,7 @@ func TestNoResizeMakesAnotherCompletionQueue(t *testing.T) {
 	}
 }
 
-// BenchmarkGroups measures the cost of groups of queue pairs to many relays: docs/scale.md.
+// BenchmarkGroups measures the cost of groups of queue pairs to many relays: docs/benchmarks/scale.md.
 func BenchmarkGroups(b *testing.B) {
 	for _, peers := range []int{32, 256, 1024} {
 		b.Run(fmt.Sprintf("%d peers", peers), func(b *testing.B) {

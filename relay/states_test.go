@@ -1,0 +1,15 @@
+package relay
+
+import (
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/internal/statemachine/statetest"
+)
+
+func TestStatesFollowReviewedCells(t *testing.T) {
+	for _, m := range []statetest.Machine{statetest.Of(operationTable), statetest.Of(connectionTable)} {
+		t.Run(m.Title(), func(t *testing.T) {
+			statetest.Check(t, m, "testdata/states/"+m.Title()+".txt", "../docs/states")
+		})
+	}
+}
