@@ -108,7 +108,7 @@ func TestLaneWithDirectAndStagedMembersReceivesByShares(t *testing.T) {
 	}
 }
 
-func TestLaneWhoseDirectNICIsDownReceivesThroughSlots(t *testing.T) {
+func TestLaneWithDirectNICDownReceivesThroughSlots(t *testing.T) {
 	p := &byRDMA{lane: mixedLane, devices: slices.Concat(ofA, ofB)}
 	p.devices[len(ofA)].Down = true
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 2, 2)
