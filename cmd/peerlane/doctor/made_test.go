@@ -162,12 +162,12 @@ func (m *made) build() {
 		m.write(ib+"/ports/1/sm_lid", "0x0")
 	}
 	m.link("usr/lib/x86_64-linux-gnu/libibverbs.so.1", "libibverbs.so.1.14.52.0")
-	for name, says := range map[string]string{
+	for name, output := range map[string]string{
 		"dockerd": "Docker version 27.5.1, build 9f9e405", "containerd": "containerd github.com/containerd/containerd " +
 			"1.7.24 abcdef0",
 		"crio": "crio version 1.34.1\nGitCommit: unknown", "podman": "podman version 5.4.2",
 	} {
-		m.program(name, says)
+		m.program(name, output)
 	}
 	m.write("usr/libexec/peerlane/peerlane-hook", "")
 	must(t, os.Chmod(m.path("usr/libexec/peerlane/peerlane-hook"), 0o755))
@@ -317,10 +317,10 @@ func (m *made) chmod(path string, mode os.FileMode) {
 	must(m.t, os.Chmod(m.path(path), mode))
 }
 
-func (m *made) program(name, says string) {
+func (m *made) program(name, output string) {
 	m.t.Helper()
 	path := "usr/bin/" + name
-	m.write(path, "#!/bin/sh\ncat <<'E'\n"+says+"\nE")
+	m.write(path, "#!/bin/sh\ncat <<'E'\n"+output+"\nE")
 	must(m.t, os.Chmod(m.path(path), 0o755))
 }
 
