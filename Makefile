@@ -270,6 +270,7 @@ test-packages: packages ## install, upgrade and remove the packages in clean tre
 	@$(GO) vet -tags packages ./integration/packages
 	@# Alerts and dashboard, read by Prometheus' own parsers.
 	@$(GO) test -C packaging/tools/rules -count=1 ./...
+	@$(GO) test -C packaging/tools -count=1 ./...
 	@{ $(packages_tests) -run "$(or $(RUN),.)" ./integration/packages || true; } | bin/test-report $(call again,$(packages_tests) -run "$$TESTS" "$$PACKAGE") -places packages $(if $(RUN),,-matrix integration/matrix.txt)
 
 .PHONY: release
@@ -363,7 +364,9 @@ fuzz: ## fuzz every parser of untrusted input (FUZZTIME=60s each, RUN=hook.Fuzz)
 mutated = $(if $(filter-out ./...,$(PACKAGES)),$(PACKAGES),$(mutated_packages))
 mutated_packages = ./topo ./topo/virtualswitch ./topo/recorded ./topo/nvml ./topo/graph ./topo/reader ./topo/ncclxml \
 	$(addprefix ./topo/internal/,bandwidths cpuset pci textfile lazyregexp) \
-	./hook/internal/ocispec ./hook/lanes ./hook/hostnetwork ./hook/generation ./config ./relay/wire
+	$(addprefix ./hook/,hostnetwork generation lanes journal process hostconfig staging) \
+	$(addprefix ./hook/internal/,ocispec cgroup handover admin unixsocket programs) \
+	./config ./config/paths ./cdi/inject ./cdi/engine ./cdi/engine/edit ./relay/wire ./relay/packet
 
 .PHONY: mutation
 mutation: ## change the code of packages in small steps and list the changes that tests do not notice (PACKAGES=./topo/graph ARGS="-sample 100 -seed 1")

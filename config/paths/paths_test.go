@@ -136,3 +136,9 @@ func TestCgroupOfEachLayoutDiffers(t *testing.T) {
 		t.Errorf("other layouts have %q and %q", a, b)
 	}
 }
+
+func TestNewWithoutRootIsHost(t *testing.T) {
+	if got := New(""); got != New("/") {
+		t.Errorf("%+v", got)
+	}
+}
