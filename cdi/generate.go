@@ -119,8 +119,8 @@ func Notes(plan *planner.Plan, o Options) ([]string, error) {
 			o.Layout.ConfigFile(),
 		))
 	}
-	if way, reason := g.peermem.Registration(); len(gpus)+len(nics) > 0 && reason != "" {
-		notes = append(notes, fmt.Sprintf("%s=%s: %s", RegistrationVariable, way, reason))
+	if method, reason := g.peermem.Registration(); len(gpus)+len(nics) > 0 && reason != "" {
+		notes = append(notes, fmt.Sprintf("%s=%s: %s", RegistrationVariable, method, reason))
 	}
 	if g.tenancy == config.TenancySingle {
 		missing = slices.Concat(missing, gpuMissing, nicMissing)
@@ -358,8 +358,8 @@ func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 
 // registration returns RegistrationVariable with its value.
 func (g *generator) registration() string {
-	way, _ := g.peermem.Registration()
-	return RegistrationVariable + "=" + way
+	method, _ := g.peermem.Registration()
+	return RegistrationVariable + "=" + method
 }
 
 // deviceEdits returns the edits of a device with these lanes.

@@ -67,7 +67,7 @@ var allNodes = []string{
 }
 
 // The files of testdata are the files in /etc/cdi of a host with testPlan.
-func TestSpecificationsOfAPlan(t *testing.T) {
+func TestSpecificationsOfPlanEqualGolden(t *testing.T) {
 	o := testOptions(t, allNodes...)
 	list, err := Generate(testPlan(), o)
 	if err != nil {
@@ -150,7 +150,7 @@ func TestNodesThatAHostMayLackAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
+func TestHookArgumentsNameOtherRoot(t *testing.T) {
 	o := testOptions(t)
 	o.Layout = paths.New("/tmp/demo")
 	list, err := Generate(testPlan(), o)
@@ -307,11 +307,11 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 	}
 }
 
-func TestPlansThatMakeNoSpecification(t *testing.T) {
+func TestGenerateUnusablePlanFails(t *testing.T) {
 	for _, test := range []struct {
-		name string
-		edit func(*planner.Plan, *Options)
-		is   func(error) bool
+		name    string
+		edit    func(*planner.Plan, *Options)
+		errorIs func(error) bool
 	}{
 		{"no GPU", func(p *planner.Plan, _ *Options) { *p = planner.Plan{} },
 			func(err error) bool { return errors.Is(err, errNoGPU) }},
@@ -346,7 +346,7 @@ func TestPlansThatMakeNoSpecification(t *testing.T) {
 			plan, o := testPlan(), testOptions(t)
 			test.edit(plan, &o)
 			list, err := Generate(plan, o)
-			if !test.is(err) || list != nil {
+			if !test.errorIs(err) || list != nil {
 				t.Errorf("Generate = %d specifications and error %v", len(list), err)
 			}
 		})
@@ -374,7 +374,7 @@ func TestGroupsAreDevices(t *testing.T) {
 			len(found["half0"].ContainerEdits.Hooks) == 0 {
 			t.Errorf("%s=half0 (-all +half0): %s", spec.Kind, diff)
 		}
-		if _, there := found["rest"]; there {
+		if _, ok := found["rest"]; ok {
 			t.Errorf("%s=rest is offered, and its GPU is refused", spec.Kind)
 		}
 	}

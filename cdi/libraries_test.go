@@ -87,11 +87,11 @@ func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 }
 
 // findLibraries skips a library that an unprivileged user could have written.
-func TestLibrariesThatAreNotMounted(t *testing.T) {
+func TestLibraryWritableByOthersIsSkipped(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		edit func(dir string) error
-		says string
+		want string
 	}{
 		{"others may write the file", func(dir string) error {
 			return os.Chmod(filepath.Join(dir, "libpeerlane.so.0"), 0o666)
@@ -127,7 +127,7 @@ func TestLibrariesThatAreNotMounted(t *testing.T) {
 			}
 			last := notes[len(notes)-1]
 			if !strings.Contains(last, "containers do not get "+filepath.Join(o.LibraryDir, "libpeerlane.so.0")) ||
-				!strings.Contains(last, test.says) {
+				!strings.Contains(last, test.want) {
 				t.Errorf("the last note is %q", last)
 			}
 		})

@@ -101,15 +101,15 @@ func newDevice(spec *specs.Spec, same []specs.Device) Device {
 		}
 		for _, h := range e.Hooks {
 			call := HookCall{Stage: h.HookName, Path: h.Path, Args: append([]string{}, h.Args...)}
-			call.Does, call.Brief = does(h)
+			call.Does, call.Brief = describeHook(h)
 			d.Hooks = append(d.Hooks, call)
 		}
 	}
 	return d
 }
 
-// does describes the purpose of a hook, in a sentence and in one or two words.
-func does(h *specs.Hook) (sentence, brief string) {
+// describeHook describes the purpose of a hook, in a sentence and in one or two words.
+func describeHook(h *specs.Hook) (sentence, brief string) {
 	a := arguments(h)
 	const attaches = ", and attaches its socket at " + paths.ContainerDir
 	switch {

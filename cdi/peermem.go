@@ -35,17 +35,17 @@ var peermemModules = []string{"nvidia-peermem", "nv_peer_mem"}
 
 // String returns a phrase such as "DMA-BUF and nvidia_peermem".
 func (p Peermem) String() string {
-	var ways []string
+	var methods []string
 	if p.DMABUF {
-		ways = append(ways, "DMA-BUF")
+		methods = append(methods, "DMA-BUF")
 	}
 	if p.Module != "" {
-		ways = append(ways, p.Module)
+		methods = append(methods, p.Module)
 	}
-	if len(ways) == 0 {
+	if len(methods) == 0 {
 		return "neither DMA-BUF (" + p.NoDMABUF + ") nor nvidia-peermem (not loaded)"
 	}
-	return strings.Join(ways, " and ")
+	return strings.Join(methods, " and ")
 }
 
 var (
@@ -175,9 +175,9 @@ func Modprobe(module string) error {
 	// modprobe can block on a module that waits for its device.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	said, err := exec.CommandContext(ctx, path, module).CombinedOutput()
+	output, err := exec.CommandContext(ctx, path, module).CombinedOutput()
 	if err != nil {
-		return &modprobeError{module, err, strings.Join(strings.Fields(string(bytes.TrimSpace(said))), " ")}
+		return &modprobeError{module, err, strings.Join(strings.Fields(string(bytes.TrimSpace(output))), " ")}
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ const (
 // is possible, empty for DMA-BUF. The result is a hint: a distributor's kernel or driver may
 // support more than its version suggests, and only a test shows whether a GPU and a NIC support a
 // method (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, ibv_reg_dmabuf_mr).
-func (p Peermem) Registration() (way, reason string) {
+func (p Peermem) Registration() (method, reason string) {
 	switch {
 	case p.DMABUF:
 		return registrationDMABUF, ""

@@ -68,9 +68,9 @@ func TestRegistrationFollowsDriverAndKernel(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			way, reason := found.Registration()
-			if way != test.want || !strings.Contains(reason, test.reason) || (reason == "") != (test.reason == "") {
-				t.Errorf("%s (%s), want %s for %q", way, reason, test.want, test.reason)
+			method, reason := found.Registration()
+			if method != test.want || !strings.Contains(reason, test.reason) || (reason == "") != (test.reason == "") {
+				t.Errorf("%s (%s), want %s for %q", method, reason, test.want, test.reason)
 			}
 			if strings.Contains(reason, "\n") {
 				t.Errorf("the reason is no line: %q", reason)

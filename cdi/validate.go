@@ -309,7 +309,7 @@ func (v *Validator) checkKinds(nothing error) {
 	}
 	for _, spec := range v.specs {
 		want[spec.Kind] = true
-		if _, there := installed[spec.Kind]; there || len(v.Files) == 0 {
+		if _, ok := installed[spec.Kind]; ok || len(v.Files) == 0 {
 			continue
 		}
 		if spec.Kind != KindLane {
@@ -512,8 +512,8 @@ func (v *Validator) installedGPUs() []installedGPU {
 // checkGPUs compares the GPUs of the installed devices with the GPUs of the host.
 func (v *Validator) checkGPUs() {
 	installed := v.installedGPUs()
-	for _, was := range installed {
-		v.checkGPU(was)
+	for _, old := range installed {
+		v.checkGPU(old)
 	}
 	if len(installed) > 0 { // otherwise no specification could list a new GPU
 		v.checkNewGPUs(installed)
@@ -522,12 +522,12 @@ func (v *Validator) checkGPUs() {
 }
 
 // checkGPU compares an installed GPU with the GPU of the host at the same address.
-func (v *Validator) checkGPU(was installedGPU) {
-	at := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool { return g.BusID == was.busID })
+func (v *Validator) checkGPU(old installedGPU) {
+	at := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool { return g.BusID == old.busID })
 	moved := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool {
-		return was.uuid != "" && strings.EqualFold(g.UUID, was.uuid) && g.BusID != was.busID
+		return old.uuid != "" && strings.EqualFold(g.UUID, old.uuid) && g.BusID != old.busID
 	})
-	subject := KindLane + "=" + strings.TrimPrefix(was.name(), "GPU ")
+	subject := KindLane + "=" + strings.TrimPrefix(old.name(), "GPU ")
 	switch {
 	case moved >= 0:
 		v.add(
@@ -535,49 +535,49 @@ func (v *Validator) checkGPU(was installedGPU) {
 			subject,
 			remedyRefresh,
 			"%s (%s) was at %s and is now at %s",
-			was.name(),
-			was.uuid,
-			was.busID,
+			old.name(),
+			old.uuid,
+			old.busID,
 			v.Live.GPUs[moved].BusID,
 		)
 		return
 	case at < 0:
-		v.add(driftGPUGone, subject, remedyRefresh, "%s (%s) at %s is gone", was.name(), was.uuid, was.busID)
+		v.add(driftGPUGone, subject, remedyRefresh, "%s (%s) at %s is gone", old.name(), old.uuid, old.busID)
 		return
 	}
-	is := v.Live.GPUs[at]
-	if was.uuid != "" && is.UUID != "" && !strings.EqualFold(was.uuid, is.UUID) {
+	live := v.Live.GPUs[at]
+	if old.uuid != "" && live.UUID != "" && !strings.EqualFold(old.uuid, live.UUID) {
 		v.add(
 			driftGPUReplaced,
 			subject,
 			remedyRefresh,
 			"a different GPU is now at %s: its UUID is %s, and was %s",
-			was.busID,
-			is.UUID,
-			was.uuid,
+			old.busID,
+			live.UUID,
+			old.uuid,
 		)
 	}
-	if was.index >= 0 && is.Index != was.index {
+	if old.index >= 0 && live.Index != old.index {
 		v.add(
 			driftGPUIndex,
 			subject,
 			remedyRefresh,
 			"the GPU at %s now has index %d, and had %d",
-			was.busID,
-			is.Index,
-			was.index,
+			old.busID,
+			live.Index,
+			old.index,
 		)
 	}
-	if lane, err := v.Live.Lane(was.busID); err == nil && lane.Role == planner.RoleRefused {
-		v.add(driftGPURefused, subject, remedyRefresh, "%s can no longer have a lane: %s", was.name(), lane.Reason)
+	if lane, err := v.Live.Lane(old.busID); err == nil && lane.Role == planner.RoleRefused {
+		v.add(driftGPURefused, subject, remedyRefresh, "%s can no longer have a lane: %s", old.name(), lane.Reason)
 	}
 }
 
 // checkNewGPUs reports GPUs of the host without a device.
 func (v *Validator) checkNewGPUs(installed []installedGPU) {
 	known := map[string]bool{}
-	for _, was := range installed {
-		known[was.busID], known[was.uuid] = true, true
+	for _, old := range installed {
+		known[old.busID], known[old.uuid] = true, true
 	}
 	for _, lane := range v.Live.Lanes {
 		gpu, err := v.Live.GPU(lane.GPU)
@@ -601,17 +601,17 @@ func (v *Validator) checkMinors() {
 	if v.old == nil {
 		return
 	}
-	for _, was := range v.old.GPUs {
-		for _, is := range v.Live.GPUs {
-			if was.BusID == is.BusID && was.Minor >= 0 && is.Minor >= 0 && was.Minor != is.Minor {
+	for _, old := range v.old.GPUs {
+		for _, live := range v.Live.GPUs {
+			if old.BusID == live.BusID && old.Minor >= 0 && live.Minor >= 0 && old.Minor != live.Minor {
 				v.add(
 					driftMinor,
-					fmt.Sprintf("/dev/nvidia%d", was.Minor),
+					fmt.Sprintf("/dev/nvidia%d", old.Minor),
 					remedyRefresh,
 					"the device node of GPU %d at %s is now /dev/nvidia%d",
-					is.Index,
-					is.BusID,
-					is.Minor,
+					live.Index,
+					live.BusID,
+					live.Minor,
 				)
 			}
 		}
@@ -623,20 +623,20 @@ func (v *Validator) checkNICs() {
 	if v.old == nil {
 		return
 	}
-	was, is := map[string]topo.NIC{}, map[string]topo.NIC{}
+	installed, live := map[string]topo.NIC{}, map[string]topo.NIC{}
 	for _, n := range v.old.NICs {
-		was[n.Name] = n
+		installed[n.Name] = n
 	}
 	for _, n := range v.Live.NICs {
-		is[n.Name] = n
+		live[n.Name] = n
 	}
 	renamed := map[string]bool{}
 	for _, old := range v.old.NICs {
-		now, there := is[old.Name]
-		if !there {
+		now, found := live[old.Name]
+		if !found {
 			i := slices.IndexFunc(v.Live.NICs, func(n topo.NIC) bool {
-				_, had := was[n.Name]
-				return !had && n.BusID != "" && n.BusID == old.BusID
+				_, existed := installed[n.Name]
+				return !existed && n.BusID != "" && n.BusID == old.BusID
 			})
 			if i < 0 {
 				v.add(driftNICGone, old.Name, remedyRefresh, "NIC %s at %s is gone", old.Name, old.BusID)
@@ -675,7 +675,7 @@ func (v *Validator) checkNICs() {
 		}
 	}
 	for _, now := range v.Live.NICs {
-		if _, had := was[now.Name]; !had && !renamed[now.Name] {
+		if _, existed := installed[now.Name]; !existed && !renamed[now.Name] {
 			v.add(driftNICAdded, now.Name, remedyRefresh, "NIC %s at %s is new", now.Name, now.BusID)
 		}
 	}
@@ -694,14 +694,14 @@ func (v *Validator) checkLanes() {
 		return
 	}
 	var others []string
-	for _, was := range v.old.Lanes {
-		for _, is := range v.Live.Lanes {
-			if was.GPU != is.GPU ||
-				was.Kind == is.Kind && slices.Equal(was.Servers, is.Servers) && slices.Equal(was.NICs, is.NICs) &&
-					slices.Equal(was.Members, is.Members) {
+	for _, old := range v.old.Lanes {
+		for _, live := range v.Live.Lanes {
+			if old.GPU != live.GPU ||
+				old.Kind == live.Kind && slices.Equal(old.Servers, live.Servers) && slices.Equal(old.NICs, live.NICs) &&
+					slices.Equal(old.Members, live.Members) {
 				continue
 			}
-			if gpu, err := v.Live.GPU(is.GPU); err == nil {
+			if gpu, err := v.Live.GPU(live.GPU); err == nil {
 				others = append(others, strconv.Itoa(gpu.Index))
 			}
 		}

@@ -51,7 +51,7 @@ func entries(t *testing.T, dir string) []string {
 	return all
 }
 
-func TestWriteInstallsWhatRootlessEnginesCanRead(t *testing.T) {
+func TestWriteUnderStrictUmaskStaysReadable(t *testing.T) {
 	// An administrator's shell may have a strict umask. The umask belongs to the process, so this
 	// test is not parallel.
 	old := unix.Umask(0o077)
@@ -80,7 +80,7 @@ func TestWriteInstallsWhatRootlessEnginesCanRead(t *testing.T) {
 	}
 }
 
-func TestWriteRemovesWhatAHostNoLongerOffers(t *testing.T) {
+func TestWriteRemovesFormerSpecifications(t *testing.T) {
 	dir := t.TempDir()
 	foreign := filepath.Join(dir, "nvidia.yaml")
 	if err := os.WriteFile(foreign, nil, 0o644); err != nil {
@@ -153,7 +153,7 @@ func inject(t *testing.T, o Options, devices ...string) *oci.Spec {
 	return container
 }
 
-func TestTwoLanesInOneContainer(t *testing.T) {
+func TestContainerWithTwoLanesGetsBothHooks(t *testing.T) {
 	o := testOptions(t)
 	c := inject(t, o, "peerlane.dev/lane=1", "peerlane.dev/lane=0000:17:00.0")
 
@@ -293,7 +293,7 @@ func TestApplyRemovesLeftovers(t *testing.T) {
 }
 
 // Engines read both formats alike.
-func TestFormatsSayTheSame(t *testing.T) {
+func TestFormatsReadAlike(t *testing.T) {
 	o := testOptions(t, allNodes...)
 	for _, spec := range generate(t, o) {
 		var texts [2]bytes.Buffer

@@ -406,17 +406,17 @@ func (v Verbs) Launch() *launch.Verbs {
 
 func (v Verbs) check() error {
 	for _, n := range []struct {
-		key                string
-		value, least, most int
+		key             string
+		value, min, max int
 	}{
 		{"tc", v.TC, 0, 255}, {"sl", v.SL, 0, 15}, {"pkey", v.PKey, 0, 65535}, {"timeout", v.Timeout, 1, 31},
 		{"retry_cnt", v.RetryCount, 0, 7}, {"gid_index", v.GIDIndex, -1, 255},
 		{"qps_per_connection", v.QueuePairs, 0, launch.MaxQueuePairs},
 		{"reconnect_limit", v.ReconnectLimit, 1, 3600}, {"ar_threshold", v.ARThreshold, 0, 1 << 30},
 	} {
-		if n.value < n.least || n.value > n.most {
-			return &KeyError{"verbs." + n.key, fmt.Errorf("verbs.%s is %d; must be %d to %d", n.key, n.value, n.least,
-				n.most)}
+		if n.value < n.min || n.value > n.max {
+			return &KeyError{"verbs." + n.key, fmt.Errorf("verbs.%s is %d; must be %d to %d", n.key, n.value, n.min,
+				n.max)}
 		}
 	}
 	if !slices.Contains([]int{0, 256, 512, 1024, 2048, 4096}, v.MTU) {
@@ -718,11 +718,11 @@ func (r Relay) checkCopies() error {
 			r.Chunk)}
 	}
 	for _, n := range []struct {
-		key         string
-		value, most int
+		key        string
+		value, max int
 	}{{"relay.depth", r.Depth, launch.MaxDepth}, {"relay.streams", r.Streams, launch.MaxStreams}} {
-		if n.value < 0 || n.value > n.most {
-			return &KeyError{n.key, fmt.Errorf("%s is %d; must be 0 to %d", n.key, n.value, n.most)}
+		if n.value < 0 || n.value > n.max {
+			return &KeyError{n.key, fmt.Errorf("%s is %d; must be 0 to %d", n.key, n.value, n.max)}
 		}
 	}
 	return nil

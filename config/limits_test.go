@@ -12,7 +12,7 @@ func TestLoadLimitsAreInclusive(t *testing.T) {
 		none = "" // no limit on this side
 		last = "4294967294"
 	)
-	for _, c := range []struct{ table, key, below, least, most, above string }{
+	for _, c := range []struct{ table, key, below, min, max, above string }{
 		{"verbs", "tc", "-1", "0", "255", "256"},
 		{"verbs", "sl", "-1", "0", "15", "16"},
 		{"verbs", "pkey", "-1", "0", "65535", "65536"},
@@ -44,7 +44,7 @@ func TestLoadLimitsAreInclusive(t *testing.T) {
 		{"network", "streams", "0", "1", none, none},
 	} {
 		t.Run(c.table+"."+c.key, func(t *testing.T) {
-			for value, permitted := range map[string]bool{c.below: false, c.least: true, c.most: true, c.above: false} {
+			for value, permitted := range map[string]bool{c.below: false, c.min: true, c.max: true, c.above: false} {
 				if value == none {
 					continue
 				}

@@ -9,7 +9,7 @@ import (
 )
 
 // Size parses and prints like go-humanize.
-func TestSizesAreThoseOfHumanize(t *testing.T) {
+func TestSizesEqualThoseOfHumanize(t *testing.T) {
 	for _, text := range []string{
 		"", "0", "8388608", "8MiB", "8 MiB", "8mib", "8M", "8Mi", "8MB", "1.5GiB", "1,024", "1,5k", "1.2.3k", ".", ",", "k",
 		"KiB", "i", "ib",

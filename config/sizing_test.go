@@ -22,12 +22,12 @@ func TestSizingGuideHasTheDefaults(t *testing.T) {
 	for _, k := range keys() {
 		values[strings.Trim(k.name, "[]")] = k.value
 	}
-	there, err := os.ReadFile(sizing)
+	text, err := os.ReadFile(sizing)
 	if err != nil {
 		t.Fatal(err)
 	}
 	rows := 0
-	want := sizingRow.ReplaceAllStringFunc(string(there), func(row string) string {
+	want := sizingRow.ReplaceAllStringFunc(string(text), func(row string) string {
 		rows++
 		cells := sizingRow.FindStringSubmatch(row)
 		v, known := values[cells[1]]
@@ -46,7 +46,7 @@ func TestSizingGuideHasTheDefaults(t *testing.T) {
 		}
 		return
 	}
-	if diff := cmp.Diff(want, string(there)); diff != "" {
+	if diff := cmp.Diff(want, string(text)); diff != "" {
 		t.Errorf("%s (-by the code +there; go test ./config -update accepts it):\n%s", sizing, diff)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestLibraryThatIsNotThere(t *testing.T) {
+func TestOpenLibraryMissingFileFails(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libcuda.so.1")
 	_, err := openLibrary(path)
 	var e *LibraryError
@@ -18,7 +18,7 @@ func TestLibraryThatIsNotThere(t *testing.T) {
 	}
 }
 
-func TestLibraryThatIsNoDriver(t *testing.T) {
+func TestOpenLibraryWithoutSymbolsFails(t *testing.T) {
 	_, err := openLibrary("libm.so.6")
 	var e *LibraryError
 	if !errors.As(err, &e) || e.Missing != "cuInit" {

@@ -137,11 +137,11 @@ func (d *Driver) DeviceAttribute(dev Device, a Attribute) (int, error) {
 // DeviceCanAccessPeer reports whether dev can address peer's memory, over
 // NVLink or PCIe. A device is no peer of itself.
 func (d *Driver) DeviceCanAccessPeer(dev, peer Device) (bool, error) {
-	var can C.int
-	if r := C.call_cuDeviceCanAccessPeer(d.calls, &can, C.CUdevice(dev), C.CUdevice(peer)); r != 0 {
+	var accessible C.int
+	if r := C.call_cuDeviceCanAccessPeer(d.calls, &accessible, C.CUdevice(dev), C.CUdevice(peer)); r != 0 {
 		return false, d.failed(r, "cuDeviceCanAccessPeer", fmt.Sprintf("devices %d and %d", dev, peer))
 	}
-	return can != 0, nil
+	return accessible != 0, nil
 }
 
 func on(dev Device) string { return fmt.Sprintf("device %d", dev) }

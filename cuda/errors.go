@@ -147,16 +147,16 @@ func Sticky(err error) bool { return anyResult(err, Result.Sticky) }
 // DeviceLost reports whether the tree of err contains a [Result] with DeviceLost.
 func DeviceLost(err error) bool { return anyResult(err, Result.deviceLost) }
 
-func anyResult(err error, is func(Result) bool) bool {
+func anyResult(err error, match func(Result) bool) bool {
 	switch e := err.(type) {
 	case nil:
 		return false
 	case Result:
-		return is(e)
+		return match(e)
 	case interface{ Unwrap() error }:
-		return anyResult(e.Unwrap(), is)
+		return anyResult(e.Unwrap(), match)
 	case interface{ Unwrap() []error }:
-		return slices.ContainsFunc(e.Unwrap(), func(err error) bool { return anyResult(err, is) })
+		return slices.ContainsFunc(e.Unwrap(), func(err error) bool { return anyResult(err, match) })
 	}
 	return false
 }

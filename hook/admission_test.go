@@ -112,7 +112,7 @@ func admitted(t *testing.T, a launch.Admission) {
 	}
 }
 
-func notAdmitted(t *testing.T, a launch.Admission, free uint64, says ...string) {
+func notAdmitted(t *testing.T, a launch.Admission, free uint64, want ...string) {
 	t.Helper()
 	if a.OK {
 		t.Fatal("admitted")
@@ -120,7 +120,7 @@ func notAdmitted(t *testing.T, a launch.Admission, free uint64, says ...string) 
 	if a.Free != free {
 		t.Errorf("%d MiB are free, want %d", a.Free/mib, free/mib)
 	}
-	for _, s := range says {
+	for _, s := range want {
 		if !strings.Contains(a.Error, s) {
 			t.Errorf("admission lacks %q: %s", s, a.Error)
 		}
@@ -237,10 +237,10 @@ func TestFalseClaimsAreRefused(t *testing.T) {
 	h := newHost(t)
 	h.configure(t, func(*config.Config) {})
 	liar, honest := h.tenant(t, "liar"), h.tenant(t, "honest")
-	most := uint64(4<<30 + 2*32*mib)
+	limit := uint64(4<<30 + 2*32*mib)
 	for _, memory := range []uint64{1 << 63, ^uint64(0), 0} {
 		liar.memory = memory
-		for _, bytes := range []uint64{1 << 61, 1 << 63, ^uint64(0), most + 1} {
+		for _, bytes := range []uint64{1 << 61, 1 << 63, ^uint64(0), limit + 1} {
 			notAdmitted(t, liar.claim(t, bytes), 0, "the relay's configuration permits 4.1 GiB")
 		}
 	}
@@ -248,7 +248,7 @@ func TestFalseClaimsAreRefused(t *testing.T) {
 	// The relay may claim the sum that its configuration allows, even if the stated memory is too
 	// large.
 	liar.memory = 1 << 63
-	admitted(t, liar.claim(t, most))
+	admitted(t, liar.claim(t, limit))
 	admitted(t, liar.claim(t, 0))
 	// Too small a stated memory lowers no limit of another relay.
 	liar.memory = 4
@@ -261,8 +261,8 @@ func TestFalseClaimsAreRefused(t *testing.T) {
 	copying.Copy = true
 	copier := h.tenantWith(t, "copier", copying)
 	copier.memory = 1 << 63
-	notAdmitted(t, copier.claim(t, most+4<<30+1), 0, "the relay's configuration permits 8.1 GiB")
-	admitted(t, copier.claim(t, most+4<<30))
+	notAdmitted(t, copier.claim(t, limit+4<<30+1), 0, "the relay's configuration permits 8.1 GiB")
+	admitted(t, copier.claim(t, limit+4<<30))
 	admitted(t, copier.claim(t, 0))
 	// A configured limit overrides the memory that a relay states.
 	h.configure(t, limited(3<<30))
@@ -276,7 +276,7 @@ func TestFalseClaimsAreRefused(t *testing.T) {
 }
 
 // The hook decides concurrent claims one after the other.
-func TestClaimsAtOnce(t *testing.T) {
+func TestConcurrentClaimsAreDecidedInTurn(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.configure(t, limited(1<<30))

@@ -40,8 +40,8 @@ func TestImageThatHasTheRuntimeWriteInTheAnchorFails(t *testing.T) {
 					if left, err := os.ReadDir(b.layout.Anchor()); err != nil || len(left) > 0 {
 						t.Errorf("the anchor's %s has %v, %v", dir, left, err)
 					}
-					if was, err := b.layout.UnmountAnchor(); err != nil || was != (dir == "mount") {
-						t.Errorf("unmounting: %v, %v", was, err)
+					if unmounted, err := b.layout.UnmountAnchor(); err != nil || unmounted != (dir == "mount") {
+						t.Errorf("unmounting: %v, %v", unmounted, err)
 					}
 				}
 			})

@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-func TestLanesOfAnAnnotation(t *testing.T) {
+func TestAnnotationNamesLanes(t *testing.T) {
 	plan := testplan.New("/sys")
 	plan.Groups = []planner.Group{{Name: "pair", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}}}
 	first, second := testplan.UUID0+"@0000:17:00.0", testplan.UUID1+"@0000:2a:00.0"
@@ -48,7 +48,7 @@ func TestLanesOfAnAnnotation(t *testing.T) {
 	}
 }
 
-func TestAnnotationsThatAreRefused(t *testing.T) {
+func TestAnnotationsOfInvalidLanesAreRefused(t *testing.T) {
 	const permitted = "[hook]\nannotations = true\n"
 	for _, test := range []struct {
 		name, config, annotation, mount string

@@ -18,7 +18,7 @@ import (
 
 // A runtime in a user namespace bind-mounts device nodes of the host. Where config.json cannot be
 // read, mounted nodes count, and nodes of the image do not.
-func TestLaneAutoMountedNodes(t *testing.T) {
+func TestLaneAutoCountsMountedNodes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: device nodes")
 	}

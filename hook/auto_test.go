@@ -89,10 +89,10 @@ func TestLaneAutoEngineDevicesGetLanes(t *testing.T) {
 }
 
 // Without a GPU from the engine the container does not start, and the error names the remedy.
-func TestLaneAutoRefusals(t *testing.T) {
+func TestLaneAutoWithoutGPURefusesContainer(t *testing.T) {
 	for name, test := range map[string]struct {
 		edit func(*bundle)
-		says []string
+		want []string
 	}{
 		"no GPU": {func(b *bundle) {
 			b.auto()
@@ -134,9 +134,9 @@ func TestLaneAutoRefusals(t *testing.T) {
 					t.Errorf("the container started: %s", out)
 				}
 				text, _ := os.ReadFile(log)
-				for _, says := range test.says {
-					if !strings.Contains(out+string(text), says) {
-						t.Errorf("output of the runtime %q, of the hook %q; want %q", out, text, says)
+				for _, want := range test.want {
+					if !strings.Contains(out+string(text), want) {
+						t.Errorf("output of the runtime %q, of the hook %q; want %q", out, text, want)
 					}
 				}
 				b.gone(t)

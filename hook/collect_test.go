@@ -52,7 +52,7 @@ func (h host) killSupervisor(t *testing.T, id string) {
 	})
 }
 
-func TestCollectOnAHostWithoutAnything(t *testing.T) {
+func TestCollectOnEmptyHostSucceeds(t *testing.T) {
 	t.Parallel()
 	host{layout: paths.New(filepath.Join(t.TempDir(), "nothing"))}.collect(t)
 }

@@ -250,7 +250,7 @@ func TestSharedAnchorIsMadePrivate(t *testing.T) {
 func TestRefusedContainerLeavesNothing(t *testing.T) {
 	for name, test := range map[string]struct {
 		edit func(*bundle)
-		says string
+		want string
 	}{
 		"no anchor":              {func(b *bundle) { b.dropAnchor() }, "the CDI specification mounts the anchor there"},
 		"directory of the image": {func(b *bundle) { b.dropAnchor(); b.mkdir("run/peerlane") }, "is not the anchor"},
@@ -296,8 +296,8 @@ func TestRefusedContainerLeavesNothing(t *testing.T) {
 					t.Errorf("the container started: %s", out)
 				}
 				text, _ := os.ReadFile(log)
-				if !strings.Contains(out+string(text), test.says) {
-					t.Errorf("output of the runtime %q, of the hook %q; want %q", out, text, test.says)
+				if !strings.Contains(out+string(text), test.want) {
+					t.Errorf("output of the runtime %q, of the hook %q; want %q", out, text, test.want)
 				}
 				b.gone(t)
 				if after := b.mounts(t); after != before {

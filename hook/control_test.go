@@ -59,7 +59,7 @@ func refused(t *testing.T, socket string) string {
 
 func (h host) clients(id string) string { return filepath.Join(h.layout.SocketDir(id), "relay.sock") }
 
-func TestStopAndResume(t *testing.T) {
+func TestStoppedRelayStartsAfterResume(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []string{"", "stubborn"} {
 		h := newHost(t)
@@ -92,7 +92,7 @@ func TestStopAndResume(t *testing.T) {
 }
 
 // The administrator starts a relay that is down. The relay then may fail as often as before.
-func TestResumeOfARelayThatIsDown(t *testing.T) {
+func TestResumeStartsRelayThatIsDown(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -140,7 +140,7 @@ func TestDrainWaitsForTheRelay(t *testing.T) {
 }
 
 // A copy that never ends keeps a GPU in use until the administrator stops the relay.
-func TestStopOfARelayThatCannotBeDrained(t *testing.T) {
+func TestStopEndsRelayThatCannotBeDrained(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	g := h.launch(t, "c", startProcess(t).Process.Pid, "never drained")
@@ -287,7 +287,7 @@ func punctual(t *testing.T, pid int) {
 }
 
 // A relay that never reports costs no resources of the supervisor. Only the caller waits.
-func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
+func TestInspectOfSilentRelayBlocksCallerOnly(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	g := h.launch(t, "c", startProcess(t).Process.Pid, "no report")
@@ -337,13 +337,13 @@ func TestSupervisorOfAnotherReleaseNamesBothVersions(t *testing.T) {
 		`{"version":2,"command":"inspect"}`: "speaks version 1, and was asked in version 2",
 		`{"version":1,"command":"dance"}`:   `unknown request \"dance\": the supervisor is of an earlier release and speaks version 1`,
 	} {
-		if got := tell(t, socket, request); !strings.Contains(got, answer) {
+		if got := send(t, socket, request); !strings.Contains(got, answer) {
 			t.Errorf("%s is answered %q", request, got)
 		}
 	}
 }
 
-func tell(t *testing.T, socket, text string) string {
+func send(t *testing.T, socket, text string) string {
 	t.Helper()
 	dir, err := os.Open(filepath.Dir(socket))
 	if err != nil {

@@ -114,7 +114,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 		another = unix.SIGINT
 	}
 	for _, c := range []struct {
-		name, cause, says string
+		name, cause, want string
 		end               func(t *testing.T, h host, g *generation.Generation, relay int)
 		// gone: the container ends too, so the log of the generation is removed.
 		gone bool
@@ -175,7 +175,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 			entry := nextEnd()
 			for _, want := range []string{
 				"PEERLANE_CAUSE=" + c.cause + "\n", "PEERLANE_GENERATION=" + g.ID + "\n", "PEERLANE_CONTAINER=the-container\n",
-				fmt.Sprintf("relay %d has ended: %s: ", relay, c.cause), c.says,
+				fmt.Sprintf("relay %d has ended: %s: ", relay, c.cause), c.want,
 			} {
 				if !strings.Contains(entry, want) {
 					t.Errorf("the host's log lacks %q:\n%s", want, entry)
@@ -303,10 +303,10 @@ func TestRelayOutOfMemoryIsLogged(t *testing.T) {
 // narrow limits the memory of a supervisor and of the child processes of the supervisor.
 func narrow(t *testing.T, h host, g *generation.Generation, relay int) {
 	t.Helper()
-	const most = "100000000" // a test relay uses about 30 MB
+	const maxBytes = "100000000" // a test relay uses about 30 MB
 	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 		group := filepath.Join(root, h.layout.Cgroup(), g.ID)
-		if os.WriteFile(filepath.Join(group, "memory.max"), []byte(most), 0) != nil {
+		if os.WriteFile(filepath.Join(group, "memory.max"), []byte(maxBytes), 0) != nil {
 			continue
 		}
 		// A host without swap lacks the file.
@@ -324,7 +324,7 @@ func narrow(t *testing.T, h host, g *generation.Generation, relay int) {
 		testutil.Succeeds(t, "the control group", func() error { return os.Remove(group) })
 	})
 	for _, set := range [][2]string{
-		{"memory.limit_in_bytes", most}, {"memory.swappiness", "0"}, {"cgroup.procs", fmt.Sprint(supervisorPID(t, g.ID))},
+		{"memory.limit_in_bytes", maxBytes}, {"memory.swappiness", "0"}, {"cgroup.procs", fmt.Sprint(supervisorPID(t, g.ID))},
 		{"cgroup.procs", fmt.Sprint(relay)},
 	} {
 		if err := os.WriteFile(filepath.Join(group, set[0]), []byte(set[1]), 0); err != nil {

@@ -98,22 +98,22 @@ func TestForeignProcessWithRelayUIDBlocksNothing(t *testing.T) {
 func makeProcesses() map[string]string {
 	went := map[string]string{}
 	for name, flags := range map[string]uintptr{"clone": 0, "clone of its memory": unix.CLONE_VM | unix.CLONE_VFORK} {
-		went[name] = says(childless(unix.SYS_CLONE, flags|uintptr(unix.SIGCHLD)))
+		went[name] = errorText(childless(unix.SYS_CLONE, flags|uintptr(unix.SIGCHLD)))
 	}
-	went["clone3"] = says(childless(unix.SYS_CLONE3, 0, 0))
+	went["clone3"] = errorText(childless(unix.SYS_CLONE3, 0, 0))
 	for name, call := range forkCalls {
-		went[name] = says(childless(call))
+		went[name] = errorText(childless(call))
 	}
 	for name, c := range map[string]*exec.Cmd{
 		"exec": exec.Command("/bin/true"), "exec in a session": {Path: "/bin/true",
 			SysProcAttr: &syscall.SysProcAttr{Setsid: true}},
 	} {
-		went[name] = says(c.Run())
+		went[name] = errorText(c.Run())
 	}
 	return went
 }
 
-func says(err error) string {
+func errorText(err error) string {
 	if err == nil {
 		return ""
 	}
@@ -164,10 +164,10 @@ func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(t *testing.T) {
 	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
 	end(init)
-	was := process.KillByPidfd
+	original := process.KillByPidfd
 	process.KillByPidfd = func(int) error { return nil }
 	_, err := collector.Collect(h.layout)
-	process.KillByPidfd = was
+	process.KillByPidfd = original
 	var f *fault.Error
 	if !errors.As(err, &f) || f.Object != g.ID || !errors.As(f.Cause, &f) || f.Code != fault.Unkillable ||
 		f.Object != strconv.Itoa(relay) {

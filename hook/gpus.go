@@ -50,14 +50,14 @@ func checkVisibleDevices(plan *planner.Plan, s *ocispec.Spec) error {
 		return nil
 	}
 	wanted := slices.Concat(all[won].GPUs, hidden)
-	ways := []string{"peerlane.dev/gpu=all"}
+	devices := []string{"peerlane.dev/gpu=all"}
 	for _, group := range plan.Groups {
 		if !slices.ContainsFunc(wanted, func(gpu string) bool { return !slices.Contains(group.GPUs, address(gpu)) }) {
-			ways = append(ways, "peerlane.dev/gpu="+group.Name)
+			devices = append(devices, "peerlane.dev/gpu="+group.Name)
 		}
 	}
-	if len(ways) == 1 {
-		ways = append(ways, "a group of [groups] in config.toml")
+	if len(devices) == 1 {
+		devices = append(devices, "a group of [groups] in config.toml")
 	}
 	return &fault.Error{
 		Code:      fault.HiddenGPU,
@@ -65,7 +65,7 @@ func checkVisibleDevices(plan *planner.Plan, s *ocispec.Spec) error {
 		Object:    "peerlane.dev/gpu=" + numbers(plan, all[won].GPUs),
 		Cause:     &hiddenError{numbers(plan, hidden)},
 		Remedy: "ask for all of them by one device (" + strings.Join(
-			ways,
+			devices,
 			", or ",
 		) + "), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N",
 	}

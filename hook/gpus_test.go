@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-func TestNothingIsHidden(t *testing.T) {
+func TestGPUDevicesHideNoLaneGPU(t *testing.T) {
 	const gpu0, gpu1, gpu2 = testplan.UUID0 + "@0000:17:00.0", testplan.UUID1 + "@0000:2a:00.0", "@0000:3b:00.0"
 	ask := func(args ...string) ocispec.Hook {
 		return ocispec.Hook{Args: append([]string{"peerlane-hook", "create"}, args...)}
@@ -25,8 +25,8 @@ func TestNothingIsHidden(t *testing.T) {
 		asked string
 		// hidden are the hidden GPUs.
 		hidden string
-		// ways are the devices in the remedy.
-		ways string
+		// remedies are the devices that the remedy names.
+		remedies string
 	}{
 		{"one GPU", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0}, []ocispec.Hook{ask("--gpu", gpu0)}, "", "", ""},
 		{"one GPU, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=1"}, []ocispec.Hook{ask("--gpu", gpu0)}, "",
@@ -93,7 +93,7 @@ func TestNothingIsHidden(t *testing.T) {
 				hidden, hides := errors.AsType[*hiddenError](err)
 				if !ok || f.Code != fault.HiddenGPU || f.Object != "peerlane.dev/gpu="+test.asked ||
 					!hides || hidden.gpus != test.hidden || f.Remedy != "ask for all of them by one device (peerlane.dev/gpu=all, or "+
-					test.ways+"), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N" {
+					test.remedies+"), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N" {
 					t.Errorf("%v; want %+v", err, test)
 				}
 			})

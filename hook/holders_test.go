@@ -96,7 +96,7 @@ func TestHoldersOmitFilesThatAreNoCharacterDevices(t *testing.T) {
 
 // HoldersOf adds the processes that NVML names, once per process, with the container. The process
 // can be the init of the container or a child.
-func TestHoldersThatNVMLNames(t *testing.T) {
+func TestHoldersOfAddsProcessesOfNVML(t *testing.T) {
 	t.Parallel()
 	runtime.LockOSThread() // the signal of Pdeathsig follows the end of the thread, and Launch ends threads of goroutines
 	defer runtime.UnlockOSThread()
@@ -172,7 +172,7 @@ func TestHoldersThatNVMLNames(t *testing.T) {
 	h.gone(t)
 }
 
-func TestContainersByTheirControlGroups(t *testing.T) {
+func TestControlGroupPathNamesContainer(t *testing.T) {
 	id, outer := strings.Repeat("4f2a", 16), strings.Repeat("0b1c", 16)
 	for text, want := range map[string]string{
 		"0::/system.slice/docker-" + id + ".scope\n":                                                                     id,

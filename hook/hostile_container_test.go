@@ -35,11 +35,11 @@ func (b *bundle) pid() int {
 
 // A state names the init of another container, with or without a lane. The hook adds no lane to
 // that container, and removes no lane.
-func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
+func TestStateNamingOtherInitChangesNoLane(t *testing.T) {
 	for _, of := range []struct {
 		name  string
 		lanes int
-		says  string
+		want  string
 	}{
 		{"with a lane", 1, "is the init of container"},
 		{"without a lane", 0, "/rootfs: no such file"},
@@ -77,8 +77,8 @@ func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
 				c := exec.Command(filepath.Join(bin, "peerlane-hook"), "create", "--root", b.layout.Root, "--lane", name)
 				c.Stdin = strings.NewReader(fmt.Sprintf(`{"id":"another","status":"created","pid":%d,"bundle":%q}`, pid, other))
 				c.Env = []string{"GORACE=atexit_sleep_ms=0"}
-				if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), of.says) {
-					t.Errorf("%v: %s; want %q", err, out, of.says)
+				if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), of.want) {
+					t.Errorf("%v: %s; want %q", err, out, of.want)
 				}
 				if now := inside(); now != mounts {
 					t.Errorf("mounts of the named container were\n%sand are\n%s", mounts, now)
@@ -106,7 +106,7 @@ func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
 
 // A container gets the lanes in the arguments of the hook. The image cannot request lanes through
 // environment or annotations.
-func TestLanesThatAnImageAsksFor(t *testing.T) {
+func TestImageRequestsGiveNoLanes(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime []string) {
 		b := newBundle(t, runtime, true)
 		b.Spec.Annotations = map[string]string{

@@ -44,7 +44,7 @@ func (e *endless) Read(p []byte) (int, error) {
 
 // ReadState refuses a malformed or endless state with a short error, and reads little more than
 // maxState bytes.
-func TestStatesThatCannotBeRead(t *testing.T) {
+func TestReadStateEndlessStateIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		text io.Reader
 		want error
@@ -81,7 +81,7 @@ func TestStatesThatCannotBeRead(t *testing.T) {
 			if err != nil && (strings.Contains(err.Error(), "\n") || len(err.Error()) > 400) {
 				t.Errorf("the text of the error is not a short line: %v", err)
 			}
-			if e, is := c.text.(*endless); is && e.taken > 2*maxState {
+			if e, ok := c.text.(*endless); ok && e.taken > 2*maxState {
 				t.Errorf("%d bytes are taken", e.taken)
 			}
 		})
@@ -89,7 +89,7 @@ func TestStatesThatCannotBeRead(t *testing.T) {
 }
 
 // Create refuses an incomplete or too large state with a short error, and makes no generation.
-func TestStatesOfNoContainer(t *testing.T) {
+func TestCreateIncompleteStateIsRefused(t *testing.T) {
 	self := os.Getpid()
 	ended := endedProcess(t)
 	for name, c := range map[string]struct {

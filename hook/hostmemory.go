@@ -65,7 +65,7 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	least, told := uint64(math.MaxUint64), false
+	lowest, found := uint64(math.MaxUint64), false
 	for line := range strings.Lines(string(groups)) { // ID:CONTROLLERS:PATH, cgroups(7)
 		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		if len(fields) != 3 {
@@ -82,27 +82,27 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 		if !ok {
 			continue
 		}
-		limit, err := leastLimit(mount, root, fields[2], file, pid)
+		limit, err := minLimit(mount, root, fields[2], file, pid)
 		if err != nil {
 			return 0, fmt.Errorf("read the memory limit of process %d: %w", pid, err)
 		}
-		least, told = min(least, limit), true
+		lowest, found = min(lowest, limit), true
 	}
-	if !told {
+	if !found {
 		return 0, fmt.Errorf("read the memory limit of process %d: %w", pid, errNoHierarchy)
 	}
 	var system unix.Sysinfo_t
 	if err := unix.Sysinfo(&system); err != nil {
 		return 0, os.NewSyscallError("sysinfo", err)
 	}
-	if least >= uint64(system.Totalram)*uint64(system.Unit) {
+	if lowest >= uint64(system.Totalram)*uint64(system.Unit) {
 		return math.MaxUint64, nil
 	}
-	return least, nil
+	return lowest, nil
 }
 
-// leastLimit returns the smallest limit of a group and the groups above it, up to the mount point.
-func leastLimit(mount, root, group, file string, pid int) (uint64, error) {
+// minLimit returns the smallest limit of a group and the groups above it, up to the mount point.
+func minLimit(mount, root, group, file string, pid int) (uint64, error) {
 	below, err := filepath.Rel(root, group)
 	if err != nil || below == ".." || strings.HasPrefix(below, "../") || strings.HasPrefix(group, "/..") {
 		return 0, fmt.Errorf("group %s: %w %s, which is mounted at %s", group, errOutside, root, mount)
@@ -116,7 +116,7 @@ func leastLimit(mount, root, group, file string, pid int) (uint64, error) {
 	if !slices.Contains(strings.Fields(string(members)), strconv.Itoa(pid)) {
 		return 0, fmt.Errorf("%s: %w %d", at, errNotMember, pid)
 	}
-	least := uint64(math.MaxUint64)
+	lowest := uint64(math.MaxUint64)
 	for {
 		text, err := os.ReadFile(filepath.Join(at, file))
 		switch word := strings.TrimSpace(string(text)); {
@@ -128,10 +128,10 @@ func leastLimit(mount, root, group, file string, pid int) (uint64, error) {
 			if err != nil {
 				return 0, fmt.Errorf("%s: %w", filepath.Join(at, file), err)
 			}
-			least = min(least, limit)
+			lowest = min(lowest, limit)
 		}
 		if at == mount || at == "/" {
-			return least, nil
+			return lowest, nil
 		}
 		at = filepath.Dir(at)
 	}

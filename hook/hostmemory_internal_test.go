@@ -14,7 +14,7 @@ import (
 
 // memoryLimit returns the smallest limit of the control group of a container and the groups
 // above, in both versions of control groups, and an error where the group is not found.
-func TestMemoryLimitIsTheLeastOfAllGroups(t *testing.T) {
+func TestMemoryLimitIsSmallestOfAllGroups(t *testing.T) {
 	const pid, mib = 4711, 1 << 20
 	v1 := "31 25 0:28 / %s/v1 rw,nosuid - cgroup cgroup rw,memory\n"
 	v2 := "32 25 0:29 / %s/v2 rw,nosuid - cgroup2 cgroup2 rw\n"

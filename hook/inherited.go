@@ -63,17 +63,17 @@ func resetInherited() error {
 // raise sets the soft limit of a resource to a value, and the hard limit to infinity. Without
 // permission, it raises the soft limit to the hard limit.
 func raise(resource int, value uint64) error {
-	var is unix.Rlimit
-	if err := unix.Prlimit(0, resource, nil, &is); err != nil {
+	var limit unix.Rlimit
+	if err := unix.Prlimit(0, resource, nil, &limit); err != nil {
 		return os.NewSyscallError("prlimit", err)
 	}
 	want := unix.Rlimit{Cur: value, Max: unix.RLIM_INFINITY}
-	if is == want {
+	if limit == want {
 		return nil
 	}
 	err := unix.Prlimit(0, resource, &want, nil)
 	if err == unix.EPERM {
-		want = unix.Rlimit{Cur: min(value, is.Max), Max: is.Max}
+		want = unix.Rlimit{Cur: min(value, limit.Max), Max: limit.Max}
 		if raised := unix.Prlimit(0, resource, &want, nil); raised != nil || want.Cur == value {
 			err = raised
 		}

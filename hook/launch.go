@@ -406,13 +406,13 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 	if err != nil {
 		return nil, err
 	}
-	started, tell, err := os.Pipe()
+	started, startedWrite, err := os.Pipe()
 	if err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
-	defer tell.Close()
+	defer startedWrite.Close()
 	s := &starting{program: supervisor, answer: started, log: log, held: []io.Closer{started, log}}
-	files[handover.FDStarted] = tell
+	files[handover.FDStarted] = startedWrite
 
 	// If a runtime leaks a descriptor into hooks, it waits until every copy is closed: pass only
 	// the listed descriptors to the supervisor.

@@ -36,7 +36,7 @@ func peerMode() fs.FileMode {
 	return 0o600
 }
 
-func TestOneLifeOfAContainer(t *testing.T) {
+func TestContainerLifeRemovesItsGeneration(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -218,25 +218,25 @@ func TestDeadRelayIsStartedAgain(t *testing.T) {
 // container is clean.
 func TestUselessRelayStaysDown(t *testing.T) {
 	t.Parallel()
-	for fault, says := range map[string]string{"dies": "exit status 3", "refuses all": "no such GPU"} {
+	for fault, want := range map[string]string{"dies": "exit status 3", "refuses all": "no such GPU"} {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
 			init := startProcess(t)
 			g := h.launch(t, "c", init.Process.Pid, fault)
 			info := h.state(t, g.ID, generation.StateDown)
-			if info.Status.Starts != 5 || info.Status.Relay != nil || !strings.Contains(info.Status.Error, says) {
-				t.Errorf("status %+v; the error should say %q", info.Status, says)
+			if info.Status.Starts != 5 || info.Status.Relay != nil || !strings.Contains(info.Status.Error, want) {
+				t.Errorf("status %+v; the error should say %q", info.Status, want)
 			}
 			for _, socket := range []string{filepath.Join(h.layout.SocketDir(g.ID), "relay.sock"), h.layout.PeerSocket(g.ID)} {
-				if why := refused(t, socket); !strings.Contains(why, says) ||
+				if why := refused(t, socket); !strings.Contains(why, want) ||
 					!strings.Contains(why, "stays down after 5 failures") {
-					t.Errorf("client at %s received %q, want %q", socket, why, says)
+					t.Errorf("client at %s received %q, want %q", socket, why, want)
 				}
 			}
 			_, err := hook.Launch(h.layout, h.request("c", init.Process.Pid, fault, lane(4)))
-			if e, ok := errors.AsType[*admin.RefusedError](err); !ok || !strings.Contains(e.Reason, says) {
-				t.Errorf("adding a lane to a relay that is down: %v; want the reason %q", err, says)
+			if e, ok := errors.AsType[*admin.RefusedError](err); !ok || !strings.Contains(e.Reason, want) {
+				t.Errorf("adding a lane to a relay that is down: %v; want the reason %q", err, want)
 			}
 			log, err := os.ReadFile(h.layout.GenerationDir(g.ID) + "/relay.log")
 			if err != nil || !strings.Contains(string(log), "giving up") ||
@@ -292,7 +292,7 @@ func TestSupervisorStopsOnRequest(t *testing.T) {
 	waitDead(t, pid)
 }
 
-func TestLanesOneByOneAreOneRelay(t *testing.T) {
+func TestLanesAddedInTurnShareRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -346,7 +346,7 @@ func TestChangedLanesSurviveTheRelay(t *testing.T) {
 	}
 }
 
-func TestHooksOfOneContainerAtOnce(t *testing.T) {
+func TestConcurrentHooksOfContainerShareGeneration(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -373,7 +373,7 @@ func TestHooksOfOneContainerAtOnce(t *testing.T) {
 	}
 }
 
-func TestHooksOfManyContainersAtOnce(t *testing.T) {
+func TestConcurrentHooksOfContainersStartRelays(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	var hooks sync.WaitGroup
@@ -423,9 +423,9 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 		}
 	}
 	for _, test := range []struct {
-		name string
-		edit func(*hook.Request)
-		is   func(error) bool
+		name    string
+		edit    func(*hook.Request)
+		errorIs func(error) bool
 	}{
 		{"no relay binary", func(r *hook.Request) { r.Config.Relay.Binary = "/nowhere/peerlane-relay" },
 			program("find the relay binary", &fs.PathError{Op: "stat", Path: "/nowhere/peerlane-relay", Err: unix.ENOENT})},
@@ -471,7 +471,7 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 			if err == nil {
 				t.Fatal("Launch succeeded")
 			}
-			if e, ok := errors.AsType[*hook.StartError](err); !ok || e.Container != "c" || !test.is(e.Err) {
+			if e, ok := errors.AsType[*hook.StartError](err); !ok || e.Container != "c" || !test.errorIs(e.Err) {
 				t.Errorf("error %v", err)
 			}
 			// At once, not eventually.

@@ -133,7 +133,7 @@ func TestLingeringMessageDelaysNoSupervisor(t *testing.T) {
 }
 
 // The supervisor does not block when it closes lingering descriptors of refused clients.
-func TestRefusedClientsThatLinger(t *testing.T) {
+func TestRefusedLingeringClientsBlockNoSupervisor(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init, g, _ := h.container(t, "")

@@ -61,7 +61,7 @@ func TestTalkativeRelayLogIsBounded(t *testing.T) {
 				t.Errorf("status %+v", s)
 			}
 			if systemd != nil {
-				systemd.says(t, "test relay: a client")
+				systemd.awaitJournal(t, "test relay: a client")
 				pid := systemd.started()[0].Process.Pid
 				if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 					t.Fatal(err)

@@ -50,11 +50,11 @@ type memlockError struct {
 }
 
 func (e *memlockError) Error() string {
-	has := "an unknown limit"
+	limit := "an unknown limit"
 	if e.known {
-		has = fmt.Sprintf("%d KiB", e.limit>>10)
+		limit = fmt.Sprintf("%d KiB", e.limit>>10)
 	}
-	return fmt.Sprintf("prlimit: %v; it is %s", e.err, has)
+	return fmt.Sprintf("prlimit: %v; it is %s", e.err, limit)
 }
 
 func (e *memlockError) Unwrap() error { return e.err }

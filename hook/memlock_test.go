@@ -78,7 +78,7 @@ func TestMemlockIsRaised(t *testing.T) {
 	}
 }
 
-func TestMemlockOfNobody(t *testing.T) {
+func TestMemlockOfEndedProcessFails(t *testing.T) {
 	ended := exec.Command("true")
 	if err := ended.Run(); err != nil {
 		t.Fatal(err)

@@ -181,10 +181,10 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 	if err != nil {
 		return err
 	}
-	if same, err := is(found, sockets); err != nil || same {
+	if same, err := isSameFile(found, sockets); err != nil || same {
 		return err // an earlier hook of the same container has attached the directory
 	}
-	if same, err := is(found, anchor); err != nil {
+	if same, err := isSameFile(found, anchor); err != nil {
 		return err
 	} else if !same {
 		where, err := os.Readlink(fmt.Sprintf("/proc/thread-self/fd/%d", place.Fd()))
@@ -244,7 +244,7 @@ func resolve(rootfs string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), paths.ContainerDir), nil
 }
 
-func is(found os.FileInfo, dir *os.File) (bool, error) {
+func isSameFile(found os.FileInfo, dir *os.File) (bool, error) {
 	info, err := dir.Stat()
 	if err != nil {
 		return false, fmt.Errorf("reading the attributes of %s: %w", dir.Name(), err)

@@ -44,7 +44,7 @@ func (b *bundle) linked() string {
 }
 
 // A container without a file gets the NCCL defaults of the host.
-func TestNCCLConfContainerWithLane(t *testing.T) {
+func TestNCCLConfContainerWithLaneGetsDefaults(t *testing.T) {
 	const none = "open /etc/nccl.conf: no such file or directory"
 	for name, test := range map[string]struct {
 		edit   func(*bundle)
@@ -158,7 +158,7 @@ func (b *bundle) dangling(to, at string) {
 
 // With a user namespace the root user of the container owns the link, so that an engine that
 // commits the container can map the owner.
-func TestNCCLConfUserNamespaceOwner(t *testing.T) {
+func TestNCCLConfUserNamespaceRootOwnsLink(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime []string) {
 		b := newBundle(t, runtime, true)
 		if err := os.WriteFile(b.layout.NCCLConf(), []byte(defaults), 0o644); err != nil {

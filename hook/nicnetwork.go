@@ -27,12 +27,12 @@ func checkNICNetworks(plan *planner.Plan, pid int, nics []string) error {
 			continue
 		}
 		// The host's sysfs shows only the interfaces in the host's network namespace.
-		there, err := filepath.Glob(filepath.Join(plan.Source.Sysfs, "class/infiniband", n.Name, "device/net/*"))
-		if err != nil || len(there) == 0 {
+		found, err := filepath.Glob(filepath.Join(plan.Source.Sysfs, "class/infiniband", n.Name, "device/net/*"))
+		if err != nil || len(found) == 0 {
 			continue
 		}
 		warning = errors.Join(warning, &fault.Error{Operation: "check the network of RoCE NIC", Object: n.Name,
-			Cause:  &hostInterfaceError{filepath.Base(there[0])},
+			Cause:  &hostInterfaceError{filepath.Base(found[0])},
 			Remedy: "give the container the host's network, or move the interface into the container's namespace"})
 	}
 	return warning

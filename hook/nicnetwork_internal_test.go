@@ -10,9 +10,8 @@ import (
 
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // TestRoCENICOutsideContainerNetworkIsNamed demands a warning for a RoCE NIC whose network

@@ -18,13 +18,13 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// attaches is the number of attaches of TestAttachWhileParentsAreSwapped; PEERLANE_HOSTILE_SWAPS
+// attaches is the number of attaches of TestAttachDuringSwapsOfParentsStaysOnAnchor; PEERLANE_HOSTILE_SWAPS
 // overrides the number.
 const attaches = 250
 
 // During an attach, a process swaps the mount point and the parent folder for links to the host,
 // and back, without pause. The socket directory is mounted on the anchor or nowhere.
-func TestAttachWhileParentsAreSwapped(t *testing.T) {
+func TestAttachDuringSwapsOfParentsStaysOnAnchor(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: mount namespaces")
 	}

@@ -26,16 +26,16 @@ func (d Devices) withoutRoot() error {
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
 		return os.NewSyscallError("getrlimit", err)
 	}
-	has := "unlimited"
+	limitText := "unlimited"
 	if limit.Max != unix.RLIM_INFINITY {
-		has = fmt.Sprintf("%d KiB", limit.Max>>10)
+		limitText = fmt.Sprintf("%d KiB", limit.Max>>10)
 	}
 	return &fault.Error{
 		Code:      fault.LockedMemory,
 		Operation: "inject peerlane.dev/gpu= or peerlane.dev/nic= with an engine that runs without root",
 		Cause: errors.New(
 			"only the host's root may raise the limit of locked memory for memory that a program registers (it is " +
-				has + " here)",
+				limitText + " here)",
 		),
 		Remedy: "request peerlane.dev/lane= and nvidia.com/gpu=",
 	}

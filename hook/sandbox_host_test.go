@@ -17,7 +17,7 @@ import (
 
 // Paths below a readable path can be links, for example in CUDA: to a directory beside, through
 // /etc/alternatives, or to a directory that no argument names.
-func TestLinkedPathsOfASandbox(t *testing.T) {
+func TestSandboxFollowsLinksOfReadablePaths(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for its own root directory")
@@ -59,12 +59,12 @@ func TestLinkedPathsOfASandbox(t *testing.T) {
 			script += "; cat " + at("tree/"+path+"/file") + " >/dev/null || exit 4"
 		}
 		cmd := exec.Command(filepath.Join(bin, "peerlane-hook"), append(arguments, "--", "/bin/sh", "-c", script)...)
-		var said strings.Builder
-		cmd.Stderr = &said
+		var output strings.Builder
+		cmd.Stderr = &output
 		failed := cmd.Run()
 		var r sandbox.Report
-		if err := json.NewDecoder(strings.NewReader(said.String())).Decode(&r); err != nil || failed != nil {
-			t.Errorf("%q: %v, %v: %s", paths, failed, err, &said)
+		if err := json.NewDecoder(strings.NewReader(output.String())).Decode(&r); err != nil || failed != nil {
+			t.Errorf("%q: %v, %v: %s", paths, failed, err, &output)
 			continue
 		}
 		if !r.Root || (r.Landlock > 0) != landlocks() {
@@ -120,15 +120,15 @@ ls /sys/bus/pci/devices >/dev/null`
 			script,
 		)
 		cmd := exec.Command(filepath.Join(bin, "peerlane-hook"), arguments...)
-		var said strings.Builder
-		cmd.Stderr = &said
+		var output strings.Builder
+		cmd.Stderr = &output
 		out, err := cmd.Output()
 		if err != nil {
-			t.Errorf("%q: %v: %s", c.arguments, err, &said)
+			t.Errorf("%q: %v: %s", c.arguments, err, &output)
 		}
 		text := string(out)
 		var r sandbox.Report
-		if err := json.NewDecoder(strings.NewReader(said.String())).Decode(&r); err != nil || r.Network != c.own {
+		if err := json.NewDecoder(strings.NewReader(output.String())).Decode(&r); err != nil || r.Network != c.own {
 			t.Errorf("%q: %v, the report is %+v", c.arguments, err, r)
 		}
 		if own := !strings.HasPrefix(text, host+"\n"); own != c.own {

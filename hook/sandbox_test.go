@@ -365,18 +365,19 @@ func TestCompromisedRelayReachesNothing(t *testing.T) {
 			if err != nil || i.Sandbox.Relay == nil || i.Sandbox.Mode != mode {
 				t.Fatalf("inspected: %+v, %v", i.Sandbox, err)
 			}
-			is := i.Sandbox.Relay
+			got := i.Sandbox.Relay
 			if mode == config.SandboxOff {
-				if is.UID != 0 || is.Capabilities == 0 || is.Seccomp || is.OwnRoot || is.OwnNetwork || i.Sandbox.Landlock != 0 {
+				if got.UID != 0 || got.Capabilities == 0 || got.Seccomp || got.OwnRoot || got.OwnNetwork ||
+					i.Sandbox.Landlock != 0 {
 					t.Errorf("without a sandbox: %+v", i.Sandbox)
 				}
 				return
 			}
-			if is.UID == 0 || is.UID != is.GID || is.UID != info.Sandbox.UID || is.Capabilities != 0 || !is.NoNewPrivs ||
-				!is.Seccomp ||
-				!is.OwnRoot || !is.OwnNetwork ||
-				!slices.Equal(is.Groups, []int{info.Sandbox.Group}) {
-				t.Errorf("the sandbox: %+v, missing %q", is, i.Sandbox.Missing)
+			if got.UID == 0 || got.UID != got.GID || got.UID != info.Sandbox.UID || got.Capabilities != 0 || !got.NoNewPrivs ||
+				!got.Seccomp ||
+				!got.OwnRoot || !got.OwnNetwork ||
+				!slices.Equal(got.Groups, []int{info.Sandbox.Group}) {
+				t.Errorf("the sandbox: %+v, missing %q", got, i.Sandbox.Missing)
 			}
 			if (i.Sandbox.Landlock > 0) != landlocks() {
 				t.Errorf("Landlock of version %d, missing %q", i.Sandbox.Landlock, i.Sandbox.Missing)
@@ -428,7 +429,7 @@ func TestIncompleteSandboxKeepsTheRest(t *testing.T) {
 		name    string
 		without func() error // of the calling thread
 		missing []string
-		may     []string // attacks that succeed without the missing part
+		allowed []string // attacks that succeed without the missing part
 	}{
 		{"without CAP_SYS_ADMIN", withoutMounts, []string{"its own root", "its own network namespace"},
 			[]string{"a device node of somebody's", "the host's network namespace"}},
@@ -498,8 +499,8 @@ func TestIncompleteSandboxKeepsTheRest(t *testing.T) {
 				}
 			}
 			went := h.attacks(t)
-			for _, may := range c.may {
-				delete(went, may)
+			for _, allowed := range c.allowed {
+				delete(went, allowed)
 			}
 			judge(t, went, true)
 		})
@@ -565,20 +566,20 @@ func TestRelaysShareNoUID(t *testing.T) {
 	users := map[uint32]int{}
 	for _, g := range all {
 		pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
-		var is unix.Stat_t
-		if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &is); err != nil {
+		var stat unix.Stat_t
+		if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &stat); err != nil {
 			t.Fatal(err)
 		}
-		if other, taken := users[is.Uid]; taken || is.Uid == 0 || int(is.Uid) != g.Sandbox.UID {
+		if other, taken := users[stat.Uid]; taken || stat.Uid == 0 || int(stat.Uid) != g.Sandbox.UID {
 			t.Errorf(
 				"relay %d has uid %d, which %d is recorded for, and relay %d may have",
 				pid,
-				is.Uid,
+				stat.Uid,
 				g.Sandbox.UID,
 				other,
 			)
 		}
-		users[is.Uid] = pid
+		users[stat.Uid] = pid
 	}
 	_, err = hook.Launch(h.layout, request("one more", startProcess(t).Process.Pid))
 	if !errors.Is(err, fault.NoRelayUID) {
@@ -660,11 +661,11 @@ func TestSandboxWithoutProgramReturnsError(t *testing.T) {
 	if err := os.WriteFile(text, []byte("text"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct{ program, says string }{
+	for _, c := range []struct{ program, want string }{
 		{"/nowhere/relay", "/nowhere/relay"}, {text, "permission denied"},
 	} {
 		out, err := exec.Command(filepath.Join(bin, "peerlane-hook"), "confine", "--", c.program).CombinedOutput()
-		if err == nil || !strings.Contains(string(out), c.says) {
+		if err == nil || !strings.Contains(string(out), c.want) {
 			t.Errorf("%s: %v, %s", c.program, err, out)
 		}
 	}
@@ -743,7 +744,7 @@ test "$GOMAXPROCS" -ge 1
 
 // The devices of a relay are fixed at the start. An added lane with further devices makes the
 // supervisor restart the relay before the container runs, which is not a failure.
-func TestAddedLaneWithItsOwnDevices(t *testing.T) {
+func TestAddedLaneWithOtherDevicesRestartsRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -780,7 +781,7 @@ func attackMain(only bool) {
 }
 
 // The sandbox lets a relay read the libraries that the environment names.
-func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
+func TestSandboxAllowsLibrariesOfEnvironment(t *testing.T) {
 	got := readable(
 		"PEERLANE_CUDA_LIBRARY=/opt/a.so",
 		"PEERLANE_VERBS_LIBRARY=/opt/b.so",
@@ -794,9 +795,9 @@ func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
 
 // A relay may open only the device nodes of the NICs of the container, for NICs with a PCI
 // function (two of three in the test) and for software RDMA devices.
-func TestNodesOfRDMADevices(t *testing.T) {
-	was := sandbox.Uverbs
-	t.Cleanup(func() { sandbox.Uverbs = was })
+func TestSandboxAllowsOwnRDMANodesOnly(t *testing.T) {
+	original := sandbox.Uverbs
+	t.Cleanup(func() { sandbox.Uverbs = original })
 	sandbox.Uverbs = t.TempDir()
 	for file, text := range map[string]string{
 		"abi_version": "6\n", "uverbs0/ibdev": "mlx5_0\n", "uverbs0/device/vendor": "0x15b3\n", "uverbs1/ibdev": "mlx5_1\n",

@@ -50,12 +50,12 @@ func testerMain(fault func(string) bool) {
 		time.Sleep(time.Hour)
 	}
 	lines := json.NewEncoder(os.Stdout)
-	say := func(value any) {
+	emit := func(value any) {
 		if err := lines.Encode(value); err != nil {
 			fatal(err)
 		}
 	}
-	say(launch.PairHost{Driver: 13000})
+	emit(launch.PairHost{Driver: 13000})
 	for i, name := range job.Pairs {
 		p := launch.Pair{
 			PairName: name,
@@ -75,17 +75,17 @@ func testerMain(fault func(string) bool) {
 		case fault("one at a time") && i == 1, fault("about others") && i == 1:
 			if fault("about others") {
 				p.Server.BusID = "0000:ff:00.0"
-				say(p)
+				emit(p)
 			}
 			os.Exit(1)
 		}
-		say(p)
+		emit(p)
 	}
 	os.Exit(0)
 }
 
-// told waits for a configuration with finished tests that enough accepts.
-func (h host) told(t *testing.T, enough func(launch.Config) bool) (found launch.Config) {
+// configured waits for a configuration with finished tests that satisfies enough.
+func (h host) configured(t *testing.T, enough func(launch.Config) bool) (found launch.Config) {
 	t.Helper()
 	testutil.Succeeds(t, "the relay hears what was found", func() error {
 		all := reports[launch.Config](t, h.dir, "config")
@@ -154,16 +154,16 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 	for i := range 2 {
 		c := startProcess(t)
 		g := h.start(t, h.tested(fmt.Sprintf("c%d", i), c.Process.Pid, launch.SelfTestOnce, "wrong first", l))
-		told := h.told(t, func(c launch.Config) bool { return c.Generation == g.ID && len(c.Pairs) == 2 })
-		if told.SelfTest != launch.SelfTestOnce || !told.Calibrated {
-			t.Errorf("the configuration is %+v", told)
+		got := h.configured(t, func(c launch.Config) bool { return c.Generation == g.ID && len(c.Pairs) == 2 })
+		if got.SelfTest != launch.SelfTestOnce || !got.Calibrated {
+			t.Errorf("the configuration is %+v", got)
 		}
-		if p := launch.FindPair(told.Pairs, launch.PairName{GPU: l.GPU, Server: l.Servers[0]}); p == nil ||
+		if p := launch.FindPair(got.Pairs, launch.PairName{GPU: l.GPU, Server: l.Servers[0]}); p == nil ||
 			p.Verdict != launch.VerdictWrong ||
 			p.Reason != "1 byte arrived wrong" {
 			t.Errorf("the pair with the server is %+v", p)
 		}
-		if p := launch.FindPair(told.Pairs, launch.PairName{GPU: l.GPU, Server: l.Spares[0].GPU}); p == nil ||
+		if p := launch.FindPair(got.Pairs, launch.PairName{GPU: l.GPU, Server: l.Spares[0].GPU}); p == nil ||
 			p.Verdict != launch.VerdictGood ||
 			p.Streams != 2 {
 			t.Errorf("the pair with the spare is %+v", p)
@@ -174,7 +174,7 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 			t.Errorf("after %d starts the jobs are %+v", i+1, jobs)
 		}
 		log := h.log(t, g.ID)
-		if said := strings.Contains(log, "is unfit: 1 byte arrived wrong"); said != (i == 0) {
+		if verdict := strings.Contains(log, "is unfit: 1 byte arrived wrong"); verdict != (i == 0) {
 			t.Errorf("the log of start %d says %s", i, log)
 		}
 		end(c)
@@ -195,7 +195,7 @@ func TestSparesAreTestedOneByOne(t *testing.T) {
 		l.Spares = append(l.Spares, launch.Spare{GPU: lane(spare + i).GPU, NICs: []string{"mlx5_1"}})
 	}
 	h.start(t, h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "", l))
-	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 4 })
+	h.configured(t, func(c launch.Config) bool { return len(c.Pairs) == 4 })
 	jobs := h.jobs(t)
 	if len(jobs) != 4 {
 		t.Fatalf("the jobs are %+v", jobs)
@@ -209,7 +209,7 @@ func TestSparesAreTestedOneByOne(t *testing.T) {
 
 // A relay receives the bad verdict of a pair of a GPU of a lane and a GPU of another container. A
 // relay receives no verdict of unrelated GPUs.
-func TestPairsOfOtherContainers(t *testing.T) {
+func TestBadVerdictOfOtherContainerReachesRelay(t *testing.T) {
 	h := newHost(t)
 	other, strangers := launch.PairName{
 		GPU:    lane(7).GPU,
@@ -219,21 +219,21 @@ func TestPairsOfOtherContainers(t *testing.T) {
 		Server: lane(8).GPU,
 	}
 	for _, n := range []launch.PairName{other, strangers} {
-		if said, err := verdicts(t, h.tester(t, "wrong first"), false, []launch.PairName{n}); err != nil ||
-			said != "7 wrong" {
-			t.Fatalf("%s, %v", said, err)
+		if verdict, err := verdicts(t, h.tester(t, "wrong first"), false, []launch.PairName{n}); err != nil ||
+			verdict != "7 wrong" {
+			t.Fatalf("%s, %v", verdict, err)
 		}
 	}
 	r := h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "")
 	r.Config.Relay.Environment = h.request("", 0, "wrong first").Config.Relay.Environment
 	g := h.start(t, r)
-	told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
-	if launch.FindPair(told.Pairs, other) == nil {
-		t.Errorf("the pairs of the configuration are %v", told.Pairs)
+	got := h.configured(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
+	if launch.FindPair(got.Pairs, other) == nil {
+		t.Errorf("the pairs of the configuration are %v", got.Pairs)
 	}
 	inspected, err := control.Inspect(h.layout, g.ID)
 	if err != nil || len(inspected.Pairs) != 2 ||
-		inspected.Pairs[1].PairName != launch.FindPair(told.Pairs, other).PairName {
+		inspected.Pairs[1].PairName != launch.FindPair(got.Pairs, other).PairName {
 		t.Errorf("inspect tells of %v, %v", inspected.Pairs, err)
 	}
 }
@@ -246,7 +246,7 @@ func TestRelayStartsDuringSelfTest(t *testing.T) {
 	if _, err := h.ask(g.ID); err != nil {
 		t.Fatal(err)
 	}
-	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
+	h.configured(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
 	first := reports[launch.Config](t, h.dir, "config")[0]
 	if !first.Testing || len(first.Pairs) != 0 {
 		t.Errorf("the first configuration is %+v", first)
@@ -265,8 +265,8 @@ func TestFailedTesterStopsNoContainer(t *testing.T) {
 		t.Run(c.fault, func(t *testing.T) {
 			h := newHost(t)
 			g := h.start(t, h.tested("c", startProcess(t).Process.Pid, launch.SelfTestRequired, c.fault))
-			told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
-			if p := told.Pairs[0]; p.Verdict != launch.VerdictUntested || !strings.Contains(p.Reason, c.reason) {
+			got := h.configured(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
+			if p := got.Pairs[0]; p.Verdict != launch.VerdictUntested || !strings.Contains(p.Reason, c.reason) {
 				t.Errorf("verdict %s: %s", p.Verdict, p.Reason)
 			}
 			if log := h.log(t, g.ID); !strings.Contains(log, "are not tested: ") {
@@ -364,7 +364,7 @@ func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 	}
 	letGo()
 	// The drained relay leaves no verdict for the next relay.
-	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 && c.Pairs[0].Verdict == launch.VerdictGood })
+	h.configured(t, func(c launch.Config) bool { return len(c.Pairs) == 1 && c.Pairs[0].Verdict == launch.VerdictGood })
 	if log := h.log(t, g.ID); strings.Contains(log, "are not tested") || strings.Contains(log, "a driver holds it") {
 		t.Errorf("the log says %s", log)
 	}
@@ -390,14 +390,14 @@ func names(n int) (list []launch.PairName) {
 // verdicts runs a tester on pairs, and returns GPU and verdict per pair.
 func verdicts(t *testing.T, tester *selftest.Tester, again bool, list []launch.PairName) (string, error) {
 	t.Helper()
-	var said []string
+	var results []string
 	err := tester.Test(t.Context(), list, again, func(_ launch.PairHost, p launch.Pair) {
 		if err := p.Check(); err != nil {
 			t.Error(err)
 		}
-		said = append(said, fmt.Sprintf("%d %s", p.GPU.Index, p.Verdict))
+		results = append(results, fmt.Sprintf("%d %s", p.GPU.Index, p.Verdict))
 	})
-	return strings.Join(said, ", "), err
+	return strings.Join(results, ", "), err
 }
 
 // A record is valid for the boot and the driver, and only if root made the file. Without a valid
@@ -444,7 +444,7 @@ func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	is := func(err error) func(string) error { return func(string) error { return err } }
+	errorIs := func(err error) func(string) error { return func(string) error { return err } }
 	for _, c := range []struct {
 		name    string
 		change  func(t *testing.T, file string)
@@ -461,9 +461,9 @@ func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 			if err := os.Truncate(file, 100); err != nil {
 				t.Fatal(err)
 			}
-		}, true, is(io.ErrUnexpectedEOF)},
-		{"keys of nobody's", replace(`"boot"`, `"root":1,"boot"`), true, is(&launch.UnknownFieldError{Field: "root"})},
-		{"a verdict of nobody's", replace(`"good"`, `"best"`), true, is(&launch.ValueError{Field: "verdict", Value: "best"})},
+		}, true, errorIs(io.ErrUnexpectedEOF)},
+		{"keys of nobody's", replace(`"boot"`, `"root":1,"boot"`), true, errorIs(&launch.UnknownFieldError{Field: "root"})},
+		{"a verdict of nobody's", replace(`"good"`, `"best"`), true, errorIs(&launch.ValueError{Field: "verdict", Value: "best"})},
 		{"another's file", func(t *testing.T, file string) {
 			if os.Getuid() != 0 {
 				t.Skip("only root can give a file away")
@@ -481,7 +481,7 @@ func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 			if err := errors.Join(os.Rename(file, file+".real"), os.Symlink(file+".real", file)); err != nil {
 				t.Fatal(err)
 			}
-		}, true, is(paths.ErrNotRegular)},
+		}, true, errorIs(paths.ErrNotRegular)},
 		{"gigabytes", func(t *testing.T, file string) {
 			if err := os.Truncate(file, 1<<30); err != nil {
 				t.Fatal(err)
@@ -494,8 +494,8 @@ func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 			h := newHost(t)
 			module(t, "580.95")
 			tester := h.tester(t, "")
-			if said, err := verdicts(t, tester, false, names(2)); err != nil || said != "0 good, 1 good" {
-				t.Fatalf("%s, %v", said, err)
+			if verdict, err := verdicts(t, tester, false, names(2)); err != nil || verdict != "0 good, 1 good" {
+				t.Fatalf("%s, %v", verdict, err)
 			}
 			c.change(t, h.layout.SelfTestFile())
 			known, err := tester.Known()
@@ -506,8 +506,8 @@ func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 			if (len(known.Pairs) == 0) != c.again {
 				t.Errorf("known are %d pairs", len(known.Pairs))
 			}
-			if said, err := verdicts(t, tester, false, names(2)); err != nil || said != "0 good, 1 good" {
-				t.Errorf("%s, %v", said, err)
+			if verdict, err := verdicts(t, tester, false, names(2)); err != nil || verdict != "0 good, 1 good" {
+				t.Errorf("%s, %v", verdict, err)
 			}
 			if jobs := h.jobs(t); (len(jobs) == 2) != c.again {
 				t.Errorf("%d jobs", len(jobs))
@@ -544,8 +544,8 @@ func TestBadVerdictOfPairIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if said, err := verdicts(t, tester, false, names(2)); err != nil || said != "0 slow, 1 wrong" {
-		t.Errorf("%s, %v", said, err)
+	if verdict, err := verdicts(t, tester, false, names(2)); err != nil || verdict != "0 slow, 1 wrong" {
+		t.Errorf("%s, %v", verdict, err)
 	}
 }
 
@@ -553,8 +553,8 @@ func TestBadVerdictOfPairIsKept(t *testing.T) {
 // not in the job are ignored.
 func TestTesterThatExitsEarlyIsStartedAgain(t *testing.T) {
 	for _, c := range []struct {
-		fault, said string
-		jobs        int
+		fault, verdict string
+		jobs           int
 	}{
 		{"one at a time", "0 good, 1 good, 2 good", 3},
 		{"about others", "0 good, 1 good, 2 good", 3},
@@ -562,8 +562,8 @@ func TestTesterThatExitsEarlyIsStartedAgain(t *testing.T) {
 	} {
 		t.Run(c.fault, func(t *testing.T) {
 			h := newHost(t)
-			if said, err := verdicts(t, h.tester(t, c.fault), false, names(3)); err != nil || said != c.said {
-				t.Errorf("%s, %v", said, err)
+			if verdict, err := verdicts(t, h.tester(t, c.fault), false, names(3)); err != nil || verdict != c.verdict {
+				t.Errorf("%s, %v", verdict, err)
 			}
 			if jobs := h.jobs(t); len(jobs) != c.jobs {
 				t.Errorf("%d jobs", len(jobs))
@@ -573,13 +573,13 @@ func TestTesterThatExitsEarlyIsStartedAgain(t *testing.T) {
 }
 
 // Concurrent self-tests of a pair run the test once. A request with again runs the test again.
-func TestSelfTestsAtOnce(t *testing.T) {
+func TestConcurrentSelfTestsOfPairRunOnce(t *testing.T) {
 	h := newHost(t)
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
-			if said, err := verdicts(t, h.tester(t, "slowly"), false, names(1)); err != nil || said != "0 good" {
-				t.Errorf("%s, %v", said, err)
+			if verdict, err := verdicts(t, h.tester(t, "slowly"), false, names(1)); err != nil || verdict != "0 good" {
+				t.Errorf("%s, %v", verdict, err)
 			}
 		})
 	}
@@ -587,8 +587,8 @@ func TestSelfTestsAtOnce(t *testing.T) {
 	if jobs := h.jobs(t); len(jobs) != 1 {
 		t.Errorf("%d jobs", len(jobs))
 	}
-	if said, err := verdicts(t, h.tester(t, ""), true, names(1)); err != nil || said != "0 good" {
-		t.Errorf("%s, %v", said, err)
+	if verdict, err := verdicts(t, h.tester(t, ""), true, names(1)); err != nil || verdict != "0 good" {
+		t.Errorf("%s, %v", verdict, err)
 	}
 	if jobs := h.jobs(t); len(jobs) != 2 {
 		t.Errorf("%d jobs", len(jobs))
@@ -607,8 +607,8 @@ func TestSelfTestsAtOnce(t *testing.T) {
 // no relay has.
 func TestTesterRunsInSandbox(t *testing.T) {
 	h := newHost(t)
-	if said, err := verdicts(t, h.tester(t, ""), false, names(1)); err != nil || said != "0 good" {
-		t.Fatalf("%s, %v", said, err)
+	if verdict, err := verdicts(t, h.tester(t, ""), false, names(1)); err != nil || verdict != "0 good" {
+		t.Fatalf("%s, %v", verdict, err)
 	}
 	starts := reports[relayStart](t, h.dir, "start")
 	if len(starts) != 1 {
@@ -631,11 +631,11 @@ func TestTesterRunsInSandbox(t *testing.T) {
 	if err != nil || len(files) != 1 {
 		t.Fatalf("%v, %v", files, err)
 	}
-	var is unix.Stat_t
-	if err := unix.Stat(files[0], &is); err != nil {
+	var stat unix.Stat_t
+	if err := unix.Stat(files[0], &stat); err != nil {
 		t.Fatal(err)
 	}
-	if os.Getuid() == 0 && sandbox.Mapped(first) == nil && is.Uid != uint32(first) {
-		t.Errorf("the uid of the tester is %d", is.Uid)
+	if os.Getuid() == 0 && sandbox.Mapped(first) == nil && stat.Uid != uint32(first) {
+		t.Errorf("the uid of the tester is %d", stat.Uid)
 	}
 }

@@ -166,18 +166,18 @@ func (s *service) awaitGreeting() error {
 // handOver passes the generation to the service, and waits until the service has executed the
 // relay.
 func handOver(g *generation.Generation, l paths.Layout, s *service, files map[int]*os.File) error {
-	started, tell, err := os.Pipe()
+	started, startedWrite, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer started.Close()
-	files[handover.FDStarted] = tell
+	files[handover.FDStarted] = startedWrite
 	var handed []*os.File
 	for fd := handover.FDClients; fd <= handover.FDAlive; fd++ {
 		handed = append(handed, files[fd])
 	}
 	err = handover.Send(s.conn, handover.Message{Version: handover.Version, Root: l.Root, Generation: g.ID}, handed...)
-	tell.Close()
+	startedWrite.Close()
 	if err != nil {
 		return fmt.Errorf("handing the relay over to systemd's service: %w", err)
 	}

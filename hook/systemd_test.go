@@ -125,8 +125,8 @@ func (l *launcher) started() []*exec.Cmd {
 	return slices.Clone(l.services)
 }
 
-// says waits until the journal has a text.
-func (l *launcher) says(t *testing.T, text string) {
+// awaitJournal waits until the journal has a text.
+func (l *launcher) awaitJournal(t *testing.T, text string) {
 	t.Helper()
 	testutil.Succeeds(t, "the journal", func() error {
 		journal, err := os.ReadFile(l.journal)
@@ -194,13 +194,13 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 	if !starts[0].OwnSession || len(starts[0].Environment) != 4 {
 		t.Errorf("the relay was started with %+v", starts[0])
 	}
-	if is, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/0", service)); err != nil || is != "/dev/null" {
-		t.Errorf("the service's standard input is %s, %v", is, err)
+	if got, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/0", service)); err != nil || got != "/dev/null" {
+		t.Errorf("the service's standard input is %s, %v", got, err)
 	}
 
 	// Journal and relay.log have the messages.
-	l.says(t, `container="sixty four"`)
-	l.says(t, "is ready")
+	l.awaitJournal(t, `container="sixty four"`)
+	l.awaitJournal(t, "is ready")
 	log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
 	if err != nil || !bytes.Contains(log, []byte("is ready")) {
 		t.Errorf("log %q, %v", log, err)
@@ -215,7 +215,7 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 	if second, err := h.ask(g.ID); err != nil || second == pid {
 		t.Errorf("relay %d answers after %d died: %v", second, pid, err)
 	}
-	l.says(t, "starting it again")
+	l.awaitJournal(t, "starting it again")
 	r := h.requestBy(config.LauncherAuto, "sixty four", init.Process.Pid, "")
 	r.Lanes[0] = lane(4)
 	if same, err := hook.Launch(h.layout, r); err != nil || same.ID != g.ID || len(same.Config.Lanes) != 2 {
@@ -241,7 +241,7 @@ func TestServiceStopsOnRequest(t *testing.T) {
 	}
 	h.gone(t)
 	waitDead(t, pid)
-	l.says(t, "received a stop request")
+	l.awaitJournal(t, "received a stop request")
 }
 
 // The relay survives the service, ends with the container, and is collected.
@@ -275,7 +275,7 @@ func TestKilledServiceLeavesTheRelay(t *testing.T) {
 	h.gone(t)
 }
 
-func TestManyServicesAtOnce(t *testing.T) {
+func TestConcurrentServicesStartOneEach(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
@@ -307,7 +307,7 @@ func TestManyServicesAtOnce(t *testing.T) {
 }
 
 // relay.launcher decides whether the hook starts the relay where systemd does not.
-func TestHostsWithoutALauncher(t *testing.T) {
+func TestLauncherMissingOnHostFollowsConfiguration(t *testing.T) {
 	t.Parallel()
 	hangUp := func(*net.UnixConn) bool { return false }
 	stale := func(t *testing.T, h host) {
@@ -411,7 +411,7 @@ func TestHostsWithoutALauncher(t *testing.T) {
 	}
 }
 
-func TestForkIsForkAlsoWithSystemd(t *testing.T) {
+func TestLauncherForkWithSystemdStartsNoUnit(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
@@ -443,7 +443,7 @@ func TestLateServiceFindsNothing(t *testing.T) {
 		t.Errorf("log %q, %v", log, err)
 	}
 	close(come)
-	l.says(t, "the hook disconnected without handing over a relay")
+	l.awaitJournal(t, "the hook disconnected without handing over a relay")
 	if starts := reports[relayStart](t, h.dir, "start"); len(starts) != 1 {
 		t.Errorf("%d relays were started", len(starts))
 	}
@@ -624,7 +624,7 @@ func TestHostileHandoversAreRefused(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
 		files      []*os.File
-		says       string
+		want       string
 	}{
 		{"no JSON", "hello", all, "invalid message"},
 		{"more than one message", right + right, all, "invalid message"},
@@ -665,8 +665,8 @@ func TestHostileHandoversAreRefused(t *testing.T) {
 			if _, _, err := p.conn.WriteMsgUnix([]byte(test.text), unix.UnixRights(fds...), nil); err != nil {
 				t.Fatal(err)
 			}
-			if refused, _ := p.receive(); !strings.Contains(refused.Error, test.says) {
-				t.Errorf("answer %q, want %q", refused.Error, test.says)
+			if refused, _ := p.receive(); !strings.Contains(refused.Error, test.want) {
+				t.Errorf("answer %q, want %q", refused.Error, test.want)
 			}
 			if n, err := p.conn.Read(make([]byte, 10)); n > 0 || !errors.Is(err, io.EOF) {
 				t.Errorf("the service sent %d more bytes, %v", n, err)
@@ -742,5 +742,5 @@ func TestServiceRefusesOtherUsers(t *testing.T) {
 		!strings.Contains(refused.Error, "of user 65534 requests a relay; only user 0 may") {
 		t.Errorf("answer %+v, with %d descriptors", refused, n)
 	}
-	l.says(t, "only user 0 may")
+	l.awaitJournal(t, "only user 0 may")
 }

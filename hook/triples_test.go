@@ -73,7 +73,7 @@ func threeOf(index int) launch.TripleName {
 	return launch.TripleName{PairName: launch.PairName{GPU: lane(index).GPU, Server: lane(100).GPU}, NIC: "mlx5_0"}
 }
 
-func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
+func TestSupervisorTestsTriplesForRelay(t *testing.T) {
 	for _, c := range []struct{ fault, verdict, reason, log string }{
 		{"", launch.VerdictGood, "", "are verified: 2048 rounds"},
 		{"wrong triple", launch.VerdictWrong, "1 of 64 bytes are wrong in round 3",
@@ -84,8 +84,8 @@ func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
 		t.Run(c.verdict, func(t *testing.T) {
 			h := newHost(t)
 			g := h.start(t, withSoftwareDevice(h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, c.fault)))
-			told := h.told(t, func(c launch.Config) bool { return len(c.Triples) == 1 })
-			if r := told.Triples[0]; r.TripleName != threeOf(3) || r.Verdict != c.verdict ||
+			got := h.configured(t, func(c launch.Config) bool { return len(c.Triples) == 1 })
+			if r := got.Triples[0]; r.TripleName != threeOf(3) || r.Verdict != c.verdict ||
 				!strings.Contains(r.Reason, c.reason) {
 				t.Errorf("the relay is told %+v", r)
 			}
@@ -105,8 +105,8 @@ func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
 			}
 			h.start(t, withSoftwareDevice(h.tested("d", startProcess(t).Process.Pid, launch.SelfTestOnce, c.fault)))
 			testutil.Succeeds(t, "the second relay is told", func() error {
-				for _, told := range reports[launch.Config](t, h.dir, "config") {
-					if told.Container == "d" && len(told.Triples) == 1 {
+				for _, got := range reports[launch.Config](t, h.dir, "config") {
+					if got.Container == "d" && len(got.Triples) == 1 {
 						return nil
 					}
 				}
@@ -125,7 +125,7 @@ func TestLaneAddedDuringTripleTestIsVerified(t *testing.T) {
 	withPairs := withSoftwareDevice(h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "", lane(3), lane(4)))
 	withPairs.Config.Relay.Transport = launch.TransportTCP
 	h.start(t, withPairs)
-	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
+	h.configured(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
 	p := startProcess(t).Process.Pid
 	jobs := func(want int) {
 		t.Helper()
@@ -146,7 +146,7 @@ func TestLaneAddedDuringTripleTestIsVerified(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(h.dir, "up"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	h.told(t, func(c launch.Config) bool {
+	h.configured(t, func(c launch.Config) bool {
 		return c.Generation == g.ID && len(c.Triples) == 2 && launch.FindTriple(c.Triples, threeOf(4)) != nil
 	})
 }
@@ -156,7 +156,7 @@ func TestSupervisorTestsNoTripleWithoutRDMA(t *testing.T) {
 	r := withSoftwareDevice(h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, ""))
 	r.Config.Relay.Transport = launch.TransportTCP
 	g := h.start(t, r)
-	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
+	h.configured(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
 	if jobs := reports[launch.RDMAJob](t, h.dir, "triples"); len(jobs) != 0 {
 		t.Errorf("tested %+v", jobs)
 	}
@@ -196,11 +196,11 @@ func TestTripleResultHoldsForOneFirmwareAndDriver(t *testing.T) {
 	tester := h.tester(t, "")
 	test := func(want int) {
 		t.Helper()
-		var told []launch.Triple
+		var got []launch.Triple
 		if err := tester.TestTriples(t.Context(), []launch.TripleName{threeOf(3)}, nil, false,
-			func(r launch.Triple) { told = append(told, r) }); err != nil || len(told) != 1 ||
-			told[0].Verdict != launch.VerdictGood {
-			t.Fatalf("%+v, %v", told, err)
+			func(r launch.Triple) { got = append(got, r) }); err != nil || len(got) != 1 ||
+			got[0].Verdict != launch.VerdictGood {
+			t.Fatalf("%+v, %v", got, err)
 		}
 		if runs := len(reports[launch.RDMAJob](t, h.dir, "triples")); runs != want {
 			t.Errorf("%d tests ran, want %d", runs, want)

@@ -87,7 +87,7 @@ func TestUIDOfKilledHookIsFreed(t *testing.T) {
 
 // The relay keeps the uid across restarts, even if a user deletes the state, until the supervisor
 // ends.
-func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
+func TestRestartedRelayKeepsUID(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
 	init := startProcess(t)
@@ -110,16 +110,16 @@ func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
 			relay = next
 			return err
 		})
-		var is syscall.Stat_t
-		if err := syscall.Stat(fmt.Sprintf("/proc/%d", relay), &is); err != nil || int(is.Uid) != g.Sandbox.UID {
-			t.Errorf("relay %d has uid %d, %v", relay, is.Uid, err)
+		var stat syscall.Stat_t
+		if err := syscall.Stat(fmt.Sprintf("/proc/%d", relay), &stat); err != nil || int(stat.Uid) != g.Sandbox.UID {
+			t.Errorf("relay %d has uid %d, %v", relay, stat.Uid, err)
 		}
 	}
 	end(init)
 }
 
 // A relay without a supervisor keeps running, and keeps the uid.
-func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
+func TestRelayWithoutSupervisorKeepsUID(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
 	init := startProcess(t)

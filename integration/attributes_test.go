@@ -17,13 +17,13 @@ func attributes(t *testing.T, pid int) map[string]string {
 	for line := range strings.Lines(read(t, process+"limits")) {
 		for _, name := range []string{"Max file size", "Max address space", "Max data size", "Max cpu time",
 			"Max resident set", "Max nice priority", "Max realtime priority"} {
-			if rest, is := strings.CutPrefix(line, name); is {
+			if rest, ok := strings.CutPrefix(line, name); ok {
 				all[name] = strings.Join(strings.Fields(rest)[:2], " ")
 			}
 		}
 	}
 	for line := range strings.Lines(read(t, process+"status")) {
-		if rest, is := strings.CutPrefix(line, "Cpus_allowed_list:"); is {
+		if rest, ok := strings.CutPrefix(line, "Cpus_allowed_list:"); ok {
 			all["processors"] = strings.TrimSpace(rest)
 		}
 	}

@@ -60,12 +60,12 @@ func (b *benches) mustWrite(file, text string) {
 type benchProcess struct {
 	*exec.Cmd
 	out, errors bytes.Buffer
-	said        chan string
+	lines       chan string
 }
 
 func (b *benches) start(host int, arguments ...string) *benchProcess {
 	b.Helper()
-	p := &benchProcess{said: make(chan string, 1000)}
+	p := &benchProcess{lines: make(chan string, 1000)}
 	arguments = append([]string{"--net=/run/netns/" + b.names[host], filepath.Join(binaries, "peerlane"), "bench",
 		"--gpus", "simulated", "--root", b.roots[host], "-o", "json"}, arguments...)
 	p.Cmd = exec.CommandContext(context.Background(), "nsenter", arguments...)
@@ -89,17 +89,17 @@ func (b *benches) start(host int, arguments ...string) *benchProcess {
 		in.Close()
 	})
 	go func() {
-		defer close(p.said)
-		text, _ := io.ReadAll(io.TeeReader(in, &saying{p.said})) // ends with the process
+		defer close(p.lines)
+		text, _ := io.ReadAll(io.TeeReader(in, &lineWriter{p.lines})) // ends with the process
 		p.errors.Write(text)
 	}()
 	return p
 }
 
-// saying is a writer that passes lines on.
-type saying struct{ to chan<- string }
+// lineWriter is a writer that passes lines on.
+type lineWriter struct{ to chan<- string }
 
-func (s *saying) Write(text []byte) (int, error) {
+func (s *lineWriter) Write(text []byte) (int, error) {
 	for line := range strings.Lines(string(text)) {
 		select {
 		case s.to <- line:
@@ -112,7 +112,7 @@ func (s *saying) Write(text []byte) (int, error) {
 // await waits for a line of the process.
 func (b *benches) await(p *benchProcess, what string) {
 	b.Helper()
-	for line := range p.said {
+	for line := range p.lines {
 		if strings.Contains(line, what) {
 			return
 		}
@@ -121,8 +121,8 @@ func (b *benches) await(p *benchProcess, what string) {
 }
 
 // ended waits for the end of the process, and returns the output and the error.
-func (b *benches) ended(p *benchProcess) (said string, err error) {
-	for range p.said {
+func (b *benches) ended(p *benchProcess) (stderr string, err error) {
+	for range p.lines {
 	}
 	err = p.Wait()
 	return p.errors.String(), err
@@ -130,7 +130,7 @@ func (b *benches) ended(p *benchProcess) (said string, err error) {
 
 // Two benches in separate network namespaces measure a lane over the network, and both return the
 // result.
-func TestBenchBetweenHosts(t *testing.T) {
+func TestBenchBetweenHostsReturnsBothResults(t *testing.T) {
 	b := newBenches(t)
 	listening := b.start(1, "--listen", b.addresses[1]+":20500")
 	b.await(listening, "listening at")
@@ -138,12 +138,12 @@ func TestBenchBetweenHosts(t *testing.T) {
 		"1,4", "--duration", "10ms")
 	var reports [2]*bench.Report
 	for i, p := range []*benchProcess{connecting, listening} {
-		said, err := b.ended(p)
+		stderr, err := b.ended(p)
 		if err != nil {
-			t.Fatalf("host %d: %v: %s", i, err, said)
+			t.Fatalf("host %d: %v: %s", i, err, stderr)
 		}
 		if reports[i], err = bench.Read(&p.out); err != nil {
-			t.Fatalf("host %d: %v: %s", i, err, said)
+			t.Fatalf("host %d: %v: %s", i, err, stderr)
 		}
 	}
 	one, err := json.Marshal(reports[0])
@@ -191,12 +191,12 @@ func TestBenchInterruptedEndsBothSides(t *testing.T) {
 	if err := listening.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if said, err := b.ended(connecting); err == nil || !strings.Contains(said, "disconnected") ||
+	if stderr, err := b.ended(connecting); err == nil || !strings.Contains(stderr, "disconnected") ||
 		connecting.out.Len() > 0 {
-		t.Errorf("the bench that had connected ends with %v: %s%s", err, said, &connecting.out)
+		t.Errorf("the bench that had connected ends with %v: %s%s", err, stderr, &connecting.out)
 	}
-	if said, err := b.ended(listening); err == nil {
-		t.Errorf("the bench that was ended is content: %s", said)
+	if stderr, err := b.ended(listening); err == nil {
+		t.Errorf("the bench that was ended is content: %s", stderr)
 	}
 	b.leftNothing()
 }
@@ -231,7 +231,7 @@ func TestBenchKilledEndsOtherSide(t *testing.T) {
 				both := []*benchProcess{connecting, listening}
 				last := ""
 				for range step {
-					line, more := <-both[killed].said
+					line, more := <-both[killed].lines
 					if over = !more; over {
 						break
 					}
@@ -246,13 +246,13 @@ func TestBenchKilledEndsOtherSide(t *testing.T) {
 				begun := time.Now()
 				other := both[1-killed]
 				late := time.AfterFunc(patience, func() { _ = other.Process.Signal(syscall.SIGTERM) })
-				said, err := b.ended(other)
+				stderr, err := b.ended(other)
 				if !late.Stop() {
-					t.Errorf("killed after %q: the other bench ended only by a signal, after %v: %s", last, time.Since(begun), said)
+					t.Errorf("killed after %q: the other bench ended only by a signal, after %v: %s", last, time.Since(begun), stderr)
 				}
-				if err == nil || !strings.Contains(said, "disconnected") &&
-					!strings.Contains(said, "no peerlane bench --listen answers") {
-					t.Errorf("killed after %q: the other bench ended with %v: %s", last, err, said)
+				if err == nil || !strings.Contains(stderr, "disconnected") &&
+					!strings.Contains(stderr, "no peerlane bench --listen answers") {
+					t.Errorf("killed after %q: the other bench ended with %v: %s", last, err, stderr)
 				}
 				t.Logf("after %q: %v", strings.TrimSpace(last), time.Since(begun).Round(time.Millisecond))
 			}

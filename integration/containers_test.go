@@ -212,7 +212,7 @@ type container struct {
 	cmd    *exec.Cmd
 	remove func(context.Context) error
 	in     io.WriteCloser
-	lines  chan said
+	lines  chan event
 	stderr bytes.Buffer
 	ended  chan error
 	once   sync.Once
@@ -269,7 +269,7 @@ func (b *bed) follow(id string, cmd *exec.Cmd, remove func(context.Context) erro
 	b.Helper()
 	c := &container{
 		bed: b, id: id, cmd: cmd, remove: remove,
-		lines: make(chan said, 100), ended: make(chan error, 1),
+		lines: make(chan event, 100), ended: make(chan error, 1),
 	}
 	c.cmd.Stderr = &c.stderr
 	var err error
@@ -287,9 +287,9 @@ func (b *bed) follow(id string, cmd *exec.Cmd, remove func(context.Context) erro
 		lines := bufio.NewScanner(out)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
-			var s said
+			var s event
 			if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
-				s = said{Kind: "error", Error: fmt.Sprintf("it said %q", lines.Text())}
+				s = event{Kind: "error", Error: fmt.Sprintf("it said %q", lines.Text())}
 			}
 			c.lines <- s
 		}
@@ -316,7 +316,7 @@ func (c *container) end() {
 }
 
 // next waits for a line of a kind and discards earlier lines of other kinds.
-func (c *container) next(kind string) said {
+func (c *container) next(kind string) event {
 	c.bed.Helper()
 	deadline := testutil.After(2 * patience)
 	for {
@@ -338,7 +338,7 @@ func (c *container) next(kind string) said {
 	}
 }
 
-func (c *container) send(s said) {
+func (c *container) send(s event) {
 	c.bed.Helper()
 	if err := json.NewEncoder(c.in).Encode(s); err != nil {
 		c.bed.Fatal(err)
@@ -417,8 +417,8 @@ func (b *bed) waiting() (a, z *container) {
 func (b *bed) introduce(a, z *container) (*container, *container) {
 	b.Helper()
 	handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-	a.send(said{Handle: handleZ})
-	z.send(said{Handle: handleA})
+	a.send(event{Handle: handleZ})
+	z.send(event{Handle: handleA})
 	a.next("moving")
 	z.next("moving")
 	return a, z
@@ -433,7 +433,7 @@ func kill(t *testing.T, pid int) time.Time {
 }
 
 // mustLearn requires an error in this container that names the dead process.
-func (c *container) mustLearn(since time.Time, words ...string) (s said) {
+func (c *container) mustLearn(since time.Time, words ...string) (s event) {
 	c.bed.Helper()
 	select {
 	case s = <-c.lines:
@@ -461,7 +461,7 @@ func (c *container) mustLearnOfRelay(since time.Time, id string) {
 	}
 }
 
-func TestDeathOfAClient(t *testing.T) {
+func TestClientDeathReachesPeer(t *testing.T) {
 	beside(t)
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		for _, c := range []struct {
@@ -488,7 +488,7 @@ func TestDeathOfAClient(t *testing.T) {
 	}
 }
 
-func TestDeathOfARelay(t *testing.T) {
+func TestRelayDeathReachesBothClients(t *testing.T) {
 	beside(t)
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		t.Run(route, func(t *testing.T) {
@@ -510,7 +510,7 @@ func TestDeathOfARelay(t *testing.T) {
 	}
 }
 
-func TestDeathOfAContainer(t *testing.T) {
+func TestContainerDeathReachesPeer(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
@@ -534,7 +534,7 @@ func TestDeathOfAContainer(t *testing.T) {
 	}
 }
 
-func TestDeathOfASupervisor(t *testing.T) {
+func TestSupervisorDeathLeavesRelayRunning(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.nics()
@@ -687,11 +687,11 @@ func (b *bed) mustLog(journal *net.UnixConn, words ...string) {
 			b.Errorf("no entry of the host's log has %q: %v", words, err)
 			return
 		}
-		has := true
+		ok := true
 		for _, w := range words {
-			has = has && strings.Contains(string(entry[:n]), w)
+			ok = ok && strings.Contains(string(entry[:n]), w)
 		}
-		if has {
+		if ok {
 			return
 		}
 	}
@@ -836,26 +836,26 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	const says = "the relay died: signal: killed"
+	const want = "the relay died: signal: killed"
 	if list := b.mustPeerlane("relay", "list", "-o", "wide"); !strings.Contains(list, generation.StateDown) ||
 		!strings.Contains(list, "signal: killed") {
 		t.Errorf("peerlane relay list does not say so: %s", list)
 	}
 	if text := b.mustPeerlane("relay", "inspect", a.id); !strings.Contains(text, "giving up") ||
-		!strings.Contains(text, says) {
+		!strings.Contains(text, want) {
 		t.Errorf("peerlane relay inspect does not say so: %s", text)
 	}
 	_, err := client.Dial(context.Background(), filepath.Join(b.Layout.SocketDir(g.ID), paths.SocketName))
-	if err == nil || !errors.Is(err, fault.RelayDown) || !strings.Contains(err.Error(), says) {
+	if err == nil || !errors.Is(err, fault.RelayDown) || !strings.Contains(err.Error(), want) {
 		t.Errorf("a client hears %v", err)
 	}
-	b.mustLog(journal, says, "starting it again", a.id, g.ID)
-	b.mustLog(journal, says, "stays down after 5 failures", a.id, g.ID, "PRIORITY=3")
+	b.mustLog(journal, want, "starting it again", a.id, g.ID)
+	b.mustLog(journal, want, "stays down after 5 failures", a.id, g.ID, "PRIORITY=3")
 	z.mustLearnOfRelay(time.Now(), a.id)
 	a.mustLearn(time.Now(), "the relay of this container died")
 	b.mustPeerlane("relay", "resume", a.id)
 	for _, c := range []*container{a, z} {
-		c.send(said{})
+		c.send(event{})
 		c.next("again")
 	}
 }
@@ -913,7 +913,7 @@ func TestDrainReleasesGPUs(t *testing.T) {
 				}
 			}
 			for _, c := range []*container{a, z} {
-				c.send(said{})
+				c.send(event{})
 				c.next("again")
 			}
 		})

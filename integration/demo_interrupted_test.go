@@ -52,7 +52,7 @@ func TestDemoInterruptedLeavesNothing(t *testing.T) {
 				}
 				cmd.Env = append(os.Environ(), "TMPDIR="+temporary)
 				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-				said, err := cmd.StderrPipe()
+				stderr, err := cmd.StderrPipe()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -64,7 +64,7 @@ func TestDemoInterruptedLeavesNothing(t *testing.T) {
 				defer limit.Stop()
 				var all strings.Builder
 				roots, signalled := []string{}, false
-				lines := bufio.NewScanner(said)
+				lines := bufio.NewScanner(stderr)
 				for lines.Scan() {
 					all.WriteString(lines.Text() + "\n")
 					if signalled || !strings.HasPrefix(lines.Text(), c.step) {

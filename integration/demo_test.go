@@ -55,12 +55,12 @@ func TestDemoShowsQueuePairsAndTriples(t *testing.T) {
 	o := demoOptions(t, "runc", launch.RouteStaged)
 	o.Quick = false
 	r := runDemo(t, o)
-	if len(r.Ways) == 0 {
+	if len(r.Connections) == 0 {
 		t.Error("the demo reports no RDMA connection")
 	}
-	for _, way := range r.Ways {
-		if !strings.Contains(way, "queue pairs each: ") || !strings.HasSuffix(way, "software device") {
-			t.Errorf("RDMA connection %q", way)
+	for _, connection := range r.Connections {
+		if !strings.Contains(connection, "queue pairs each: ") || !strings.HasSuffix(connection, "software device") {
+			t.Errorf("RDMA connection %q", connection)
 		}
 	}
 	if len(r.Triples) == 0 {
@@ -202,7 +202,7 @@ func TestBenchAndDemoWithoutGPUNameIt(t *testing.T) {
 
 // Clients make the copies themselves, in containers with gpu=: CUDA shows only the client's GPU,
 // the device nodes of the server GPUs exist, and relays make no copies on route staged.
-func TestDemoOfClientCopy(t *testing.T) {
+func TestDemoOfClientCopyMakesNoRelayCopies(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc", "crun"} {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 			t.Run(runtimeName+"/"+route, func(t *testing.T) {
@@ -248,8 +248,8 @@ func TestBenchMeasuresEveryTable(t *testing.T) {
 	rows := map[string]int{}
 	for _, row := range r.Rows {
 		rows[row.Table]++
-		if _, has := r.Ratio(row); has != (row.Baseline != "") {
-			t.Errorf("%s, %s: compared with %q, ratio %v", row.Table, row.What, row.Baseline, has)
+		if _, ok := r.Ratio(row); ok != (row.Baseline != "") {
+			t.Errorf("%s, %s: compared with %q, ratio %v", row.Table, row.What, row.Baseline, ok)
 		}
 	}
 	for table, want := range map[string]int{

@@ -124,7 +124,7 @@ func (b *bed) refused(built *bundle.Bundle) string {
 	return c.stderr.String()
 }
 
-func TestGPUsThatWouldHideOneAnother(t *testing.T) {
+func TestGPUDevicesHidingEachOtherAreRefused(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -139,14 +139,14 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 			}
 			both := []string{device(cdi.KindGPU, g), device(cdi.KindGPU, other)}
 			for _, devices := range [][]string{both, {both[1], both[0]}, {both[0], device(cdi.KindLane, other)}} {
-				said := b.refused(b.bundle(g, devices, "look"))
+				refusal := b.refused(b.bundle(g, devices, "look"))
 				if runtimeName == "crun" { // crun hides the output of hooks
 					continue
 				}
 				for _, words := range []string{"would hide GPU ", "peerlane.dev/gpu=all", "peerlane.dev/gpu=mine",
 					"peerlane.dev/lane=N"} {
-					if !strings.Contains(said, words) {
-						t.Errorf("%q: the refusal does not say %q: %s", devices, words, said)
+					if !strings.Contains(refusal, words) {
+						t.Errorf("%q: the refusal does not say %q: %s", devices, words, refusal)
 					}
 				}
 			}

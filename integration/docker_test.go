@@ -116,7 +116,7 @@ func (d *docker) run(name string, options []string, role ...string) *container {
 }
 
 // Docker without CDI support, with the configuration and the commands of the documentation.
-func TestDockerWithoutCDI(t *testing.T) {
+func TestDockerWithoutCDIRunsContainers(t *testing.T) {
 	version, err := exec.Command("dockerd", "--version").Output()
 	if err != nil || !strings.Contains(string(version), " 20.10.") {
 		t.Skipf("needs Docker 20.10, the package docker.io of Debian 12: dockerd is %q (%v)", version, err)
@@ -144,8 +144,8 @@ func TestDockerWithoutCDI(t *testing.T) {
 		a := d.run("asks", []string{"--runtime=peerlane", "--env=PEERLANE_DEVICES=" + devices(b.lanes[0])}, "stream")
 		z := d.run("given", []string{"--runtime=peerlane-lane"}, "stream")
 		handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-		a.send(said{Handle: handleZ})
-		z.send(said{Handle: handleA})
+		a.send(event{Handle: handleZ})
+		z.send(event{Handle: handleA})
 		a.next("moving")
 		z.next("moving")
 	})

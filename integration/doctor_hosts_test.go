@@ -19,7 +19,7 @@ import (
 
 // Doctors of two hosts in separate network namespaces: first no finding, then a wrong MTU at one
 // end, then a wrong key.
-func TestDoctorsOfTwoHosts(t *testing.T) {
+func TestDoctorsOfTwoHostsFindFaultsOfEachEnd(t *testing.T) {
 	n := newNetworks(t)
 	roots := [2]string{t.TempDir(), t.TempDir()}
 	for i, root := range roots {

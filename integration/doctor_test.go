@@ -64,7 +64,7 @@ func (b *bed) wants(found map[string][]doctor.Finding, check string, status doct
 }
 
 // Doctor finds an orphaned relay and the relay's files, and the printed remedies remove both.
-func TestDoctorFindsWhatIsLeft(t *testing.T) {
+func TestDoctorFindsOrphanedRelay(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	b.nics()
@@ -109,13 +109,13 @@ func TestDoctorFindsWhatIsLeft(t *testing.T) {
 	b.wants(found, "leftovers", doctor.OK)
 }
 
-func (b *bed) eventually(what string, is func() bool) {
+func (b *bed) eventually(what string, condition func() bool) {
 	b.Helper()
-	testutil.Until(b.T, what, is)
+	testutil.Until(b.T, what, condition)
 }
 
 // The exporter's counters of a lane equal the relay's transfers.
-func TestExporterTellsWhatRelaysMove(t *testing.T) {
+func TestExporterCountersEqualTransfers(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.nics()
@@ -124,11 +124,11 @@ func TestExporterTellsWhatRelaysMove(t *testing.T) {
 		for line := range strings.Lines(text) {
 			name, rest, _ := strings.Cut(line, "{")
 			inside, number, ok := strings.Cut(rest, "} ")
-			has := ok && name == metric
+			found := ok && name == metric
 			for _, l := range labels {
-				has = has && strings.Contains(","+inside+",", ","+l+",")
+				found = found && strings.Contains(","+inside+",", ","+l+",")
 			}
-			if has {
+			if found {
 				v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
 				if err != nil {
 					t.Fatal(err)

@@ -43,7 +43,7 @@ func escape() error {
 		}
 		open = append(open, f)
 	}
-	say(said{Kind: "escaped"})
+	emit(event{Kind: "escaped"})
 	_, err := io.Copy(io.Discard, os.Stdin)
 	for _, f := range open {
 		f.Close()

@@ -38,7 +38,7 @@ func crowd(arguments []string) error {
 			return fmt.Errorf("setresuid to %d: %w", uid, errno)
 		}
 	}
-	say(said{Kind: "crowd", Error: strconv.Itoa(count)})
+	emit(event{Kind: "crowd", Error: strconv.Itoa(count)})
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }

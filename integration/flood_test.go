@@ -45,7 +45,7 @@ func acceptAll() error {
 	if err != nil {
 		return err
 	}
-	say(said{Kind: "listening", Handle: listener.Handle()})
+	emit(event{Kind: "listening", Handle: listener.Handle()})
 	go func() {
 		for {
 			c, err := listener.Accept(ctx)
@@ -71,8 +71,8 @@ func connectOften(arguments []string) error {
 	if err != nil {
 		return err
 	}
-	say(said{Kind: "hello"})
-	var order said
+	emit(event{Kind: "hello"})
+	var order event
 	if err := json.NewDecoder(os.Stdin).Decode(&order); err != nil {
 		return err
 	}
@@ -87,11 +87,11 @@ func connectOften(arguments []string) error {
 		}
 		_ = c.Close(ctx) // the peer may have closed the connection
 	}
-	connected := said{Kind: "connected", Peer: strconv.Itoa(n - failed)}
+	connected := event{Kind: "connected", Peer: strconv.Itoa(n - failed)}
 	if first != nil {
 		connected.Error = fmt.Sprintf("%.2000s", first)
 	}
-	say(connected)
+	emit(connected)
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }
@@ -108,15 +108,15 @@ func flood(arguments []string) error {
 	if err := os.Chdir(filepath.Dir(socket)); err != nil {
 		return err
 	}
-	var is unix.Stat_t // the group of relays may connect
-	if err := unix.Stat(filepath.Base(socket), &is); err != nil {
+	var stat unix.Stat_t // the group of relays may connect
+	if err := unix.Stat(filepath.Base(socket), &stat); err != nil {
 		return err
 	}
-	if err := errors.Join(unix.Setresgid(int(is.Gid), int(is.Gid), int(is.Gid)),
+	if err := errors.Join(unix.Setresgid(int(stat.Gid), int(stat.Gid), int(stat.Gid)),
 		unix.Setresuid(uid, uid, uid)); err != nil {
 		return err
 	}
-	packettest.Flood(filepath.Base(socket), func() { say(said{Kind: "flooding"}) })
+	packettest.Flood(filepath.Base(socket), func() { emit(event{Kind: "flooding"}) })
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }
@@ -142,7 +142,7 @@ func TestFloodedRelayOfAContainerAcceptsConnects(t *testing.T) {
 				b.follow("flood-"+uid, exec.Command(self, "role", "flood", socket, uid),
 					func(context.Context) error { return nil }).next("flooding")
 			}
-			connecting.send(said{Handle: handle})
+			connecting.send(event{Handle: handle})
 			if s := connecting.next("connected"); s.Peer != strconv.Itoa(connects) {
 				t.Errorf("%s of %d connects beside a flood succeed: %s", s.Peer, connects, s.Error)
 			}

@@ -66,7 +66,7 @@ func permitAnnotations(c *config.Config) { c.Hook.Annotations = true }
 
 // An engine without CDI devices for lanes: lanes come from the directory of hooks, the annotation
 // and the mount, the GPU from its CDI specification.
-func TestLanesByAnnotation(t *testing.T) {
+func TestAnnotationWithHooksDirectoryGivesLanes(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, permitAnnotations)
@@ -88,8 +88,8 @@ func TestLanesByAnnotation(t *testing.T) {
 			}
 			a, z := annotated(b.lanes[0]), annotated(b.lanes[1])
 			handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-			a.send(said{Handle: handleZ})
-			z.send(said{Handle: handleA})
+			a.send(event{Handle: handleZ})
+			z.send(event{Handle: handleA})
 			a.next("moving")
 			z.next("moving")
 		})
@@ -168,7 +168,7 @@ func (p *podman) run(options []string, role ...string) (out string, err error) {
 	return text.String(), err
 }
 
-func TestPodmanWithADirectoryOfHooks(t *testing.T) {
+func TestPodmanWithHooksDirectoryGivesLanes(t *testing.T) {
 	permitted := true
 	b := newBed(t, "runc", permitAnnotations)
 	dir, _ := b.hooksDir()
@@ -182,7 +182,7 @@ func TestPodmanWithADirectoryOfHooks(t *testing.T) {
 		permitted bool
 		options   []string
 		works     bool
-		says      string
+		want      string
 	}{
 		{"annotation and mount", true, []string{lane, mount}, true, `"hello"`},
 		{"read-only root", true, []string{lane, mount, "--read-only"}, true, `"hello"`},
@@ -198,20 +198,20 @@ func TestPodmanWithADirectoryOfHooks(t *testing.T) {
 			}
 		}
 		out, err := p.run(test.options, "hello")
-		if (err == nil) != test.works || !strings.Contains(out, test.says) {
-			t.Errorf("%s: %v: %s; want %q", test.name, err, out, test.says)
+		if (err == nil) != test.works || !strings.Contains(out, test.want) {
+			t.Errorf("%s: %v: %s; want %q", test.name, err, out, test.want)
 		}
 	}
 }
 
-func TestPodmanWithPeerlaneRuntime(t *testing.T) {
+func TestPodmanWithPeerlaneRuntimeGivesLanes(t *testing.T) {
 	b := withoutCDI(t, "runc", []string{"peerlane.dev/lane=0"})
 	b.leavesNothing()
 	p := newPodman(b)
 	for _, test := range []struct {
 		option string
 		works  bool
-		says   string
+		want   string
 	}{
 		{"--annotation=peerlane.dev/devices=peerlane.dev/lane=0", true, `"hello"`},
 		{"--env=PEERLANE_DEVICES=peerlane.dev/lane=0", true, `"hello"`},
@@ -219,8 +219,8 @@ func TestPodmanWithPeerlaneRuntime(t *testing.T) {
 			"PEERLANE_DEVICES asks for the device peerlane.dev/lane=1: runtime.devices in "},
 	} {
 		out, err := p.run([]string{test.option}, "hello")
-		if (err == nil) != test.works || !strings.Contains(out, test.says) {
-			t.Errorf("%s: %v: %s; want %q", test.option, err, out, test.says)
+		if (err == nil) != test.works || !strings.Contains(out, test.want) {
+			t.Errorf("%s: %v: %s; want %q", test.option, err, out, test.want)
 		}
 	}
 }

@@ -220,7 +220,7 @@ func (h *hostile) try(t *testing.T, b *bundle.Bundle) result {
 		t.Errorf("the container hangs: %v: %s", err, stderr.String())
 	}
 	for line := range bytes.Lines(out) {
-		var s said
+		var s event
 		if err := json.Unmarshal(line, &s); err != nil {
 			t.Errorf("the container said %q", line)
 		}
@@ -235,7 +235,7 @@ func (h *hostile) try(t *testing.T, b *bundle.Bundle) result {
 		t.Error(err)
 	}
 	o.refusal = stderr.String()
-	for _, entry := range h.said(t) {
+	for _, entry := range h.newEntries(t) {
 		if strings.Contains(entry, id) {
 			o.refusal, o.hooked = o.refusal+entry, true
 		}
@@ -246,9 +246,9 @@ func (h *hostile) try(t *testing.T, b *bundle.Bundle) result {
 	return o
 }
 
-// said returns the journal entries since the last call. The entries are complete, because every
+// newEntries returns the journal entries since the last call. The entries are complete, because every
 // writer has ended.
-func (h *hostile) said(t *testing.T) (entries []string) {
+func (h *hostile) newEntries(t *testing.T) (entries []string) {
 	t.Helper()
 	conn, err := h.journal.SyscallConn()
 	if err != nil {
@@ -303,9 +303,9 @@ func (h *hostile) mustBeRight(t *testing.T, o result) {
 	if len(o.saw.Writes) == 0 {
 		t.Error("it has tried to write nothing")
 	}
-	for what, said := range o.saw.Writes {
-		if said != unix.EROFS.Error() {
-			t.Errorf("%s: %s, and not %q", what, said, unix.EROFS.Error())
+	for what, text := range o.saw.Writes {
+		if text != unix.EROFS.Error() {
+			t.Errorf("%s: %s, and not %q", what, text, unix.EROFS.Error())
 		}
 	}
 }
@@ -365,7 +365,7 @@ func bearWitness(options []string) error {
 	if slices.Contains(options, "mount") {
 		w.mount()
 	}
-	say(said{Kind: "witness", Saw: w})
+	emit(event{Kind: "witness", Saw: w})
 	if slices.Contains(options, "stay") {
 		_, err = io.Copy(io.Discard, os.Stdin)
 	}
@@ -385,17 +385,17 @@ func answer(err error) string {
 }
 
 // write tries to change the files at the place of the socket.
-func write(said map[string]string) {
+func write(errorOf map[string]string) {
 	file, socket := paths.ContainerDir+"/new", client.DefaultSocket
-	said["a file"] = answer(os.WriteFile(file, nil, 0o600))
-	said["a directory"] = answer(os.Mkdir(file, 0o700))
-	said["a link"] = answer(os.Symlink("/", file))
-	said["a device"] = answer(unix.Mknod(file, unix.S_IFIFO|0o600, 0))
-	said["another name"] = answer(os.Rename(socket, file))
-	said["removing the socket"] = answer(os.Remove(socket))
-	said["another mode"] = answer(os.Chmod(socket, 0))
-	said["another owner"] = answer(os.Chown(socket, 1, 1))
-	said["another mode of the directory"] = answer(os.Chmod(paths.ContainerDir, 0o777))
+	errorOf["a file"] = answer(os.WriteFile(file, nil, 0o600))
+	errorOf["a directory"] = answer(os.Mkdir(file, 0o700))
+	errorOf["a link"] = answer(os.Symlink("/", file))
+	errorOf["a device"] = answer(unix.Mknod(file, unix.S_IFIFO|0o600, 0))
+	errorOf["another name"] = answer(os.Rename(socket, file))
+	errorOf["removing the socket"] = answer(os.Remove(socket))
+	errorOf["another mode"] = answer(os.Chmod(socket, 0))
+	errorOf["another owner"] = answer(os.Chown(socket, 1, 1))
+	errorOf["another mode of the directory"] = answer(os.Chmod(paths.ContainerDir, 0o777))
 }
 
 // hostileImage is an image with a file other than a directory at the socket's mount point or at a
@@ -650,7 +650,7 @@ __attribute__((constructor)) static void loaded(void) { open(MARK, O_CREAT | O_W
 
 // The hook and the programs that it starts have the host's environment, and never the environment
 // of the image.
-func TestEnvironmentOfAHostileImage(t *testing.T) {
+func TestHostileImageEnvironmentReachesNoHook(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			h := newHostile(t, runtimeName, asItIs)

@@ -57,7 +57,7 @@ func inUserNamespace(options []string) error {
 
 // Containers with mount privileges mount around their socket, on a host whose socket tree is
 // shared, as under systemd.
-func TestMountsOfAHostileContainer(t *testing.T) {
+func TestHostileMountsLeaveHostUntouched(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		role []string
@@ -95,8 +95,8 @@ func TestMountsOfAHostileContainer(t *testing.T) {
 							t.Errorf("mounting %s: %s", what, saw.Mounts[what])
 						}
 					}
-					for what, said := range saw.Remounted {
-						if said == "done" {
+					for what, text := range saw.Remounted {
+						if text == "done" {
 							t.Errorf("write through a remounted mount, %s: done", what)
 						}
 					}

@@ -89,7 +89,7 @@ func sweepNetworks(t *testing.T) {
 }
 
 // The first test of the next process removes the namespaces of a killed test process.
-func TestNetworksOfAKilledProcess(t *testing.T) {
+func TestNextProcessRemovesNetworksOfKilledOne(t *testing.T) {
 	gone := exec.Command("true")
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
@@ -173,7 +173,7 @@ func hostsOn(t *testing.T, n *networks, runtimeName string) [2]*bed {
 
 // A container on one host sends from host memory to GPU memory of a container on another host, and
 // receives the data back, through sandboxed relays. Both containers report the end of the peer.
-func TestContainersOfTwoHosts(t *testing.T) {
+func TestContainersOfTwoHostsExchange(t *testing.T) {
 	_, beds := hostsApart(t, "runc")
 	beds[0].edit = func(b *bundle.Bundle) {
 		b.Spec.Process.Env = append(b.Spec.Process.Env, "NCCL_SOCKET_IFNAME=eth0")
@@ -181,8 +181,8 @@ func TestContainersOfTwoHosts(t *testing.T) {
 	verifier := beds[0].start(beds[0].lanes[0], "verify")
 	echo := beds[1].start(beds[1].lanes[1], "echo")
 	one, other := verifier.next("listening").Handle, echo.next("listening").Handle
-	verifier.send(said{Handle: other})
-	echo.send(said{Handle: one})
+	verifier.send(event{Handle: other})
+	echo.send(event{Handle: one})
 	verifier.next("verified")
 
 	for i, c := range []*container{verifier, echo} {
@@ -222,8 +222,8 @@ func TestContainersOfTwoHosts(t *testing.T) {
 			}
 		}
 	}
-	if said := verifier.generation().Ignored; len(said) != 1 || !strings.Contains(said[0], "network.interfaces") {
-		t.Errorf("NCCL_SOCKET_IFNAME: %q", said)
+	if ignored := verifier.generation().Ignored; len(ignored) != 1 || !strings.Contains(ignored[0], "network.interfaces") {
+		t.Errorf("NCCL_SOCKET_IFNAME: %q", ignored)
 	}
 	relay := echo.generation().Status.Relay.PID
 	verifier.mustLearn(kill(t, relay), echo.id, "10.211.0.2", "plnet0")
@@ -269,7 +269,8 @@ const once = "once"
 // verify sends random bytes to an echo on another host and compares the returned bytes. It repeats
 // until an exchange fails, and prints the error.
 func verify(arguments []string) error {
-	return bothWays(arguments, func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
+	return inBothDirections(arguments, func(ctx context.Context, c *gpuClient,
+		sending, receiving *client.Connection) error {
 		var memories [2]*client.Memory
 		for i := range memories {
 			m, err := c.session.HostMemory(ctx, client.HostMemory{Bytes: streamBytes, GPU: c.gpu})
@@ -304,7 +305,7 @@ func verify(arguments []string) error {
 				return fmt.Errorf("message %d of %d bytes came back wrong", round, n)
 			}
 			if round == len(echoed) {
-				say(said{Kind: "verified"})
+				emit(event{Kind: "verified"})
 				if slices.Contains(arguments, once) {
 					return nil
 				}
@@ -315,7 +316,8 @@ func verify(arguments []string) error {
 
 // echo returns received messages.
 func echo(arguments []string) error {
-	return bothWays(arguments, func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
+	return inBothDirections(arguments, func(ctx context.Context, c *gpuClient,
+		sending, receiving *client.Connection) error {
 		for {
 			receive, err := receiving.Receive(c.in, 0, streamBytes)
 			if err != nil {
@@ -336,9 +338,9 @@ func echo(arguments []string) error {
 	})
 }
 
-// bothWays connects with a client on another host in both directions, connects again after the end,
+// inBothDirections connects with a client on another host in both directions, connects again after the end,
 // and waits for the end of input.
-func bothWays(arguments []string, exchange func(context.Context, *gpuClient, *client.Connection,
+func inBothDirections(arguments []string, exchange func(context.Context, *gpuClient, *client.Connection,
 	*client.Connection) error) error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -351,8 +353,8 @@ func bothWays(arguments []string, exchange func(context.Context, *gpuClient, *cl
 		return err
 	}
 	for orders := json.NewDecoder(os.Stdin); ; {
-		say(said{Kind: "listening", Handle: c.listener.Handle()})
-		var order said
+		emit(event{Kind: "listening", Handle: c.listener.Handle()})
+		var order event
 		if err := orders.Decode(&order); err == io.EOF {
 			return nil
 		} else if err != nil {

@@ -33,7 +33,7 @@ func hoardDescriptors(arguments []string) error {
 	if err != nil {
 		return err
 	}
-	say(said{Kind: "in flight", Error: strconv.FormatUint(sent, 10)})
+	emit(event{Kind: "in flight", Error: strconv.FormatUint(sent, 10)})
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }
@@ -42,7 +42,7 @@ func hoardDescriptors(arguments []string) error {
 func openFiles(t *testing.T, pid int) (soft uint64) {
 	t.Helper()
 	for line := range strings.Lines(read(t, fmt.Sprintf("/proc/%d/limits", pid))) {
-		if rest, is := strings.CutPrefix(line, "Max open files"); is {
+		if rest, ok := strings.CutPrefix(line, "Max open files"); ok {
 			soft, err := strconv.ParseUint(strings.Fields(rest)[0], 10, 64)
 			if err != nil {
 				t.Fatal(err)

@@ -22,7 +22,7 @@ import (
 // The C example, linked with the flags of pkg-config, runs in two containers whose images have no
 // file of Peerlane: the loader finds the mounted library, and the library finds the relay. The
 // receiver checks every byte.
-func TestACProgramInAContainer(t *testing.T) {
+func TestCProgramsInContainersExchange(t *testing.T) {
 	beside(t)
 	compiler, err := exec.LookPath("cc")
 	programs.MustHave(t, err)

@@ -142,14 +142,14 @@ func (i *image) elsewhere(dirs ...string) {
 	table := []string{multiarch, "/usr" + multiarch, "/lib/", "/usr/lib/"}
 	replaced := make([]string, len(table))
 	for n, old := range table {
-		is := "/no/"
+		path := "/no/"
 		if n < len(dirs) {
-			is = dirs[n] + "/"
+			path = dirs[n] + "/"
 		}
-		if len(is) > len(old) {
-			i.Fatalf("%s is longer than %s", is, old)
+		if len(path) > len(old) {
+			i.Fatalf("%s is longer than %s", path, old)
 		}
-		replaced[n] = is + strings.Repeat("/", len(old)-len(is))
+		replaced[n] = path + strings.Repeat("/", len(old)-len(path))
 	}
 	before, after := []byte(strings.Join(table, "\x00")+"\x00"), []byte(strings.Join(replaced, "\x00")+"\x00")
 	if !bytes.Contains(loader, before) {
@@ -274,7 +274,7 @@ func TestImageLoaderFindsLibraries(t *testing.T) {
 
 // An image without glibc (busybox, musl) has the files and is otherwise unchanged; without
 // installed libraries the container has no mount.
-func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
+func TestImageWithoutLoaderGetsLibraryFilesOnly(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -313,7 +313,7 @@ func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
 
 // The hook does not mount files that other users could have written. The other edits of the lane
 // apply.
-func TestLibrariesThatOthersCouldHaveWritten(t *testing.T) {
+func TestLibraryOfOtherOwnerIsNotMounted(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()

@@ -35,7 +35,7 @@ func (c *container) do(arguments ...string) {
 }
 
 // exec runs a role as another process of the container, and returns the output.
-func (c *container) exec(role ...string) []said {
+func (c *container) exec(role ...string) []event {
 	c.bed.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 2*patience)
 	defer cancel()
@@ -46,9 +46,9 @@ func (c *container) exec(role ...string) []said {
 	if err != nil {
 		c.bed.Fatalf("exec %q in container %s: %v: %s%s", role, c.id, err, out, errs.Bytes())
 	}
-	var list []said
+	var list []event
 	for line := range bytes.Lines(out) {
-		var s said
+		var s event
 		if err := json.Unmarshal(line, &s); err != nil {
 			c.bed.Fatalf("exec %q in container %s says %q: %v", role, c.id, line, err)
 		}
@@ -80,7 +80,7 @@ func (c *container) drain() {
 }
 
 // A paused container is slow, not dead: no operation fails, however long the pause.
-func TestPauseAndResume(t *testing.T) {
+func TestPausedContainerFailsNoOperation(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestUpdateKeepsRelayAndDevices(t *testing.T) {
 
 // The kernel kills a client that exceeds the container's memory limit. The relay is outside the
 // container's control group, and survives.
-func TestOutOfMemory(t *testing.T) {
+func TestClientOutOfMemoryLeavesRelayRunning(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestOutOfMemory(t *testing.T) {
 
 // A package is upgraded between create and start of a container: the hook and the relay are those
 // of the old package, and the relay's successor is the new program.
-func TestUpgradeBetweenCreateAndStart(t *testing.T) {
+func TestUpgradeBetweenCreateAndStartKeepsHook(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -229,7 +229,7 @@ func TestUpgradeBetweenCreateAndStart(t *testing.T) {
 			upgrade()
 			configure()
 			c.do("start", id)
-			says := func(kind string) {
+			expect := func(kind string) {
 				t.Helper()
 				for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 					text, err := os.ReadFile(out.Name())
@@ -241,8 +241,8 @@ func TestUpgradeBetweenCreateAndStart(t *testing.T) {
 					}
 				}
 			}
-			says("hello")
-			says("child-ended")
+			expect("hello")
+			expect("child-ended")
 			// The old relay dies: the successor runs the new program.
 			kill(t, before.Status.Relay.PID)
 			if list := c.exec("hello"); len(list) != 1 || list[0].Kind != "hello" {

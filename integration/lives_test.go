@@ -47,11 +47,11 @@ func linger() error {
 	return err
 }
 
-// TestLivesOfContainers runs random lives of containers: create, start, attach, exec, pause,
+// TestLivesOfContainersMatchModel runs random lives of containers: create, start, attach, exec, pause,
 // resume, kills of each participating process, commands of the administrator, and the removal of
 // any object of the container's generation or of the runtime, in any order. A model predicts the
 // result of each action. No object remains at the end of a life.
-func TestLivesOfContainers(t *testing.T) {
+func TestLivesOfContainersMatchModel(t *testing.T) {
 	n := int(fromEnvironment(t, livesVariable, lives))
 	seed := uint64(livesSeed)
 	if os.Getenv(livesVariable) != "" {
@@ -98,12 +98,12 @@ func TestLivesOfContainers(t *testing.T) {
 // life is the life of a container, and its model.
 type life struct {
 	*soak
-	number int
-	random *rand.Rand
-	id     string
-	in     *os.File // write end of init's standard input
-	out    string   // file with the output of init
-	did    []string // actions, for the failure message
+	number  int
+	random  *rand.Rand
+	id      string
+	in      *os.File // write end of init's standard input
+	out     string   // file with the output of init
+	actions []string // actions, for the failure message
 
 	// The participating processes.
 	init, relay, watcher *os.File // pidfds; nil if absent
@@ -123,14 +123,14 @@ type life struct {
 func (l *life) errorf(format string, arguments ...any) {
 	l.Helper()
 	l.Errorf("life %d, %s: %s\nits actions: %s", l.number, l.id, fmt.Sprintf(format, arguments...),
-		strings.Join(l.did, "; "))
+		strings.Join(l.actions, "; "))
 }
 
 func (l *life) did1(format string, arguments ...any) {
-	l.did = append(l.did, fmt.Sprintf(format, arguments...))
+	l.actions = append(l.actions, fmt.Sprintf(format, arguments...))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	action, _, _ := strings.Cut(l.did[len(l.did)-1], ":")
+	action, _, _ := strings.Cut(l.actions[len(l.actions)-1], ":")
 	l.results[action]++
 }
 
@@ -139,16 +139,16 @@ func (l *life) runtimeDo(arguments ...string) error {
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	// Not a pipe: processes of the container could keep a pipe open.
-	said, err := os.CreateTemp("", "peerlane-life-")
+	output, err := os.CreateTemp("", "peerlane-life-")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(said.Name())
-	defer said.Close()
+	defer os.Remove(output.Name())
+	defer output.Close()
 	c := l.runtime.Command(ctx, arguments...)
-	c.Stdout, c.Stderr = said, said
+	c.Stdout, c.Stderr = output, output
 	if err := c.Run(); err != nil {
-		text, _ := os.ReadFile(said.Name())
+		text, _ := os.ReadFile(output.Name())
 		return fmt.Errorf("%s: %w: %s", strings.Join(arguments, " "), err, bytes.TrimSpace(text))
 	}
 	return nil
@@ -523,15 +523,15 @@ func (l *life) deleteContainer() {
 
 // left returns the names of the remaining objects of the life.
 func (l *life) left() (names []string) {
-	there := func(path string) {
+	add := func(path string) {
 		if _, err := os.Lstat(path); err == nil {
 			names = append(names, path)
 		}
 	}
 	if g := l.generation; g != nil {
-		there(l.Layout.GenerationDir(g.ID))
-		there(l.Layout.SocketDir(g.ID))
-		there(l.Layout.PeerSocket(g.ID))
+		add(l.Layout.GenerationDir(g.ID))
+		add(l.Layout.SocketDir(g.ID))
+		add(l.Layout.PeerSocket(g.ID))
 		groups, _ := filepath.Glob("/sys/fs/cgroup/*/*/" + g.ID)
 		more, _ := filepath.Glob("/sys/fs/cgroup/*/" + g.ID)
 		names = slices.Concat(names, groups, more)

@@ -43,7 +43,7 @@ func (f faultFiles) end(fault string) {
 // simulatorOf returns the directory of the simulated GPUs, which relays can read.
 func simulatorOf(environment []string) string {
 	for _, e := range environment {
-		if dir, is := strings.CutPrefix(e, "PEERLANE_SIM="); is {
+		if dir, ok := strings.CutPrefix(e, "PEERLANE_SIM="); ok {
 			return dir
 		}
 	}
@@ -84,7 +84,7 @@ func (c *container) answers() time.Time {
 // each client and keeps running.
 func TestLostGPUEndsOperationsWithCause(t *testing.T) {
 	beside(t)
-	faults := []struct{ name, rule, says, cause string }{
+	faults := []struct{ name, rule, want, cause string }{
 		{"illegal-address", "cuMemcpyAsync:process=%s:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS", "sticky CUDA error"},
 		{"ecc", "cuMemcpyAsync:process=%s:error=214", "CUDA_ERROR_ECC_UNCORRECTABLE", "lost GPU"},
 		{"off-the-bus", "*:process=%s:lost", "CUDA_ERROR_UNKNOWN", "lost GPU"},
@@ -114,13 +114,13 @@ func TestLostGPUEndsOperationsWithCause(t *testing.T) {
 		a.drain()
 		struck := files.strike(f.name, v.generation().Status.Relay.PID)
 		// The error names the failed copy or the end of the relay, depending on the order.
-		v.mustLearn(struck, "container "+v.id, f.says, bus)
-		w.mustLearn(struck, "container "+v.id, f.says, bus)
+		v.mustLearn(struck, "container "+v.id, f.want, bus)
+		w.mustLearn(struck, "container "+v.id, f.want, bus)
 		t.Logf("%s: the next relay has answered after %v", f.name, v.answers().Sub(struck).Round(time.Millisecond))
 		during := a.longestGap(1)
 		t.Logf("%s: the longest gap of the others' stream was %v, and is %v", f.name, usual.Round(10*time.Microsecond),
 			during.Round(10*time.Microsecond))
-		if most := max(10*usual, 10*time.Second); during > most {
+		if limit := max(10*usual, 10*time.Second); during > limit {
 			t.Errorf("%s: streams of other containers paused for %v, usually at most %v", f.name, during, usual)
 		}
 		if last {
@@ -133,8 +133,8 @@ func TestLostGPUEndsOperationsWithCause(t *testing.T) {
 			}
 		}
 		v.hasEnded(f.cause)
-		v.send(said{}) // ends the containers
-		w.send(said{})
+		v.send(event{}) // ends the containers
+		w.send(event{})
 		v.next("again")
 		w.next("again")
 		v.end()

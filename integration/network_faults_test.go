@@ -105,7 +105,7 @@ type pair struct {
 	*testing.T
 	net   *routed
 	sides [2]*container
-	at    [2]said  // last listener of each side
+	at    [2]event // last listener of each side
 	quiet [2]state // state of the relays after the failure of all connections
 	seed  uint64
 }
@@ -173,21 +173,21 @@ func (p *pair) flows(messages int) {
 // the content, so mustFinish only counts.
 func (p *pair) mustFinish() (bytes uint64) {
 	p.Helper()
-	var said [2]across.Report
+	var report [2]across.Report
 	for _, c := range p.sides {
 		p.order(c, across.Order{Do: across.Finish})
 	}
 	for i, c := range p.sides {
-		said[i] = c.next(across.Done).Report
+		report[i] = c.next(across.Done).Report
 		p.at[i] = c.next(across.Listening)
 	}
-	for i := range said {
-		if said[i].Posted != said[i].Sent || said[i].Sent != said[1-i].Received {
-			p.Errorf("host %d posted %d messages, of which %d ended, and %d have come", i, said[i].Posted, said[i].Sent,
-				said[1-i].Received)
+	for i := range report {
+		if report[i].Posted != report[i].Sent || report[i].Sent != report[1-i].Received {
+			p.Errorf("host %d posted %d messages, of which %d ended, and %d have come", i, report[i].Posted, report[i].Sent,
+				report[1-i].Received)
 		}
 	}
-	return said[0].BytesReceived + said[1].BytesReceived
+	return report[0].BytesReceived + report[1].BytesReceived
 }
 
 // mustFail requires that every operation of both sides ends with an error, and that the peer has
@@ -214,19 +214,19 @@ func (p *pair) mustHaveFailed(i int, begun time.Time) across.Report {
 		p.Fatal(err)
 	}
 	c := p.sides[i]
-	said := c.next(across.Failed)
-	took := said.At.Sub(begun)
-	p.Logf("host %d learnt after %v: %s", i, took.Round(time.Millisecond), said.Error)
+	report := c.next(across.Failed)
+	took := report.At.Sub(begun)
+	p.Logf("host %d learnt after %v: %s", i, took.Round(time.Millisecond), report.Error)
 	if took > patience { // the promise is 5 s; docs/benchmarks.md has the figures
 		p.Errorf("took %v", took)
 	}
 	// If one of two sets of connections survives, the other container closes the set.
 	closed := fmt.Sprintf("container %s closed the connection", p.sides[1-i].id)
-	if r := said.Report; len(r.Failures) == 0 || len(r.Failures) > r.Pending || r.Pending > 2*across.AtOnce {
+	if r := report.Report; len(r.Failures) == 0 || len(r.Failures) > r.Pending || r.Pending > 2*across.AtOnce {
 		p.Errorf("of %d pending operations %d failed", r.Pending, len(r.Failures))
 	}
-	for _, failure := range said.Report.Failures {
-		if failure == closed && said.Error != closed {
+	for _, failure := range report.Report.Failures {
+		if failure == closed && report.Error != closed {
 			continue
 		}
 		for _, word := range []string{host, p.sides[1-i].id, p.net.addresses[1-i], p.net.cables[i]} {
@@ -236,7 +236,7 @@ func (p *pair) mustHaveFailed(i int, begun time.Time) across.Report {
 		}
 	}
 	p.at[i] = c.next(across.Listening)
-	return said.Report
+	return report.Report
 }
 
 // state has the resources of a relay.
@@ -255,21 +255,21 @@ func (p *pair) calm(i int) state {
 	c := p.sides[i]
 	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		found := c.bed.inspection(c)
-		is := usage(p.T, found)
+		current := usage(p.T, found)
 		if r := found.Report; r != nil && r.Network != nil && r.Used.Connections == 0 && len(r.Connections) == 0 {
 			// The relay keeps working idle connections for later use.
 			for _, peer := range r.Network.Peers {
 				if peer.Channels == 0 {
-					is.descriptors -= 1 + c.bed.Config.Network.Streams
+					current.descriptors -= 1 + c.bed.Config.Network.Streams
 				}
 			}
-			if was := p.quiet[i]; was == (state{}) && len(r.Network.Peers) == 0 ||
-				was != (state{}) && is.descriptors <= was.descriptors && is.memory <= was.memory+grown {
-				return is
+			if old := p.quiet[i]; old == (state{}) && len(r.Network.Peers) == 0 ||
+				old != (state{}) && current.descriptors <= old.descriptors && current.memory <= old.memory+grown {
+				return current
 			}
 		}
 		if end.Over() {
-			p.Fatalf("host %d's relay has %+v, and %+v before; its report: %+v, %+v", i, is, p.quiet[i], found.Report,
+			p.Fatalf("host %d's relay has %+v, and %+v before; its report: %+v, %+v", i, current, p.quiet[i], found.Report,
 				found.Report.Network)
 		}
 	}
@@ -457,7 +457,7 @@ func runs(pid int) bool {
 // run runs a part of a test on the pair.
 func (p *pair) run(t *testing.T, name string, part func()) {
 	t.Run(name, func(t *testing.T) {
-		was := p.T
+		outer := p.T
 		as := func(t *testing.T) {
 			p.T, p.net.T = t, t
 			for _, c := range p.sides {
@@ -465,7 +465,7 @@ func (p *pair) run(t *testing.T, name string, part func()) {
 			}
 		}
 		as(t)
-		defer as(was)
+		defer as(outer)
 		part()
 	})
 }

@@ -113,11 +113,11 @@ func owner() error {
 	if err != nil {
 		return err
 	}
-	say(said{Kind: "listening", Handle: c.listener.Handle(), Key: offer.Key()})
+	emit(event{Kind: "listening", Handle: c.listener.Handle(), Key: offer.Key()})
 	if _, err := c.listener.Accept(ctx); err != nil {
 		return err
 	}
-	var order said
+	var order event
 	orders := json.NewDecoder(os.Stdin)
 	if err := orders.Decode(&order); err != nil {
 		return err
@@ -125,7 +125,7 @@ func owner() error {
 	if err := m.check(2); err != nil {
 		return err
 	}
-	say(said{Kind: "checked"})
+	emit(event{Kind: "checked"})
 	return orders.Decode(&order) // runs until killed
 }
 
@@ -137,7 +137,7 @@ func remote() error {
 	if err != nil {
 		return err
 	}
-	var order said
+	var order event
 	orders := json.NewDecoder(os.Stdin)
 	if err := orders.Decode(&order); err != nil {
 		return err
@@ -146,7 +146,7 @@ func remote() error {
 	if err != nil {
 		return err
 	}
-	say(said{Kind: "connected", Peer: sending.Peer})
+	emit(event{Kind: "connected", Peer: sending.Peer})
 	key := order.Key
 	if err := orders.Decode(&order); err != nil {
 		return err
@@ -166,7 +166,7 @@ func remote() error {
 	if err := end(sending.Write(m.Memory, 0, sidedBytes, key, 0)); err != nil {
 		return err
 	}
-	say(said{Kind: "moving"})
+	emit(event{Kind: "moving"})
 	for {
 		if err := errors.Join(end(sending.Read(m.Memory, 0, sidedBytes, key, 0)),
 			end(sending.Write(m.Memory, 0, sidedBytes, key, 0))); err != nil {
@@ -177,7 +177,7 @@ func remote() error {
 
 // A remote client can read and write exposed memory while the owner is stopped; after the owner is
 // killed, the remote client gets an error.
-func TestOneSidedBesideAStoppedClient(t *testing.T) {
+func TestOneSidedOperationsBesideStoppedOwnerSucceed(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = launch.RouteStaged })
 	b.nics()
@@ -186,7 +186,7 @@ func TestOneSidedBesideAStoppedClient(t *testing.T) {
 	z.next("connected")
 	pid := child(t, a.init())
 	stop(t, pid)
-	z.send(said{})
+	z.send(event{})
 	z.next("moving")
 	if !stopped(t, pid) {
 		t.Error("the owner was not stopped all the time")
@@ -194,7 +194,7 @@ func TestOneSidedBesideAStoppedClient(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	a.send(said{})
+	a.send(event{})
 	a.next("checked")
 	stop(t, pid)
 	z.mustLearn(kill(t, pid), fmt.Sprintf("client process %d", pid), a.id, "died")

@@ -81,8 +81,8 @@ func (r *railed) verify(used, other string) {
 	r.Helper()
 	before, idle := r.sent(0, used), r.sent(0, other)
 	one, two := r.verifier.next("listening").Handle, r.echo.next("listening").Handle
-	r.verifier.send(said{Handle: two})
-	r.echo.send(said{Handle: one})
+	r.verifier.send(event{Handle: two})
+	r.echo.send(event{Handle: one})
 	r.verifier.next("verified")
 	if got := r.sent(0, used) - before; got < r.bytes {
 		r.Errorf("%d bytes went by %s of %d", got, used, r.bytes)
@@ -104,7 +104,7 @@ func (r *railed) rails() map[string]launch.NetworkRail {
 
 // With two links between two hosts, messages use the link of the lanes. If that link is down, new
 // connections use the other link, through the same relays.
-func TestRailsOfTwoHosts(t *testing.T) {
+func TestRailsOfTwoHostsFollowLanes(t *testing.T) {
 	r := newRailed(t, false, once)
 	r.verify("plrail0", "plnet0")
 	if rails := r.rails(); rails["plrail0"].Sent < r.bytes || rails["plrail0"].Down || rails["plrail0"].Listening == "" ||
@@ -121,7 +121,7 @@ func TestRailsOfTwoHosts(t *testing.T) {
 	}
 	r.in(1, "ip", "link", "set", "plrail1", "down")
 	for _, c := range []*container{r.verifier, r.echo} {
-		c.send(said{}) // asks for a new handle
+		c.send(event{}) // asks for a new handle
 	}
 	r.verify("plnet0", "plrail0")
 }
@@ -163,8 +163,8 @@ func TestOneOfTwoRailsIsPulled(t *testing.T) {
 	}
 	r := newRailed(t, true)
 	one, two := r.verifier.next("listening").Handle, r.echo.next("listening").Handle
-	r.verifier.send(said{Handle: two})
-	r.echo.send(said{Handle: one})
+	r.verifier.send(event{Handle: two})
+	r.echo.send(event{Handle: one})
 	r.verifier.next("verified")
 	if a, b := r.sent(0, "plnet0"), r.sent(0, "plrail0"); a < r.bytes/16 || b < r.bytes/16 {
 		t.Errorf("%d and %d bytes went by the two cables", a, b)

@@ -19,7 +19,7 @@ import (
 )
 
 // The processes of `peerlane doctor --rdma`, with simulated GPUs and a software device as NIC.
-func TestRDMAOfThisHost(t *testing.T) {
+func TestRDMATestOfThisHostSucceeds(t *testing.T) {
 	root := t.TempDir()
 	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)
 	if err == nil {
@@ -134,7 +134,7 @@ func TestMeasuredLoopbacksEnterTheEstimate(t *testing.T) {
 
 // The test that supervisors run finds each fault of a NIC, in the relays' sandbox, and keeps
 // the results of the boot.
-func TestTriplesInTheSandboxOfRelays(t *testing.T) {
+func TestTriplesInSandboxFindNICFaults(t *testing.T) {
 	h, err := testbed.New(t.TempDir(), binaries, testbed.GPUsSimulated)
 	if err == nil {
 		err = h.Configure(asItIs)

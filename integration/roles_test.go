@@ -25,8 +25,8 @@ import (
 // The test binary is also the program in the containers: `TEST role NAME …`. The program prints
 // events as JSON lines.
 
-// said is a line of output of a role.
-type said struct {
+// event is a line of output of a role.
+type event struct {
 	// listening, connected, moving, checked, round, error, again, child-ended, hello, look,
 	// witness, spying, spied, crowd, escaped, flooding
 	Kind   string      `json:"kind"`
@@ -53,7 +53,7 @@ type look struct {
 	Relay       bool     // the relay's socket exists
 }
 
-func say(s said) {
+func emit(s event) {
 	text, err := json.Marshal(s)
 	if err == nil {
 		_, err = fmt.Println(string(text))
@@ -64,7 +64,7 @@ func say(s said) {
 	}
 }
 
-func fail(err error) { say(said{Kind: "error", Error: err.Error(), Status: wire.StatusOf(err)}) }
+func fail(err error) { emit(event{Kind: "error", Error: err.Error(), Status: wire.StatusOf(err)}) }
 
 func play(arguments []string) int {
 	roles := map[string]func([]string) error{
@@ -116,7 +116,7 @@ func hello() error {
 	if _, err := s.Statistics(ctx); err != nil {
 		return err
 	}
-	say(said{Kind: "hello"})
+	emit(event{Kind: "hello"})
 	return s.Close()
 }
 
@@ -158,7 +158,7 @@ func hoard() error {
 			break
 		}
 	}
-	say(said{Kind: "hoarded", Error: fmt.Sprint(refused), Status: wire.StatusOf(refused)})
+	emit(event{Kind: "hoarded", Error: fmt.Sprint(refused), Status: wire.StatusOf(refused)})
 	_, err := io.Copy(io.Discard, os.Stdin)
 	runtime.KeepAlive(sessions)
 	return err
@@ -179,14 +179,14 @@ func lookAround() error {
 		return err
 	}
 	for line := range strings.Lines(string(limits)) {
-		if rest, is := strings.CutPrefix(line, "Max locked memory"); is {
+		if rest, ok := strings.CutPrefix(line, "Max locked memory"); ok {
 			found.Memlock = strings.Fields(rest)[0]
 		}
 	}
 	if _, err := os.Stat(client.DefaultSocket); err == nil {
 		found.Relay = true
 	}
-	say(said{Kind: "look", Look: found})
+	emit(event{Kind: "look", Look: found})
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }
@@ -279,8 +279,8 @@ func stream(options []string) error {
 			return err
 		}
 	}
-	say(said{Kind: "listening", Handle: c.listener.Handle()})
-	var order said
+	emit(event{Kind: "listening", Handle: c.listener.Handle()})
+	var order event
 	orders := json.NewDecoder(os.Stdin)
 	if err := orders.Decode(&order); err != nil {
 		return err
@@ -293,7 +293,7 @@ func stream(options []string) error {
 	if err != nil {
 		return err
 	}
-	say(said{Kind: "connected", Peer: sending.Peer})
+	emit(event{Kind: "connected", Peer: sending.Peer})
 	spoke, before, gap := time.Now(), time.Now(), time.Duration(0)
 	for round := 0; ; round++ {
 		if err := exchange(ctx, c, sending, receiving); err != nil {
@@ -301,7 +301,7 @@ func stream(options []string) error {
 			break
 		}
 		if round == 3 {
-			say(said{Kind: "moving"})
+			emit(event{Kind: "moving"})
 			if slices.Contains(options, "hog") {
 				go hog()
 			}
@@ -309,7 +309,7 @@ func stream(options []string) error {
 		now := time.Now()
 		gap, before = max(gap, now.Sub(before)), now
 		if slices.Contains(options, "rounds") && now.Sub(spoke) > 200*time.Millisecond {
-			say(said{Kind: "round", Gap: gap})
+			emit(event{Kind: "round", Gap: gap})
 			spoke, gap = now, 0
 		}
 	}
@@ -321,7 +321,7 @@ func stream(options []string) error {
 	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		_, err := attach(ctx, d, device, gpu)
 		if err == nil {
-			say(said{Kind: "again"})
+			emit(event{Kind: "again"})
 			return nil
 		}
 		if end.Over() {
@@ -396,11 +396,11 @@ func parent(arguments []string) error {
 	child := exec.Command("/proc/self/exe", append([]string{"role"}, arguments...)...)
 	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err := child.Run()
-	s := said{Kind: "child-ended"}
+	s := event{Kind: "child-ended"}
 	if err != nil {
 		s.Error = err.Error()
 	}
-	say(s)
+	emit(s)
 	// Wait until the test closes the input.
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {

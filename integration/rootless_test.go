@@ -193,8 +193,8 @@ func testRootlessPodman(t *testing.T, launcher string) {
 	}
 	a, z := start("a", b.lanes[0]), start("z", b.lanes[1])
 	handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-	a.send(said{Handle: handleZ})
-	z.send(said{Handle: handleA})
+	a.send(event{Handle: handleZ})
+	z.send(event{Handle: handleA})
 	a.next("moving")
 	z.next("moving")
 

@@ -62,8 +62,8 @@ func TestEngineWithoutCDIGetsLanes(t *testing.T) {
 			}
 			a, z := start(b.lanes[0], "variable"), start(b.lanes[1], "annotation")
 			handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
-			a.send(said{Handle: handleZ})
-			z.send(said{Handle: handleA})
+			a.send(event{Handle: handleZ})
+			z.send(event{Handle: handleA})
 			a.next("moving")
 			z.next("moving")
 		})

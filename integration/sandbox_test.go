@@ -43,14 +43,14 @@ func TestRelaySandboxRestrictsProcess(t *testing.T) {
 			users := map[int]bool{}
 			for _, c := range []*container{a, z} {
 				i := b.inspection(c)
-				is := i.Sandbox.Relay
-				if is == nil || i.Sandbox.Mode != config.SandboxAuto {
+				got := i.Sandbox.Relay
+				if got == nil || i.Sandbox.Mode != config.SandboxAuto {
 					t.Fatalf("sandbox %+v", i.Sandbox)
 				}
-				if is.UID == 0 || is.GID != is.UID || is.Capabilities != 0 || !is.NoNewPrivs || !is.Seccomp || !is.OwnRoot {
-					t.Errorf("the relay's sandbox is %+v, missing %q", is, i.Sandbox.Missing)
+				if got.UID == 0 || got.GID != got.UID || got.Capabilities != 0 || !got.NoNewPrivs || !got.Seccomp || !got.OwnRoot {
+					t.Errorf("the relay's sandbox is %+v, missing %q", got, i.Sandbox.Missing)
 				}
-				users[is.UID] = true
+				users[got.UID] = true
 				process := fmt.Sprintf("/proc/%d/", i.Status.Relay.PID)
 				// /proc files of undumpable processes belong to root, proc_pid(5).
 				if info, err := os.Stat(process + "environ"); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
@@ -98,8 +98,8 @@ func TestBounceWorksInSandbox(t *testing.T) {
 			a, z := b.streaming("stream", "rounds")
 			for _, c := range []*container{a, z} {
 				i := b.inspection(c)
-				if is := i.Sandbox.Relay; is == nil || is.UID == 0 || !is.Seccomp || !is.OwnRoot {
-					t.Errorf("the relay's sandbox is %+v, missing %q", is, i.Sandbox.Missing)
+				if got := i.Sandbox.Relay; got == nil || got.UID == 0 || !got.Seccomp || !got.OwnRoot {
+					t.Errorf("the relay's sandbox is %+v, missing %q", got, i.Sandbox.Missing)
 				}
 				var host, gpu uint64
 				for _, s := range i.Report.Staging {
@@ -123,10 +123,10 @@ func TestBounceWorksInSandbox(t *testing.T) {
 				}
 				table := b.mustPeerlane("relay", "inspect", c.id)
 				lane := i.Config.Lanes[0].GPU.BusID
-				for _, says := range []string{"64 MiB in host memory for transport tcp: the lane of " + lane,
+				for _, want := range []string{"64 MiB in host memory for transport tcp: the lane of " + lane,
 					"0 B (staging.limit)"} {
-					if !strings.Contains(table, says) {
-						t.Errorf("inspect does not say %q: %s", says, table)
+					if !strings.Contains(table, want) {
+						t.Errorf("inspect does not say %q: %s", want, table)
 					}
 				}
 				log := read(t, filepath.Join(b.Layout.GenerationDir(i.Generation.ID), "relay.log"))
@@ -283,15 +283,15 @@ func memfds(t *testing.T, pid int, matches func(name string) bool) uint64 {
 	}
 	pages := map[uint64]uint64{} // by inode
 	for _, file := range files {
-		var is unix.Stat_t
+		var stat unix.Stat_t
 		link, err := os.Readlink(file)
-		if name, is := strings.CutPrefix(link, "/memfd:"); err != nil || !is || !matches(name) {
+		if name, ok := strings.CutPrefix(link, "/memfd:"); err != nil || !ok || !matches(name) {
 			continue
 		}
-		if unix.Stat(file, &is) != nil { // closed meanwhile
+		if unix.Stat(file, &stat) != nil { // closed meanwhile
 			continue
 		}
-		pages[is.Ino] = uint64(is.Blocks) * 512
+		pages[stat.Ino] = uint64(stat.Blocks) * 512
 	}
 	var sum uint64
 	for _, bytes := range pages {
@@ -327,7 +327,7 @@ func relayResident(t *testing.T, pid int) (sum uint64) {
 }
 
 // Relays run without a sandbox, which helps to find a fault.
-func TestRelaysWithoutASandbox(t *testing.T) {
+func TestRelaysWithoutSandboxServe(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Sandbox = config.SandboxOff })
 	b.nics()

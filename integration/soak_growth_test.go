@@ -72,7 +72,7 @@ func (s *relaySoak) learn() {
 	if more <= 0 {
 		s.Fatalf("%v relays are connected, and %v were before", after.peers, before.peers)
 	}
-	s.each, s.most = map[string]float64{}, map[string]int{}
+	s.each, s.max = map[string]float64{}, map[string]int{}
 	for _, what := range perPeer {
 		s.each[what] = (after.values[series{what, "it"}] - before.values[series{what, "it"}]) / more
 	}
@@ -128,7 +128,7 @@ func (s *relaySoak) more(now sample, what string) bool {
 	}
 	last := s.samples[len(s.samples)-1]
 	for of, v := range now.values {
-		if was, ok := last.values[of]; ok && of.what == what && v > was {
+		if old, ok := last.values[of]; ok && of.what == what && v > old {
 			return true
 		}
 	}
@@ -154,11 +154,11 @@ func (s *relaySoak) look(at time.Duration) sample {
 				continue
 			}
 			now.peers[name] = len(report.Network.Peers)
-			s.most[name] = max(s.most[name], now.peers[name])
+			s.max[name] = max(s.max[name], now.peers[name])
 			for _, what := range perPeer {
 				n := now.peers[name]
 				if what == "memory" { // the allocator keeps the memory for later connections
-					n = s.most[name]
+					n = s.max[name]
 				}
 				now.values[series{what, name}] -= s.each[what] * float64(n)
 			}
@@ -171,9 +171,9 @@ func (s *relaySoak) look(at time.Duration) sample {
 	}
 	s.process(&now, "the NICs", s.fleet.NICs())
 	// The last processes of an ended container may still be ending.
-	most := math.Inf(1)
+	limit := math.Inf(1)
 	if n := len(s.samples); n > 0 {
-		most = s.samples[n-1].values[series{"processes", "the host"}]
+		limit = s.samples[n-1].values[series{"processes", "the host"}]
 	}
 	for end := testutil.BeginFor(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		look, err := s.host.Look()
@@ -185,7 +185,7 @@ func (s *relaySoak) look(at time.Duration) sample {
 			kind, _, _ := strings.Cut(thing, " ")
 			counts[kind]++
 		}
-		if counts["process"] <= most || end.Over() {
+		if counts["process"] <= limit || end.Over() {
 			now.values[series{"files", "the host"}] = counts["file"]
 			now.values[series{"processes", "the host"}] = counts["process"]
 			break

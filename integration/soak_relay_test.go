@@ -37,7 +37,7 @@ const (
 	soakSegment = 45 * time.Second
 )
 
-// TestSoakOfRelays runs 16 clients at a time, which exchange verified messages by both routes,
+// TestSoakOfRelaysLeaksNothing runs 16 clients at a time, which exchange verified messages by both routes,
 // while it kills clients, relays and containers at random, takes a NIC's port down, and stops clients
 // for a while. No byte is corrupt, no client gets an error that no death explains, no operation hangs,
 // and no resource of long-lived processes grows.
@@ -45,7 +45,7 @@ const (
 // Between two segments all clients detach, so that the state is the same each time, and the test
 // compares the resources of relays, supervisors and the NIC that were left alone (growth, in
 // soak_growth_test.go). Clients attach again in each segment.
-func TestSoakOfRelays(t *testing.T) {
+func TestSoakOfRelaysLeaksNothing(t *testing.T) {
 	seed := fromEnvironment(t, soakSeedVariable, uint64(time.Now().UnixNano()))
 	whole := time.Duration(0)
 	if text := os.Getenv(soakTimeVariable); text != "" {
@@ -103,7 +103,7 @@ type relaySoak struct {
 	begin   time.Time
 	samples []sample
 	each    map[string]float64 // of perPeer
-	most    map[string]int     // the largest value of sample.peers, by process
+	max     map[string]int     // the largest value of sample.peers, by process
 }
 
 // steady reports a container that the test never kills: number 0 of its GPU and route. Such

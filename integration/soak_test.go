@@ -193,7 +193,7 @@ func (s *soak) kill(victim, id string, runtime int) bool {
 
 // process finds a process by a part of the command line; for a parent other than 0, among the
 // children of the parent.
-func (s *soak) process(parent int, has string) int {
+func (s *soak) process(parent int, program string) int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return 0
@@ -204,7 +204,7 @@ func (s *soak) process(parent int, has string) int {
 			continue
 		}
 		command, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // the process may have ended
-		if !strings.Contains(string(command), has) {
+		if !strings.Contains(string(command), program) {
 			continue
 		}
 		status, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "status"))

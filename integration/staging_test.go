@@ -37,7 +37,7 @@ func (b *bed) reserved(c *container) (inspection control.Inspection, bytes uint6
 // All relays of the host share the admission limit of a server GPU: the first relay gets its full
 // request, the next relay less, the third relay another lane's server, and the memory of a killed
 // relay is free again.
-func TestStagingOfManyContainers(t *testing.T) {
+func TestStagingOfManyContainersSharesLimit(t *testing.T) {
 	beside(t)
 	const mib = 1 << 20
 	limit := config.Size(300 * mib) // a relay requests 256 MiB on each of two GPUs
@@ -69,10 +69,10 @@ func TestStagingOfManyContainers(t *testing.T) {
 			continue
 		}
 		table := b.mustPeerlane("relay", "inspect", c.id)
-		for _, says := range []string{"of 256 MiB on " + lane.Servers[0], "not admitted", "300 MiB (staging.limit)",
+		for _, wants := range []string{"of 256 MiB on " + lane.Servers[0], "not admitted", "300 MiB (staging.limit)",
 			"container " + containers[0].id + " 256 MiB"} {
-			if !strings.Contains(table, says) {
-				t.Errorf("peerlane relay inspect does not say %q:\n%s", says, table)
+			if !strings.Contains(table, wants) {
+				t.Errorf("peerlane relay inspect does not say %q:\n%s", wants, table)
 			}
 		}
 		replaced := strings.Contains(table, "it serves in place of the lane's own servers")
@@ -137,10 +137,10 @@ func TestPairFailingSelfTestIsReplaced(t *testing.T) {
 			t.Errorf("container %d knows %+v", i, found.Pairs)
 		}
 		table := b.mustPeerlane("relay", "inspect", c.id)
-		for _, says := range []string{"wrong: of 1 bytes from", "good; out ",
+		for _, want := range []string{"wrong: of 1 bytes from", "good; out ",
 			"issued by the client's GPU, chunk by the pair's calibration"} {
-			if !strings.Contains(table, says) {
-				t.Errorf("peerlane relay inspect does not say %q:\n%s", says, table)
+			if !strings.Contains(table, want) {
+				t.Errorf("peerlane relay inspect does not say %q:\n%s", want, table)
 			}
 		}
 		if tested := strings.Contains(log, "pairs of GPUs"); tested != (i == 0) {

@@ -28,11 +28,11 @@ func TestTenantsOfTwoHostsRefuseEachOther(t *testing.T) {
 			}
 			listener := start(1, "red", "accept")
 			handle := listener.next("listening").Handle
-			connect := func(tenant string) (connected said) {
+			connect := func(tenant string) (connected event) {
 				t.Helper()
 				c := start(0, tenant, "connects", "1")
 				c.next("hello")
-				c.send(said{Handle: handle})
+				c.send(event{Handle: handle})
 				connected = c.next("connected")
 				report := beds[0].inspection(c).Report
 				if on := report != nil && report.Network != nil && report.Network.Listening != ""; on != (tenant != "") {

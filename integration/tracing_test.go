@@ -32,7 +32,7 @@ func spy(arguments []string) error {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		close(done)
 	}()
-	say(said{Kind: "spying"})
+	emit(event{Kind: "spying"})
 	seen := map[int]bool{}
 	var attacks sync.WaitGroup
 	defer attacks.Wait()
@@ -67,8 +67,8 @@ func spy(arguments []string) error {
 			}
 			attacks.Go(func() {
 				attack.OnThread(func() {
-					ways := attack.Trace(pid, uint32(n), attack.AfterStart(pid, spyTime))
-					say(said{Kind: "spied", Error: strings.Join(ways, ", ")})
+					methods := attack.Trace(pid, uint32(n), attack.AfterStart(pid, spyTime))
+					emit(event{Kind: "spied", Error: strings.Join(methods, ", ")})
 				})
 			})
 		}
@@ -102,9 +102,9 @@ func TestRelayTracedDuringItsStartRefusesEachAttach(t *testing.T) {
 				t.Fatal(err)
 			}
 			lines := bufio.NewScanner(out)
-			next := func() (s said) {
+			next := func() (s event) {
 				if !lines.Scan() {
-					return said{}
+					return event{}
 				}
 				if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
 					t.Errorf("the spy says %q", lines.Text())

@@ -14,7 +14,7 @@ import (
 
 func torture(transfers int) traffic.Torture {
 	return traffic.Torture{
-		GPUs: testbed.GPUsSimulated, Most: 2, Binaries: binaries, Seed: 20261122, Transfers: transfers,
+		GPUs: testbed.GPUsSimulated, MaxGPUs: 2, Binaries: binaries, Seed: 20261122, Transfers: transfers,
 		Limit: 5 * time.Minute, Containers: 1,
 		Bytes: 2 << 20, Largest: 256 << 10, Pairs: 1, Memory: []string{
 			traffic.MemoryGPU}, Load: measure.LoadMemory, KillEach: 200 * time.Millisecond, Kills: 4,
@@ -40,7 +40,7 @@ func TestTransfersSurviveKills(t *testing.T) {
 }
 
 // The verification detects a corrupt byte.
-func TestTransfersSeeWhatIsWrong(t *testing.T) {
+func TestTransfersDetectCorruptByte(t *testing.T) {
 	o := torture(5000)
 	o.KillEach, o.Load = 0, "none"
 	o.Change = func(c *config.Config) {
@@ -57,7 +57,7 @@ func TestTransfersSeeWhatIsWrong(t *testing.T) {
 
 // The GPU of the relay's copies also executes the baseline, without cuMemcpyPeerAsync, which the
 // source's GPU executes.
-func TestRawCopiesByTheClientsGPU(t *testing.T) {
+func TestRawCopiesAvoidPeerAsync(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.Environment = append(b.Environment, "PEERLANE_SIM_FAULT=cuMemcpyPeerAsync:error=1")
 	m, err := b.StartMeasuring(context.Background())
@@ -70,13 +70,13 @@ func TestRawCopiesByTheClientsGPU(t *testing.T) {
 		}
 	}()
 	client, server := b.lanes[0].GPU, b.lanes[0].Servers[0]
-	for _, way := range [][2]string{{client, server}, {server, client}} {
+	for _, direction := range [][2]string{{client, server}, {server, client}} {
 		for _, kind := range []string{measure.Raw, measure.Local} {
-			job := measure.Job{Kind: kind, From: way[0], To: way[1], Issuer: client, Size: 64 << 10, Depth: 2,
+			job := measure.Job{Kind: kind, From: direction[0], To: direction[1], Issuer: client, Size: 64 << 10, Depth: 2,
 				Duration: time.Millisecond, Mapped: true}
 			r, err := m.Do(job)
 			if err != nil || r.GBs <= 0 && r.Times == nil {
-				t.Errorf("%s from %s to %s: %+v, %v", kind, way[0], way[1], r, err)
+				t.Errorf("%s from %s to %s: %+v, %v", kind, direction[0], direction[1], r, err)
 			}
 			job.Mapped = false
 			if _, err := m.Do(job); err == nil {

@@ -108,7 +108,7 @@ func TestLaneWithDirectAndStagedMembersReceivesByShares(t *testing.T) {
 	}
 }
 
-func TestLaneWhoseDirectNICIsDownReceivesThroughSlots(t *testing.T) {
+func TestLaneWithDirectNICDownReceivesThroughSlots(t *testing.T) {
 	p := &byRDMA{lane: mixedLane}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 2, 2)
 	all := slices.Concat(ofA, ofB)

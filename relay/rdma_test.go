@@ -12,7 +12,6 @@ import (
 	"time"
 
 	codes "github.com/peerlane/peerlane/internal/fault"
-
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"

@@ -121,7 +121,7 @@ func (p *laterPort) SendLater(m wire.Message, number uint32) { p.later++ }
 
 // With many messages on their way their ends are told together with the next grants; the last ones, for
 // which a sender may wait, at once.
-func TestEndsOfManyMessagesAreToldLater(t *testing.T) {
+func TestEndsOfManyMessagesAreReportedLater(t *testing.T) {
 	w := newWorld(t)
 	c := w.connection(wire.RouteStaged)
 	deafPort := c.port

@@ -35,7 +35,7 @@ func TestPathTypesAreOrderedAndNamed(t *testing.T) {
 	}
 }
 
-func TestParseBusID(t *testing.T) {
+func TestParseBusIDReturnsCanonicalForm(t *testing.T) {
 	for text, want := range map[string]string{
 		"0000:17:00.0": "0000:17:00.0", "17:00.0": "0000:17:00.0", "00000000:AB:1C.7": "0000:ab:1c.7",
 		"10000:e1:00.0": "10000:e1:00.0", "1:0.0": "0000:01:00.0", "0001:00:00.0": "0001:00:00.0",

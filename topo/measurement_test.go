@@ -67,7 +67,7 @@ func TestFingerprintChangesWithEachDevice(t *testing.T) {
 		h := made()
 		change(h)
 		f := h.Fingerprint()
-		if other, is := seen[f]; is {
+		if other, ok := seen[f]; ok {
 			t.Errorf("%s: the fingerprint is that of %s", name, other)
 		}
 		seen[f] = name

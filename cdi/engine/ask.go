@@ -107,21 +107,21 @@ func askProgram(ctx context.Context, name string) (string, error) {
 func output(ctx context.Context, program string, arguments ...string) (string, error) {
 	c := exec.CommandContext(ctx, program, arguments...)
 	c.WaitDelay = time.Second
-	var said bytes.Buffer
-	c.Stderr = &said
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
 	text, err := c.Output()
 	if err != nil {
-		line, _, _ := strings.Cut(strings.TrimSpace(said.String()), "\n")
-		return "", saying(program, err, line)
+		line, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
+		return "", outputError(program, err, line)
 	}
 	return strings.TrimSpace(string(text)), nil
 }
 
-func saying(program string, err error, said string) error {
-	if said == "" {
+func outputError(program string, err error, stderr string) error {
+	if stderr == "" {
 		return fmt.Errorf("%s: %w", program, err)
 	}
-	return fmt.Errorf("%s: %w: %s", program, err, said)
+	return fmt.Errorf("%s: %w: %s", program, err, stderr)
 }
 
 // askDocker asks the daemon through its API. The docker client would connect to the host of
@@ -140,22 +140,22 @@ func askDocker(ctx context.Context, socket string) (version string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, response.Body.Close()) }()
-	var said struct {
+	var answer struct {
 		Version    string
 		Components []struct{ Name string }
 	}
 	if response.StatusCode != http.StatusOK {
 		return "", errors.New(response.Status)
 	}
-	if err := json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&said); err != nil {
+	if err := json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&answer); err != nil {
 		return "", err
 	}
-	for _, one := range said.Components {
+	for _, one := range answer.Components {
 		if strings.HasPrefix(one.Name, "Podman") {
 			return "", errOther
 		}
 	}
-	return said.Version, nil
+	return answer.Version, nil
 }
 
 // askContainerd asks the daemon through the module of containerd's API: the containerd client
@@ -166,6 +166,6 @@ func askContainerd(ctx context.Context, socket string) (version string, err erro
 		return "", err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	said, err := versions.NewVersionClient(conn).Version(ctx, &emptypb.Empty{})
-	return said.GetVersion(), err
+	answer, err := versions.NewVersionClient(conn).Version(ctx, &emptypb.Empty{})
+	return answer.GetVersion(), err
 }

@@ -108,9 +108,9 @@ func TestDockerIsAsked(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
 	t.Setenv("PATH", t.TempDir())
 	for _, c := range []struct {
-		says string
-		code int
-		want reply
+		answer string
+		code   int
+		want   reply
 		// err is nil for any other error.
 		err error
 	}{
@@ -131,7 +131,7 @@ func TestDockerIsAsked(t *testing.T) {
 				c.code = http.StatusNotFound
 			}
 			w.WriteHeader(c.code)
-			fmt.Fprint(w, c.says)
+			fmt.Fprint(w, c.answer)
 		}))
 		check := s.Listener.Close()
 		s.Listener = l
@@ -140,7 +140,7 @@ func TestDockerIsAsked(t *testing.T) {
 		s.Close()
 		if check != nil || got != c.want || (err == nil) != c.want.Daemon ||
 			errors.Is(err, ErrNotInstalled) != (c.err != nil) {
-			t.Errorf("%s: %+v, %v, want %+v, %v", c.says, got, err, c.want, c.err)
+			t.Errorf("%s: %+v, %v, want %+v, %v", c.answer, got, err, c.want, c.err)
 		}
 	}
 }

@@ -46,7 +46,7 @@ func findContainerd(h Host) (d documents, err error) {
 func containerdSocket(d documents) string {
 	for _, path := range [][]string{{"plugins", "io.containerd.server.v1.grpc", "address"}, {"grpc", "address"}} {
 		value, _ := d.get(path...)
-		if socket, is := value.(string); is && socket != "" {
+		if socket, ok := value.(string); ok && socket != "" {
 			return socket
 		}
 	}

@@ -20,7 +20,7 @@ func findDocker(h Host) (d documents, err error) {
 func dockerSocket(d documents) string {
 	hosts, _ := d.get("hosts")
 	for _, host := range edit.Texts(hosts) {
-		if socket, is := strings.CutPrefix(host, "unix://"); is && socket != "" {
+		if socket, ok := strings.CutPrefix(host, "unix://"); ok && socket != "" {
 			return socket
 		}
 	}

@@ -446,9 +446,9 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 				}
 				return change, s.CDI
 			}
-			first, was := configure()
-			if was != c.cdi {
-				t.Errorf("CDI was %s, not %s", was, c.cdi)
+			first, firstCDI := configure()
+			if firstCDI != c.cdi {
+				t.Errorf("CDI was %s, not %s", firstCDI, c.cdi)
 			}
 			if c.want == "" {
 				if diff := cmp.Diff(before, files(t, root)); diff != "" || !first.None() || first.Restart != "" {
@@ -476,12 +476,12 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 				t.Errorf("notes %q", first.Notes)
 			}
 			after := files(t, root)
-			second, is := configure()
+			second, secondCDI := configure()
 			if !second.None() || second.Restart != "" {
 				t.Errorf("the second time changes\n%s", second.Diff())
 			}
-			if c.cdi != CDIUnknown && is != CDIOn {
-				t.Errorf("CDI is %s now", is)
+			if c.cdi != CDIUnknown && secondCDI != CDIOn {
+				t.Errorf("CDI is %s now", secondCDI)
 			}
 			if diff := cmp.Diff(after, files(t, root)); diff != "" {
 				t.Errorf("the second time (-before +after):\n%s", diff)
@@ -504,7 +504,7 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 }
 
 // Remove keeps the changes of other programs, and restores the former values of Peerlane's keys.
-func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
+func TestRemoveKeepsChangesOfOthers(t *testing.T) {
 	for _, c := range []struct {
 		name, engine, version, file string
 		before                      string // "" for no file
@@ -601,7 +601,7 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 	for _, c := range []struct {
 		name, engine, version string
 		files                 map[string]string
-		is                    func(error) bool
+		errorIs               func(error) bool
 	}{
 		{"torn JSON", docker, "25.0.0", map[string]string{daemonJSON: "{\n  \"debug\": true,\n"},
 			at(daemonJSON, 3, "the file ends in the middle of an object")},
@@ -637,7 +637,7 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 			lay(t, root, c.files)
 			before := files(t, root)
 			_, _, err := configure(root, store, c.engine, c.version)
-			if !c.is(err) {
+			if !c.errorIs(err) {
 				t.Errorf("unexpected error: %v", err)
 			}
 			if diff := cmp.Diff(before, files(t, root)); diff != "" {
@@ -648,7 +648,7 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 }
 
 // Configure does not add a directory under a second name, and resolves links below the root alone.
-func TestDirectoriesByOtherNames(t *testing.T) {
+func TestConfigureOfLinkedDirectoryAddsNoSecondName(t *testing.T) {
 	for _, link := range []string{"/run", "../run"} {
 		root := t.TempDir()
 		put(t, filepath.Join(root, daemonJSON), `{"cdi-spec-dirs": ["/etc/cdi", "/run/cdi/"]}`)
@@ -698,7 +698,7 @@ func TestSocketFollowsConfiguration(t *testing.T) {
 
 // Apply keeps a link as a link, keeps the mode of its target, and does not overwrite the change of
 // another program.
-func TestLinksModesAndOthers(t *testing.T) {
+func TestApplyKeepsLinksModesAndOtherChanges(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	put(t, filepath.Join(root, "srv/docker.json"), "{}")
 	if err := os.Chmod(filepath.Join(root, "srv/docker.json"), 0o600); err != nil {

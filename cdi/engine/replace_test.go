@@ -18,11 +18,11 @@ func accessList(user uint32) []byte {
 	const nobody = 1<<32 - 1
 	list := binary.LittleEndian.AppendUint32(nil, 2)
 	for _, entry := range []struct {
-		tag, may uint16
-		id       uint32
+		tag, perm uint16
+		id        uint32
 	}{{0x01, 6, nobody}, {0x02, 4, user}, {0x04, 0, nobody}, {0x10, 4, nobody}, {0x20, 0, nobody}} {
 		list = binary.LittleEndian.AppendUint16(list, entry.tag)
-		list = binary.LittleEndian.AppendUint16(list, entry.may)
+		list = binary.LittleEndian.AppendUint16(list, entry.perm)
 		list = binary.LittleEndian.AppendUint32(list, entry.id)
 	}
 	return list
@@ -99,7 +99,7 @@ func TestRemoveRefusesAnotherFile(t *testing.T) {
 }
 
 // Remove recognises a file that Configure created in new directories below a link.
-func TestNewDirectoriesBelowALink(t *testing.T) {
+func TestRemoveFindsFileInNewDirectoriesBelowLink(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	if err := os.Mkdir(filepath.Join(root, "disk"), 0o755); err != nil {
 		t.Fatal(err)

@@ -53,13 +53,13 @@ func inject(spec *specs.Spec, specDirs, devices []string) error {
 // unresolved returns the error of unknown devices: no specification defines the device, two
 // specifications define it, or a specification is unreadable.
 func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
-	said := map[string]bool{}
+	seen := map[string]bool{}
 	var why []string
 	for path, problems := range cache.GetErrors() {
 		for _, problem := range problems {
 			// The library reports a conflict for both files, in the same words.
-			if text := problem.Error(); !said[text] {
-				said[text] = true
+			if text := problem.Error(); !seen[text] {
+				seen[text] = true
 				if !strings.Contains(text, path) {
 					text = path + ": " + text
 				}
@@ -98,27 +98,27 @@ func (e *unknownDeviceError) Error() string {
 func removeDuplicates(before, after *specs.Spec) {
 	if before.Hooks != nil {
 		for i, list := range hooks(after.Hooks) {
-			had := *hooks(before.Hooks)[i].hooks
-			*list.hooks = withoutRepeats(had, len(had), *list.hooks)
+			earlier := *hooks(before.Hooks)[i].hooks
+			*list.hooks = withoutRepeats(earlier, len(earlier), *list.hooks)
 		}
 	}
 	if before.Linux != nil && before.Linux.Resources != nil {
-		had := before.Linux.Resources.Devices
+		earlier := before.Linux.Resources.Devices
 		// A later rule overrides an earlier one, so a rule before a denial must be repeated.
-		valid := had
-		for i, rule := range had {
+		valid := earlier
+		for i, rule := range earlier {
 			if !rule.Allow {
-				valid = had[i+1:]
+				valid = earlier[i+1:]
 			}
 		}
-		after.Linux.Resources.Devices = withoutRepeats(valid, len(had), after.Linux.Resources.Devices)
+		after.Linux.Resources.Devices = withoutRepeats(valid, len(earlier), after.Linux.Resources.Devices)
 	}
 }
 
-// withoutRepeats removes the elements of had from a list, except among its first elements.
-func withoutRepeats[T any](had []T, first int, list []T) []T {
+// withoutRepeats removes the elements of earlier from a list, except among its first elements.
+func withoutRepeats[T any](earlier []T, first int, list []T) []T {
 	return append(list[:first:first], slices.DeleteFunc(list[first:], func(added T) bool {
-		return slices.ContainsFunc(had, func(h T) bool { return reflect.DeepEqual(h, added) })
+		return slices.ContainsFunc(earlier, func(h T) bool { return reflect.DeepEqual(h, added) })
 	})...)
 }
 
@@ -153,36 +153,36 @@ func merge(config []byte, before, after *specs.Spec) ([]byte, error) {
 	m := merger{}
 	mergeList(&m, top, "mounts", before.Mounts, after.Mounts)
 
-	was, is := orZero(before.Process), orZero(after.Process)
+	oldProcess, newProcess := orZero(before.Process), orZero(after.Process)
 	m.below(top, "process", func(process object) {
-		mergeList(&m, process, "env", was.Env, is.Env)
+		mergeList(&m, process, "env", oldProcess.Env, newProcess.Env)
 		m.below(process, "user", func(user object) {
-			mergeList(&m, user, "additionalGids", was.User.AdditionalGids, is.User.AdditionalGids)
+			mergeList(&m, user, "additionalGids", oldProcess.User.AdditionalGids, newProcess.User.AdditionalGids)
 		})
 	})
 
-	hadHooks, hasHooks := orZero(before.Hooks), orZero(after.Hooks)
+	oldHooks, newHooks := orZero(before.Hooks), orZero(after.Hooks)
 	m.below(top, "hooks", func(all object) {
-		for i, list := range hooks(&hasHooks) {
-			mergeList(&m, all, list.name, *hooks(&hadHooks)[i].hooks, *list.hooks)
+		for i, list := range hooks(&newHooks) {
+			mergeList(&m, all, list.name, *hooks(&oldHooks)[i].hooks, *list.hooks)
 		}
 	})
 
-	had, has := orZero(before.Linux), orZero(after.Linux)
+	oldLinux, newLinux := orZero(before.Linux), orZero(after.Linux)
 	m.below(top, "linux", func(linux object) {
-		mergeList(&m, linux, "devices", had.Devices, has.Devices)
+		mergeList(&m, linux, "devices", oldLinux.Devices, newLinux.Devices)
 		m.below(linux, "resources", func(resources object) {
-			mergeList(&m, resources, "devices", orZero(had.Resources).Devices, orZero(has.Resources).Devices)
+			mergeList(&m, resources, "devices", orZero(oldLinux.Resources).Devices, orZero(newLinux.Resources).Devices)
 		})
 		m.below(linux, "netDevices", func(net object) {
-			for name, device := range has.NetDevices {
-				if !reflect.DeepEqual(had.NetDevices[name], device) || net[name] == nil {
+			for name, device := range newLinux.NetDevices {
+				if !reflect.DeepEqual(oldLinux.NetDevices[name], device) || net[name] == nil {
 					m.set(net, name, device)
 				}
 			}
 		})
-		if !reflect.DeepEqual(had.IntelRdt, has.IntelRdt) {
-			m.set(linux, "intelRdt", has.IntelRdt)
+		if !reflect.DeepEqual(oldLinux.IntelRdt, newLinux.IntelRdt) {
+			m.set(linux, "intelRdt", newLinux.IntelRdt)
 		}
 	})
 	if m.err != nil {

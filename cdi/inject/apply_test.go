@@ -192,7 +192,7 @@ func TestApplyRepeatsRuleBeforeDenial(t *testing.T) {
 	}
 }
 
-func TestDevicesThatCannotBeGiven(t *testing.T) {
+func TestApplyUnusableDeviceFails(t *testing.T) {
 	other := strings.Replace(everything, "COMMON=1", "COMMON=2", 1)
 	for _, test := range []struct {
 		name   string
@@ -200,8 +200,8 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 		config string
 		// want is nil for an unknownDeviceError.
 		want error
-		// says are substrings of its problems.
-		says []string
+		// problems are substrings of the problems of the error.
+		problems []string
 	}{
 		{"no specification", nil, `{}`, nil, nil},
 		{"unknown", map[string]string{"a.json": strings.Replace(everything, `"name": "0"`, `"name": "2"`, 1)}, `{}`, nil,
@@ -229,10 +229,10 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 					t.Errorf("error %v, want %v", err, test.want)
 				}
 			case !ok || !slices.Equal(unknown.specDirs, dirs) || !slices.Equal(unknown.devices, devices) ||
-				(len(unknown.problems) > 0) != (len(test.says) > 0):
+				(len(unknown.problems) > 0) != (len(test.problems) > 0):
 				t.Errorf("error %v, want an unknown device", err)
 			}
-			for _, words := range test.says {
+			for _, words := range test.problems {
 				if ok && len(unknown.problems) > 0 && !strings.Contains(unknown.problems[0], words) {
 					t.Errorf("the problem %q does not have %q", unknown.problems[0], words)
 				}

@@ -170,21 +170,21 @@ func TestOwnerAndModeStay(t *testing.T) {
 	alone(t, path)
 }
 
-func TestFilesThatAreNoConfig(t *testing.T) {
+func TestApplyToInvalidConfigFileFails(t *testing.T) {
 	dir := specDir(t, map[string]string{"probe.json": everything})
 	o := Options{Devices: []string{"probe.dev/thing=0"}, SpecDirs: []string{dir}}
-	is := func(err error) func(string) error { return func(string) error { return err } }
+	errorIs := func(err error) func(string) error { return func(string) error { return err } }
 	for _, test := range []struct {
 		name string
 		make func(path string) error
 		want func(path string) error
 	}{
-		{"missing", func(string) error { return nil }, is(nil)},
-		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, is(paths.ErrNotRegular)},
-		{"a directory", func(path string) error { return os.Mkdir(path, 0o700) }, is(paths.ErrNotRegular)},
+		{"missing", func(string) error { return nil }, errorIs(nil)},
+		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, errorIs(paths.ErrNotRegular)},
+		{"a directory", func(path string) error { return os.Mkdir(path, 0o700) }, errorIs(paths.ErrNotRegular)},
 		{"a link", func(path string) error {
 			return errors.Join(os.WriteFile(path+".real", []byte(`{}`), 0o600), os.Symlink(path+".real", path))
-		}, is(errLink)},
+		}, errorIs(errLink)},
 		{"too long", func(path string) error {
 			return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, maxConfig+1))
 		}, func(path string) error { return &paths.SizeError{Path: path, Bytes: maxConfig + 1, Limit: maxConfig} }},

@@ -30,10 +30,10 @@ func TestHookStateOfHundredMegabytesIsRefused(t *testing.T) {
 			t.Errorf("%s: %v: %.1000s", name, err, out.String())
 			continue
 		}
-		if most := c.ProcessState.SysUsage().(*syscall.Rusage).Maxrss; most > limit {
-			t.Errorf("%s: it took %d KiB; %d are permitted", name, most, limit)
+		if rss := c.ProcessState.SysUsage().(*syscall.Rusage).Maxrss; rss > limit {
+			t.Errorf("%s: it took %d KiB; %d are permitted", name, rss, limit)
 		} else {
-			t.Logf("%s: %d KiB, %v", name, most, c.ProcessState.UserTime()+c.ProcessState.SystemTime())
+			t.Logf("%s: %d KiB, %v", name, rss, c.ProcessState.UserTime()+c.ProcessState.SystemTime())
 		}
 	}
 }

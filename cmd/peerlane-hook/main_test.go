@@ -44,7 +44,7 @@ func TestHookCommandLineIsParsed(t *testing.T) {
 		args   []string
 		stdin  string
 		status int
-		says   string
+		want   string
 	}{
 		{"nothing", nil, "", 2, "missing command"},
 		{"unknown command", []string{"start"}, "", 2, `unknown command "start"; peerlane-hook help`},
@@ -72,8 +72,8 @@ func TestHookCommandLineIsParsed(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			out, status := command(t, test.stdin, test.args...)
-			if status != test.status || !strings.Contains(out, test.says) {
-				t.Errorf("status %d, want %d; it says %q, want %q", status, test.status, out, test.says)
+			if status != test.status || !strings.Contains(out, test.want) {
+				t.Errorf("status %d, want %d; it says %q, want %q", status, test.status, out, test.want)
 			}
 			if status != 0 && strings.Count(out, "\n") != 1 {
 				t.Errorf("runtimes show one line best: %q", out)

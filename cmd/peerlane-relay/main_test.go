@@ -11,7 +11,7 @@ func TestRelayExitStatusEqualsManPage(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
 		status int
-		says   string
+		want   string
 	}{
 		{[]string{"version"}, 0, ""},
 		{[]string{"srve"}, 2, `unknown command "srve"`},
@@ -23,7 +23,7 @@ func TestRelayExitStatusEqualsManPage(t *testing.T) {
 	} {
 		var out, errOut bytes.Buffer
 		status := run(c.args, &out, &errOut)
-		if status != c.status || !strings.Contains(errOut.String(), c.says) || (status == 0) != (errOut.Len() == 0) {
+		if status != c.status || !strings.Contains(errOut.String(), c.want) || (status == 0) != (errOut.Len() == 0) {
 			t.Errorf("peerlane-relay %v: exit status %d, %q", c.args, status, errOut.String())
 		}
 	}

@@ -29,7 +29,7 @@ func (o *origin) Fire(e *logrus.Entry) error {
 		e.Data = logrus.Fields{}
 	}
 	for name, value := range map[string]string{"generation": o.generation, "container": o.container} {
-		if _, has := e.Data[name]; !has && value != "" {
+		if _, ok := e.Data[name]; !ok && value != "" {
 			e.Data[name] = value
 		}
 	}

@@ -60,7 +60,7 @@ func selfTest(in io.Reader, out io.Writer) error {
 		return err
 	}
 	var failed error
-	tell := func(p launch.Pair) {
+	report := func(p launch.Pair) {
 		mu.Lock()
 		defer mu.Unlock()
 		if err := lines.Encode(p); err != nil {
@@ -69,10 +69,10 @@ func selfTest(in io.Reader, out io.Writer) error {
 	}
 	// A test that does not end blocks the driver, and with it any cleanup: exit at once.
 	stuck := func(p launch.Pair) {
-		tell(p)
+		report(p)
 		os.Exit(1)
 	}
-	if err := selftest.Run(d, job, tell, stuck); err != nil {
+	if err := selftest.Run(d, job, report, stuck); err != nil {
 		return err
 	}
 	return failed

@@ -97,7 +97,7 @@ func TestOwnOptionsStandInFrontOfTheCommand(t *testing.T) {
 	}
 }
 
-func TestOwnOptionsThatMakeNoSense(t *testing.T) {
+func TestRuntimeInvalidOptionIsRefused(t *testing.T) {
 	for arg, cause := range map[string]error{
 		"--peerlane-device":         errNoValue,
 		"--peerlane-device=":        errNoValue,

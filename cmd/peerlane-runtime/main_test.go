@@ -62,11 +62,11 @@ func command(t *testing.T, args ...string) (out string, pid, status int) {
 
 const ownRuntime = "[runtime]\npath = \"ROOT/oci\"\n"
 
-func TestItBecomesTheRuntime(t *testing.T) {
+func TestRuntimeReplacesItsProcess(t *testing.T) {
 	root := host(t, ownRuntime)
 	out, pid, status := command(t, "--peerlane-root="+root, "--log", "/x", "state", "c 1")
-	shell, said, _ := strings.Cut(strings.TrimSpace(out), " ")
-	if said != "--log /x state c 1" || status != 7 {
+	shell, rest, _ := strings.Cut(strings.TrimSpace(out), " ")
+	if rest != "--log /x state c 1" || status != 7 {
 		t.Errorf("the runtime's status is %d, and it says %q", status, out)
 	}
 	// The runtime replaces the process of peerlane-runtime.
@@ -106,7 +106,7 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 		// file is the content of config.json.
 		file string
 		args []string
-		says []string
+		want []string
 	}{
 		{"not permitted", ownRuntime, `{"process":{"env":["PEERLANE_DEVICES=probe.dev/thing=0"]}}`, nil,
 			[]string{"PEERLANE_DEVICES asks for the device probe.dev/thing=0", "runtime.devices in "}},
@@ -150,7 +150,7 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 					}
 					message = entry.Msg
 				}
-				for _, words := range append(test.says, "peerlane-runtime: ") {
+				for _, words := range append(test.want, "peerlane-runtime: ") {
 					if format == "text" {
 						words = strings.ReplaceAll(words, `"`, `\"`)
 					}
@@ -176,7 +176,7 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 		}
 		return path
 	}
-	is := func(configured, want string, cause error) {
+	expect := func(configured, want string, cause error) {
 		t.Helper()
 		got, err := findRuntime(configured, dirs)
 		if !testutil.HasError(err, cause) || err == nil && got != want {
@@ -191,21 +191,21 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 			t.Errorf("found with %v, want %s of %s with the remedy %q", err, fault.UntrustedFile, path, remedy)
 		}
 	}
-	is("", "", exec.ErrNotFound)
+	expect("", "", exec.ErrNotFound)
 	crun := put(filepath.Join(first, "crun"), 0o755)
-	is("", crun, nil)
+	expect("", crun, nil)
 	runc := put(filepath.Join(second, "runc"), 0o755)
-	is("", runc, nil) // runc precedes crun, in any directory
-	is(crun, crun, nil)
+	expect("", runc, nil) // runc precedes crun, in any directory
+	expect(crun, crun, nil)
 	put(filepath.Join(first, "runc"), 0o644)
-	is("", "", errNoProgram)
+	expect("", "", errNoProgram)
 	wide := put(filepath.Join(first, "runc"), 0o777)
 	untrusted("", wide, "chmod go-w "+wide)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	is(self, "", errSelf)
+	expect(self, "", errSelf)
 	if os.Geteuid() == 0 {
 		if err := os.Chown(crun, 1234, -1); err != nil {
 			t.Fatal(err)
@@ -216,7 +216,7 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 
 // A rootless engine runs its runtime in a user namespace, where the owner of the host's runtime is
 // not mapped, and the user's files are below XDG_RUNTIME_DIR only.
-func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
+func TestRootlessRuntimeUsesUserTree(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it maps users")
 	}
@@ -287,7 +287,7 @@ func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
 	}
 }
 
-func TestItsOwnWords(t *testing.T) {
+func TestRuntimeOwnOptionsPrintHelpAndVersion(t *testing.T) {
 	if out, _, status := command(t, "--peerlane-help"); status != 0 || !strings.Contains(out, "daemon.json") {
 		t.Errorf("help: status %d: %s", status, out)
 	}

@@ -45,7 +45,7 @@ func BenchmarkStart(b *testing.B) {
 	}
 	container := bundle.New(bundleDir, "/bin/busybox", "true")
 	wrapper := []string{filepath.Join(dir, programs.Runtime), "--peerlane-root=" + root, "--peerlane-spec-dir=" + root}
-	ways := []struct {
+	starters := []struct {
 		name    string
 		command []string
 		wall    []time.Duration
@@ -57,34 +57,34 @@ func BenchmarkStart(b *testing.B) {
 	}
 	n := 0
 	for b.Loop() {
-		for i := range ways {
-			way := &ways[i]
+		for i := range starters {
+			starter := &starters[i]
 			if err := container.Write(); err != nil { // an engine writes the bundle for every start
 				b.Fatal(err)
 			}
 			n++
-			c := exec.Command(way.command[0], append(slices.Clone(way.command[1:]),
+			c := exec.Command(starter.command[0], append(slices.Clone(starter.command[1:]),
 				"--root", filepath.Join(root, "state"), "run", "--bundle", bundleDir, fmt.Sprintf("peerlane-benchmark-%d-%d",
 					os.Getpid(), n))...)
 			begun := time.Now()
 			if out, err := c.CombinedOutput(); err != nil {
-				b.Fatalf("%s: %v: %s", way.name, err, out)
+				b.Fatalf("%s: %v: %s", starter.name, err, out)
 			}
-			way.wall = append(way.wall, time.Since(begun))
-			way.cpu = append(way.cpu, c.ProcessState.UserTime()+c.ProcessState.SystemTime())
+			starter.wall = append(starter.wall, time.Since(begun))
+			starter.cpu = append(starter.cpu, c.ProcessState.UserTime()+c.ProcessState.SystemTime())
 		}
 	}
 	median := func(times []time.Duration) float64 {
 		slices.Sort(times)
 		return times[len(times)/2].Seconds() * 1e3
 	}
-	plain, plainCPU := median(ways[0].wall), median(ways[0].cpu)
+	plain, plainCPU := median(starters[0].wall), median(starters[0].cpu)
 	b.ReportMetric(0, "ns/op") // the sum of three starts, which has no meaning
 	b.ReportMetric(plain, "runc-ms")
-	for _, way := range ways[1:] {
-		took := median(way.wall)
-		b.ReportMetric(took-plain, way.name+"-more-ms")
-		b.ReportMetric(median(way.cpu)-plainCPU, way.name+"-more-cpu-ms")
-		b.ReportMetric(took/plain, way.name+"/runc")
+	for _, starter := range starters[1:] {
+		took := median(starter.wall)
+		b.ReportMetric(took-plain, starter.name+"-more-ms")
+		b.ReportMetric(median(starter.cpu)-plainCPU, starter.name+"-more-cpu-ms")
+		b.ReportMetric(took/plain, starter.name+"/runc")
 	}
 }

@@ -14,7 +14,7 @@ func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 	for _, c := range []struct {
 		line string
 		code int
-		says string
+		want string
 	}{
 		{"topo --sysfs /nosuch", 1, "--sysfs /nosuch: not a readable directory"},
 		{"plan --root ROOT --proc /nosuch", 1, "--proc /nosuch: not a readable directory"},
@@ -37,9 +37,9 @@ func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 	} {
 		var out, errOut bytes.Buffer
 		code := run(strings.Fields(strings.ReplaceAll(c.line, "ROOT", root)), &out, &errOut)
-		if code != c.code || !strings.Contains(errOut.String(), c.says) || out.Len() > 0 {
+		if code != c.code || !strings.Contains(errOut.String(), c.want) || out.Len() > 0 {
 			t.Errorf("peerlane %s: exit status %d, %q and output %q; want %d, %q", c.line, code, errOut.String(), out.String(),
-				c.code, c.says)
+				c.code, c.want)
 		}
 	}
 }

@@ -19,12 +19,12 @@ const aBench = `{
   "version": 1, "date": "2026-11-22T12:00:00Z", "release": "v1", "command": ["peerlane", "bench", "--quick"],
   "host": "a host", "gpus": ["NVIDIA H200", "NVIDIA H200"], "driver": 13000, "simulated": false,
   "rows": [
-    {"table": "copy", "what": "client to slot", "size": 4194304, "depth": 16, "value": 310, "unit": "GB/s", "baseline": "raw 4.0 MiB", "asked": {"least": 0.98}},
+    {"table": "copy", "what": "client to slot", "size": 4194304, "depth": 16, "value": 310, "unit": "GB/s", "baseline": "raw 4.0 MiB", "asked": {"min": 0.98}},
     {"table": "latency", "what": "rings, to and fro, both sides busy", "size": 8, "depth": 1, "value": 0.5, "unit": "µs",
-      "times": {"count": 9, "p50": 0.5, "p90": 0.6, "p99": 0.7, "p999": 6.7, "max": 8}, "asked": {"most": 1}},
+      "times": {"count": 9, "p50": 0.5, "p90": 0.6, "p99": 0.7, "p999": 6.7, "max": 8}, "asked": {"max": 1}},
     {"table": "busy", "what": "client to slot, p99 of idle", "size": 8, "depth": 1, "state": "SMs held: client GPU", "value": 27, "unit": "µs",
-      "baseline": "a relay's copy, p99, 8 B, client to slot, idle", "asked": {"most": 2}},
-    {"table": "memory", "what": "of a server GPU, besides staging", "state": "GPU 1", "value": 0, "unit": "MiB", "asked": {"most": 0}},
+      "baseline": "a relay's copy, p99, 8 B, client to slot, idle", "asked": {"max": 2}},
+    {"table": "memory", "what": "of a server GPU, besides staging", "state": "GPU 1", "value": 0, "unit": "MiB", "asked": {"max": 0}},
     {"table": "bounce", "what": "container A to container B", "route": "staged", "transport": "verbs", "size": 65536, "depth": 16, "value": 7.5, "unit": "GB/s"}
   ],
   "baselines": [
@@ -70,7 +70,7 @@ func TestBenchOutputShowsRowsAndVerdicts(t *testing.T) {
 	}
 }
 
-func TestBenchCommandLine(t *testing.T) {
+func TestBenchInvalidCommandLineIsRefused(t *testing.T) {
 	for _, arguments := range [][]string{
 		{"--table", "copies"}, {"--busy", "nobody"}, {"--sizes", "large"}, {"--gpus", "some"}, {"--pace", "0"},
 		{"--listen", "--connect", "host"}, {"--connect", ""}, {"--connect", "host", "--table", "copy"}, {"--connect", "host",

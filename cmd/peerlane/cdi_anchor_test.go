@@ -56,7 +56,7 @@ func TestCDIRemoveUnmountsAnchor(t *testing.T) {
 		if mounted := l.CheckAnchor() == nil; mounted != dry {
 			t.Errorf("dry run %v: the anchor is mounted: %v", dry, mounted)
 		}
-		if says := strings.Contains(out, "unmounted "+l.Anchor()); says == dry {
+		if reported := strings.Contains(out, "unmounted "+l.Anchor()); reported == dry {
 			t.Errorf("dry run %v: %s", dry, out)
 		}
 	}

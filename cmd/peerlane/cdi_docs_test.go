@@ -42,7 +42,7 @@ func needs(t *testing.T, program string) {
 	}
 }
 
-func TestUnitsOfThePackage(t *testing.T) {
+func TestPackagedUnitsAreVerified(t *testing.T) {
 	needs(t, "systemd-analyze")
 	dir := t.TempDir()
 	const refresh = "peerlane-cdi-refresh.service"
@@ -57,23 +57,23 @@ func TestUnitsOfThePackage(t *testing.T) {
 		check(t, os.WriteFile(filepath.Join(dir, name), []byte(texts[name]), 0o644))
 	}
 	verify := func() string {
-		said, err := exec.Command("systemd-analyze", append([]string{"verify", "--man=no"}, files...)...).CombinedOutput()
+		output, err := exec.Command("systemd-analyze", append([]string{"verify", "--man=no"}, files...)...).CombinedOutput()
 		if err != nil {
-			return err.Error() + ": " + string(said)
+			return err.Error() + ": " + string(output)
 		}
-		return string(said)
+		return string(output)
 	}
-	if said := verify(); strings.Contains(said, dir) || strings.Contains(said, "peerlane") {
-		t.Errorf("systemd-analyze verify says\n%s", said)
+	if output := verify(); strings.Contains(output, dir) || strings.Contains(output, "peerlane") {
+		t.Errorf("systemd-analyze verify says\n%s", output)
 	}
 	check(t, os.WriteFile(filepath.Join(dir, refresh), []byte(texts[refresh]+"\n[Service]\nBefor=docker.service\n"),
 		0o644))
-	if said := verify(); !strings.Contains(said, "Befor") {
-		t.Errorf("systemd-analyze verify does not see a mistake: %q", said)
+	if output := verify(); !strings.Contains(output, "Befor") {
+		t.Errorf("systemd-analyze verify does not see a mistake: %q", output)
 	}
 }
 
-func TestRuleOfThePackage(t *testing.T) {
+func TestPackagedRuleStartsRefresh(t *testing.T) {
 	needs(t, "udevadm")
 	modules, err := filepath.Glob("/sys/module/[a-z]*")
 	check(t, err)
@@ -88,27 +88,27 @@ func TestRuleOfThePackage(t *testing.T) {
 		check(t, os.WriteFile(path, []byte(rule), 0o644))
 		c := exec.Command("sh", "-c", `mount -t tmpfs none /run && mkdir -p /run/udev/rules.d && cp "$1" /run/udev/rules.d/ && udevadm test -a add "$2" 2>&1`, "sh", path, device)
 		c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-		said, err := c.CombinedOutput()
+		output, err := c.CombinedOutput()
 		if err != nil {
-			t.Fatalf("udevadm test: %v\n%s", err, said)
+			t.Fatalf("udevadm test: %v\n%s", err, output)
 		}
-		if !strings.Contains(string(said), "90-peerlane.rules") {
-			t.Fatalf("udevadm does not read the rule:\n%s", said)
+		if !strings.Contains(string(output), "90-peerlane.rules") {
+			t.Fatalf("udevadm does not read the rule:\n%s", output)
 		}
-		return string(said)
+		return string(output)
 	}
 	const runs = "peerlane-cdi-refresh.service"
 	mistake := regexp.MustCompile(`90-peerlane\.rules:\d+ (Invalid|Unknown|Failed)`)
-	said := simulate(rule, "/sys/class/net/lo")
-	if m := mistake.FindString(said); m != "" || strings.Contains(said, runs) {
-		t.Errorf("for a network interface udevadm says\n%s", said)
+	output := simulate(rule, "/sys/class/net/lo")
+	if m := mistake.FindString(output); m != "" || strings.Contains(output, runs) {
+		t.Errorf("for a network interface udevadm says\n%s", output)
 	}
-	said = simulate(strings.Replace(rule, `KERNEL=="nvidia|`, `KERNEL=="`+filepath.Base(module)+`|`, 1), module)
-	if mistake.MatchString(said) || !strings.Contains(said, runs) {
-		t.Errorf("for a module udevadm says\n%s", said)
+	output = simulate(strings.Replace(rule, `KERNEL=="nvidia|`, `KERNEL=="`+filepath.Base(module)+`|`, 1), module)
+	if mistake.MatchString(output) || !strings.Contains(output, runs) {
+		t.Errorf("for a module udevadm says\n%s", output)
 	}
-	if said := simulate(strings.Replace(rule, "SUBSYSTEM==", "SUBSISTEM==", 1),
-		"/sys/class/net/lo"); !mistake.MatchString(said) {
-		t.Errorf("udevadm does not see a mistake:\n%s", said)
+	if output := simulate(strings.Replace(rule, "SUBSYSTEM==", "SUBSISTEM==", 1),
+		"/sys/class/net/lo"); !mistake.MatchString(output) {
+		t.Errorf("udevadm does not see a mistake:\n%s", output)
 	}
 }

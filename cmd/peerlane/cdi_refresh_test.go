@@ -252,7 +252,7 @@ func TestRefreshRepairsModes(t *testing.T) {
 	}
 }
 
-func TestRefreshOfAHostWithoutGPUs(t *testing.T) {
+func TestRefreshOfHostWithoutGPUsRemovesFiles(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	foreign := filepath.Join(h.specDir, "nvidia.yaml")
@@ -294,7 +294,7 @@ func namesIn(t *testing.T, dir string) (names []string) {
 }
 
 // At boot, a refresh can run before the driver is loaded.
-func TestRefreshBeforeTheDriverLoads(t *testing.T) {
+func TestRefreshBeforeDriverChangesNothing(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	before := h.state()
@@ -419,7 +419,7 @@ func TestRefreshKeepsTheInstalledHook(t *testing.T) {
 }
 
 // An engine that reads while Peerlane writes finds the old or the new files, never a missing file.
-func TestManyAtOnce(t *testing.T) {
+func TestConcurrentRefreshesNeverHideFiles(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	// The same host with a port down requires other files.
@@ -538,7 +538,7 @@ func (h *cdiHost) aliveContainer(name string) {
 	check(h.t, os.WriteFile(filepath.Join(dir, "generation.json"), text, 0o600))
 }
 
-func TestRemoveWhileContainersLive(t *testing.T) {
+func TestRemoveWithRunningContainersIsRefused(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	h.aliveContainer("trainer")
@@ -558,7 +558,7 @@ func TestRemoveWhileContainersLive(t *testing.T) {
 	}
 }
 
-func TestRefreshSaysWhatItTook(t *testing.T) {
+func TestRefreshReportsItsDurations(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	got := decode[refreshed](t, h.args("refresh", "-o", "json")...)

@@ -345,7 +345,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 	}
 }
 
-func TestValidateForPeople(t *testing.T) {
+func TestValidatePrintsDrift(t *testing.T) {
 	h := newWholeHost(t)
 	if out := h.run("validate"); out != "The installed files match this host (3 specifications).\n" {
 		t.Errorf("output %q", out)
@@ -365,7 +365,7 @@ func TestValidateForPeople(t *testing.T) {
 }
 
 // validate reports a permission error as an error, not as drift.
-func TestValidateCannotTell(t *testing.T) {
+func TestValidatePermissionErrorIsNoDrift(t *testing.T) {
 	h := newWholeHost(t)
 	check(t, os.RemoveAll(filepath.Join(h.tree, "proc/driver")))
 	if _, errOut := h.fails(1, "validate"); !strings.Contains(errOut, "NVIDIA's driver is not loaded") {
@@ -376,7 +376,7 @@ func TestValidateCannotTell(t *testing.T) {
 	h.fails(1, "validate")
 }
 
-func TestValidateOfAHostWithNothing(t *testing.T) {
+func TestValidateOfEmptyHostMatches(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	h.noGPU()
@@ -386,7 +386,7 @@ func TestValidateOfAHostWithNothing(t *testing.T) {
 	}
 }
 
-func TestListShowsWhatIsInjected(t *testing.T) {
+func TestListShowsInjectedEdits(t *testing.T) {
 	h := newWholeHost(t)
 	clean := func(text string) string {
 		return strings.NewReplacer(h.root, "ROOT", h.flags[len(h.flags)-1], "DEVROOT").Replace(text)
@@ -413,7 +413,7 @@ func TestListShowsWhatIsInjected(t *testing.T) {
 	}
 }
 
-func TestListSaysWhatEnginesIgnore(t *testing.T) {
+func TestListReportsIgnoredDevices(t *testing.T) {
 	h := newWholeHost(t)
 	text, err := os.ReadFile(h.specFile("lane"))
 	check(t, err)

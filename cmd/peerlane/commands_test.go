@@ -141,7 +141,7 @@ func TestMisspeltFlagsGetSuggestion(t *testing.T) {
 }
 
 // A panic prints one sentence and exits with a status, like an error.
-func TestNoStackTrace(t *testing.T) {
+func TestPanicPrintsOneSentence(t *testing.T) {
 	t.Setenv("GOTRACEBACK", "")
 	var out, errOut bytes.Buffer
 	code := runCommand(func(*app) *cobra.Command {
@@ -151,9 +151,9 @@ func TestNoStackTrace(t *testing.T) {
 			return nil
 		}}
 	}, nil, &out, &errOut)
-	said := errOut.String()
-	if code != exitFailure || strings.Count(said, "\n") != 1 ||
-		!strings.Contains(said, "nil pointer dereference; please report it") || strings.Contains(said, "goroutine") {
-		t.Errorf("exit status %d: %s", code, said)
+	stderr := errOut.String()
+	if code != exitFailure || strings.Count(stderr, "\n") != 1 ||
+		!strings.Contains(stderr, "nil pointer dereference; please report it") || strings.Contains(stderr, "goroutine") {
+		t.Errorf("exit status %d: %s", code, stderr)
 	}
 }

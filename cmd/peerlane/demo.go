@@ -128,14 +128,14 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 // maxDemoSlots is the maximum of relay.slots.
 const maxDemoSlots = 1024
 
-// parseSize parses the size of a flag, and checks that it is between least and most.
-func parseSize(flag, text, example string, least, most uint64) (uint64, error) {
+// parseSize parses the size of a flag, and checks that it is between minimum and maximum.
+func parseSize(flag, text, example string, minimum, maximum uint64) (uint64, error) {
 	n, err := humanize.ParseBytes(text)
 	if err != nil {
 		return 0, fmt.Errorf("--%s %q: invalid size; use a form such as %q", flag, text, example)
 	}
-	if n < least || n > most {
-		return 0, fmt.Errorf("--%s %s: must be %s to %s", flag, text, humanize.IBytes(least), humanize.IBytes(most))
+	if n < minimum || n > maximum {
+		return 0, fmt.Errorf("--%s %s: must be %s to %s", flag, text, humanize.IBytes(minimum), humanize.IBytes(maximum))
 	}
 	return n, nil
 }
@@ -194,8 +194,8 @@ func (a *app) printDemo(r *demo.Report) {
 	a.section("Messages, every byte compared with a seeded pattern", a.exchangeTable(r))
 	if r.Transport == launch.TransportVerbs {
 		a.section("GPUs and NICs (software device), tested before the exchange", a.tripleTable(r))
-		for _, way := range r.Ways {
-			a.out.Printf("RDMA: %s\n", way)
+		for _, connection := range r.Connections {
+			a.out.Printf("RDMA: %s\n", connection)
 		}
 		a.out.Println()
 	}
@@ -235,18 +235,18 @@ func (a *app) gainTable(e *planner.Estimate) *table.Writer {
 	t := a.newTable("", "NCCL TODAY", "WITH LANES")
 	today := func(g planner.GPUEstimate) float64 { return g.NCCL }
 	lanes := func(g planner.GPUEstimate) float64 { return g.Relay }
-	of := func(ways func(planner.GPUEstimate) float64) (least, most, all float64) {
-		least = ways(e.GPUs[0])
+	of := func(rateOf func(planner.GPUEstimate) float64) (low, high, all float64) {
+		low = rateOf(e.GPUs[0])
 		for _, g := range e.GPUs {
-			rate := ways(g)
-			least, most, all = min(least, rate), max(most, rate), all+rate
+			rate := rateOf(g)
+			low, high, all = min(low, rate), max(high, rate), all+rate
 		}
-		return least, most, all
+		return low, high, all
 	}
-	least, most, all := of(today)
-	leastLane, mostLane, allLanes := of(lanes)
-	t.AppendRow(table.Row{"slowest GPU", gigabytes(least), gigabytes(leastLane)})
-	t.AppendRow(table.Row{"fastest GPU", gigabytes(most), gigabytes(mostLane)})
+	low, high, all := of(today)
+	lowLane, highLane, allLanes := of(lanes)
+	t.AppendRow(table.Row{"slowest GPU", gigabytes(low), gigabytes(lowLane)})
+	t.AppendRow(table.Row{"fastest GPU", gigabytes(high), gigabytes(highLane)})
 	t.AppendRow(table.Row{fmt.Sprintf("all %d GPUs", len(e.GPUs)), gigabytes(all), gigabytes(allLanes)})
 	return t
 }

@@ -87,16 +87,16 @@ func connected(t *testing.T, root string, at string) map[string]doctor.Finding {
 	return found
 }
 
-func TestDoctorOfTwoHosts(t *testing.T) {
+func TestDoctorOfTwoGoodHostsFindsNoFault(t *testing.T) {
 	keys := network.Keys{Current: network.NewKey(time.Now())}
-	there := serving(t, hostOnLoopback(t, keys, ""))
-	found := connected(t, hostOnLoopback(t, keys, ""), there)
+	remote := serving(t, hostOnLoopback(t, keys, ""))
+	found := connected(t, hostOnLoopback(t, keys, ""), remote)
 	for _, c := range doctor.Others() {
 		want := doctor.OK
 		if c.Name == "link-rate" { // loopback has no link rate
 			want = doctor.Unknown
 		}
-		if f, has := found[c.Name]; !has || f.Status != want || f.On != there {
+		if f, ok := found[c.Name]; !ok || f.Status != want || f.On != remote {
 			t.Errorf("%s: %+v", c.Name, f)
 		}
 	}
@@ -105,11 +105,11 @@ func TestDoctorOfTwoHosts(t *testing.T) {
 	}
 	// Another port range shows in the facts; another key does not.
 	if f := connected(t, hostOnLoopback(t, keys, "ports = \"7000-7009\"\n"),
-		there)["ports"]; f.Status != doctor.Failure || !strings.Contains(f.Found, "7000-7009 here and 20000-20999 there") {
+		remote)["ports"]; f.Status != doctor.Failure || !strings.Contains(f.Found, "7000-7009 here and 20000-20999 there") {
 		t.Errorf("%+v", f)
 	}
 	other := network.Keys{Current: network.NewKey(time.Now())}
-	if f := connected(t, hostOnLoopback(t, other, ""), there)["cluster-keys"]; f.Status != doctor.Failure {
+	if f := connected(t, hostOnLoopback(t, other, ""), remote)["cluster-keys"]; f.Status != doctor.Failure {
 		t.Errorf("%+v", f)
 	}
 }
@@ -118,19 +118,19 @@ func TestDoctorOfTwoHosts(t *testing.T) {
 func TestDoctorServesWhileKeysRotate(t *testing.T) {
 	keys := network.Keys{Current: network.NewKey(time.Now())}
 	root := hostOnLoopback(t, keys, "")
-	there := serving(t, root)
+	remote := serving(t, root)
 	here := hostOnLoopback(t, keys, "")
 	if code := run([]string{"key", "rotate", "--root", root}, io.Discard, os.Stderr); code != 0 {
 		t.Fatal("exit status ", code)
 	}
-	if f := connected(t, here, there)["cluster-keys"]; f.Status != doctor.Warning ||
+	if f := connected(t, here, remote)["cluster-keys"]; f.Status != doctor.Warning ||
 		!strings.Contains(f.Found, "a rotation is under way") {
 		t.Errorf("%+v", f)
 	}
 	if code := run([]string{"key", "rotate", "--finish", "--root", root}, io.Discard, os.Stderr); code != 0 {
 		t.Fatal("exit status ", code)
 	}
-	if f := connected(t, here, there)["cluster-keys"]; f.Status != doctor.Failure {
+	if f := connected(t, here, remote)["cluster-keys"]; f.Status != doctor.Failure {
 		t.Errorf("%+v", f)
 	}
 }
@@ -139,7 +139,7 @@ func TestDoctorIsServedAndConnectsInTurn(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		code int
-		says string
+		want string
 	}{
 		{[]string{"doctor", "--serve", "--connect", "host2"}, exitUsage, "serve"},
 		{[]string{"doctor", "--serve", "--root", t.TempDir()}, exitFailure, "cluster key"},
@@ -147,7 +147,7 @@ func TestDoctorIsServedAndConnectsInTurn(t *testing.T) {
 			network.Keys{Current: network.NewKey(time.Now())}, "")}, exitFailure, `"x" is not a port`},
 	} {
 		var out, errOut bytes.Buffer
-		if code := run(c.args, &out, &errOut); code != c.code || !strings.Contains(errOut.String(), c.says) {
+		if code := run(c.args, &out, &errOut); code != c.code || !strings.Contains(errOut.String(), c.want) {
 			t.Errorf("%v: exit status %d, %s", c.args, code, errOut.String())
 		}
 	}

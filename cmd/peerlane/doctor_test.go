@@ -65,7 +65,7 @@ func TestDoctorsJSONIsThatOfTheSchema(t *testing.T) {
 	for _, f := range raw.Findings {
 		checks[f["check"].(string)] = true
 		for _, name := range items.Required {
-			if _, there := f[name]; !there {
+			if _, ok := f[name]; !ok {
 				t.Errorf("a finding without %q: %v", name, f)
 			}
 		}
@@ -82,7 +82,7 @@ func TestDoctorsJSONIsThatOfTheSchema(t *testing.T) {
 	}
 }
 
-func TestDoctorForOneLane(t *testing.T) {
+func TestDoctorForOneLaneShowsItsFindings(t *testing.T) {
 	for _, name := range []string{"gpu3", "GPU-e1b60f38-5a7d-4c92-a4e3-16c8d7f9e403"} {
 		out, _ := examined(t, exitDoctorFailure, "-o", "json", "--for", name)
 		var report doctorReport
@@ -135,11 +135,11 @@ func TestDoctorTableListsWorstFirst(t *testing.T) {
 	}
 }
 
-func TestDoctorsExitStatus(t *testing.T) {
+func TestDoctorExitStatusFollowsWorstFinding(t *testing.T) {
 	for status, code := range map[doctor.Status]int{doctor.Unknown: exitDoctorUnknown, doctor.Warning: exitDoctorWarning,
 		doctor.Failure: exitDoctorFailure} {
-		err, is := diagnosis(doctorReport{Worst: status}).(findingError)
-		if !is || err.code != code {
+		err, ok := diagnosis(doctorReport{Worst: status}).(findingError)
+		if !ok || err.code != code {
 			t.Errorf("%v gives %v", status, err)
 		}
 	}

@@ -183,8 +183,8 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 			}
 			return fmt.Errorf("listening at %s: %w", address, err)
 		}
-		tcp, is := l.Addr().(*net.TCPAddr)
-		if !is {
+		tcp, ok := l.Addr().(*net.TCPAddr)
+		if !ok {
 			files = append(files, l)
 			a.log.Infof("metrics are at the socket %s", l.Addr())
 			continue

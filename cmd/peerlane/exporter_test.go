@@ -67,9 +67,9 @@ type ear struct {
 
 func (*ear) Levels() []logrus.Level { return logrus.AllLevels }
 func (h *ear) Fire(e *logrus.Entry) error {
-	if text, is := strings.CutPrefix(e.Message, "metrics are at the socket "); is {
+	if text, ok := strings.CutPrefix(e.Message, "metrics are at the socket "); ok {
 		h.address <- text
-	} else if text, is := strings.CutPrefix(e.Message, "metrics are at "); is {
+	} else if text, ok := strings.CutPrefix(e.Message, "metrics are at "); ok {
 		h.address <- strings.TrimSuffix(text, "/metrics")
 	} else {
 		h.warned += e.Message

@@ -8,11 +8,10 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // commands returns the subcommands that the front runs itself.

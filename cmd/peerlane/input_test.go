@@ -40,7 +40,7 @@ func TestMatrixOfNvidiaSMIHasTypesOnly(t *testing.T) {
 		printedTopology
 		Notes []string
 	}](t, "topo", "-o", "json", "--input", file)
-	if len(got.Paths) != 3 || len(got.Notes) == 0 || got.GPUs[1].BusID != "GPU1" {
+	if len(got.Pairs) != 3 || len(got.Notes) == 0 || got.GPUs[1].BusID != "GPU1" {
 		t.Fatalf("%+v", got)
 	}
 	for _, p := range got.pairs() {
@@ -81,9 +81,9 @@ func TestPlanOfSeveralHostsIsRefused(t *testing.T) {
 	}
 	var out, errOut bytes.Buffer
 	code := run([]string{"plan", "--root", t.TempDir(), "--input", file}, &out, &errOut)
-	if said := errOut.String(); code != 1 || !strings.Contains(said, file) || !strings.Contains(said, "2 hosts") ||
-		strings.Contains(said, "config.toml") {
-		t.Errorf("exit status %d: %s", code, said)
+	if stderr := errOut.String(); code != 1 || !strings.Contains(stderr, file) || !strings.Contains(stderr, "2 hosts") ||
+		strings.Contains(stderr, "config.toml") {
+		t.Errorf("exit status %d: %s", code, stderr)
 	}
 	if !strings.Contains(errOut.String(), "--host N, from 0 to 1") {
 		t.Errorf("no remedy: %s", errOut.String())

@@ -32,12 +32,12 @@ func secretsOf(t *testing.T, path string) []string {
 	return found
 }
 
-func refused(t *testing.T, code int, says string, args ...string) {
+func refused(t *testing.T, code int, want string, args ...string) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	if got := run(args, &out, &errOut); got != code || !strings.Contains(errOut.String(), says) || out.Len() > 0 {
+	if got := run(args, &out, &errOut); got != code || !strings.Contains(errOut.String(), want) || out.Len() > 0 {
 		t.Errorf("peerlane %s: exit status %d, %q, %q; want %d, %q", strings.Join(args, " "), got, out.String(),
-			errOut.String(), code, says)
+			errOut.String(), code, want)
 	}
 }
 
@@ -191,7 +191,7 @@ func TestClusterKeyPathFollowsConfiguration(t *testing.T) {
 }
 
 // One of several concurrent commands creates the key, and readers always find a complete file.
-func TestKeysAtOnce(t *testing.T) {
+func TestConcurrentKeyCommandsCreateOneKey(t *testing.T) {
 	root := t.TempDir()
 	var all sync.WaitGroup
 	codes := make(chan int, 8)

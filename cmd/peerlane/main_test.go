@@ -68,7 +68,7 @@ func golden(t *testing.T, name, got string) {
 }
 
 // Scripts distinguish an invalid command line, status 2, from a finding on the host.
-func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
+func TestExitStatusSeparatesUsageFromFindings(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)

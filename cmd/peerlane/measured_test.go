@@ -70,7 +70,7 @@ func TestSelfTestsFeedTheMeasuredRates(t *testing.T) {
 	}
 }
 
-func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
+func TestPlanFollowsMeasurementOfHost(t *testing.T) {
 	_, host := recordedHost(t)
 	root := t.TempDir()
 	a := &app{layout: paths.New(root), log: logrus.New()}

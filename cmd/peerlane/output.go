@@ -83,23 +83,23 @@ func indented(v any) ([]byte, error) {
 }
 
 // printTopology prints t and, as the last field, each pair of devices once: two indices into GPUs
-// followed by NICs, and the indices in t.Ways of the two directions. It does not build the
+// followed by NICs, and the indices in t.Paths of the two directions. It does not build the
 // document in memory, because large hosts have millions of pairs.
-func (a *app) printTopology(t topology, ways *graph.WayTable) error {
-	t.Ways, t.Paths = append([]graph.Way{}, ways.Ways...), [][4]int{}
+func (a *app) printTopology(t topology, paths *graph.PathTable) error {
+	t.Paths, t.Pairs = append([]graph.DistinctPath{}, paths.Paths...), [][4]int{}
 	text, err := indented(t)
 	if err != nil {
 		return err
 	}
-	const none = "[]\n}\n" // the last field, paths, is empty
+	const none = "[]\n}\n" // the last field, pairs, is empty
 	w := bufio.NewWriterSize(a.out.Document(), 64<<10)
 	_, _ = w.Write(bytes.TrimSuffix(text, []byte(none)))
 	before, after := "[\n    [", none
 	var line []byte
-	for i := range ways.Devices() {
-		for j := i + 1; j < ways.Devices(); j++ {
+	for i := range paths.Devices() {
+		for j := i + 1; j < paths.Devices(); j++ {
 			line = append(line[:0], before...)
-			for n, number := range [...]int{i, j, int(ways.At(i, j)), int(ways.At(j, i))} {
+			for n, number := range [...]int{i, j, int(paths.At(i, j)), int(paths.At(j, i))} {
 				if n > 0 {
 					line = append(line, ',')
 				}
@@ -316,7 +316,7 @@ func (f formatter) Format(e *logrus.Entry) ([]byte, error) {
 	clean := *e
 	clean.Message = terminal.Lines(e.Message)
 	text, err := f.Formatter.Format(&clean)
-	if _, is := f.Formatter.(*logrus.JSONFormatter); is {
+	if _, ok := f.Formatter.(*logrus.JSONFormatter); ok {
 		text = terminal.JSON(text)
 	}
 	return text, err

@@ -251,22 +251,22 @@ func TestTopologyJSONIsValidForAnyNumberOfDevices(t *testing.T) {
 		h := largeHost(t, 6)
 		h.GPUs, h.NICs = h.GPUs[:gpus], h.NICs[:min(gpus, len(h.NICs))]
 		devices := len(h.GPUs) + len(h.NICs)
-		ways := graph.NewWayTable(h, topo.RulesNCCL)
+		paths := graph.NewPathTable(h, topo.RulesNCCL)
 		var b bytes.Buffer
 		a := &app{out: terminal.New(&b)}
 		if err := a.printTopology(topology{Version: topologyVersion, Rules: topo.RulesNCCL, Host: withLists(h)},
-			ways); err != nil {
+			paths); err != nil {
 			t.Fatal(err)
 		}
 		var got topology
 		if err := json.Unmarshal(b.Bytes(), &got); err != nil {
 			t.Fatalf("%d GPUs: %v in\n%s", gpus, err, b.String())
 		}
-		if len(got.Paths) != devices*max(0, devices-1)/2 || got.Paths == nil || got.Ways == nil {
-			t.Errorf("%d GPUs: %d pairs of %d devices", gpus, len(got.Paths), devices)
+		if len(got.Pairs) != devices*max(0, devices-1)/2 || got.Pairs == nil || got.Paths == nil {
+			t.Errorf("%d GPUs: %d pairs of %d devices", gpus, len(got.Pairs), devices)
 		}
-		for _, p := range got.Paths {
-			if p[2] != int(ways.At(p[0], p[1])) || p[3] != int(ways.At(p[1], p[0])) {
+		for _, p := range got.Pairs {
+			if p[2] != int(paths.At(p[0], p[1])) || p[3] != int(paths.At(p[1], p[0])) {
 				t.Errorf("%d GPUs: pair %v", gpus, p)
 			}
 		}
@@ -274,7 +274,7 @@ func TestTopologyJSONIsValidForAnyNumberOfDevices(t *testing.T) {
 	infinite := largeHost(t, 6)
 	infinite.GPUs[0].Link = math.Inf(1)
 	if err := (&app{out: terminal.New(io.Discard)}).printTopology(topology{Host: infinite},
-		&graph.WayTable{}); err == nil {
+		&graph.PathTable{}); err == nil {
 		t.Error("a number that JSON does not have was printed")
 	}
 }

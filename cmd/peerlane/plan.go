@@ -210,16 +210,16 @@ func (a *app) laneTable(p *planner.Plan, form string) *table.Writer {
 			servers = append(servers, index[s])
 		}
 		nics := strings.Join(l.NICs, ", ")
-		way, bandwidth := l.Kind, ""
+		carrier, bandwidth := l.Kind, ""
 		path, legs := terminal.Paint("-"), terminal.Paint("-")
-		if way == "" && l.Role != planner.RoleRefused {
-			way = "this host" // route direct within this host, without a NIC
+		if carrier == "" && l.Role != planner.RoleRefused {
+			carrier = "this host" // route direct within this host, without a NIC
 		}
 		if len(servers) > 0 {
-			way = "GPU " + strings.Join(servers, ", ")
+			carrier = "GPU " + strings.Join(servers, ", ")
 		}
-		if ways, byNIC := shares(l, index); ways != "" {
-			way, nics = ways, byNIC
+		if carriers, byNIC := shares(l, index); carriers != "" {
+			carrier, nics = carriers, byNIC
 		}
 		if l.Path != topo.DIS {
 			path = a.paint(l.Path.String(), typeColours(l.Path)...)
@@ -239,7 +239,7 @@ func (a *app) laneTable(p *planner.Plan, form string) *table.Writer {
 			bandwidth = gigabytes(l.Bandwidth)
 		}
 		t.AppendRow(table.Row{
-			index[l.GPU], l.GPU, a.role(l.Role), dash(way), dash(nics), path, legs, dash(bandwidth), l.Reason,
+			index[l.GPU], l.GPU, a.role(l.Role), dash(carrier), dash(nics), path, legs, dash(bandwidth), l.Reason,
 		})
 	}
 	a.fit(t, "REASON", form)
@@ -248,34 +248,34 @@ func (a *app) laneTable(p *planner.Plan, form string) *table.Writer {
 
 // shares formats the routes and the NICs of a lane with their shares of the traffic. A text is
 // empty if the lane has a single one, or if the shares are equal.
-func shares(l planner.Lane, index map[string]string) (ways, nics string) {
-	byWay, byNIC := map[string]int{}, map[string]int{}
-	var wayOrder, nicOrder []string
+func shares(l planner.Lane, index map[string]string) (carriers, nics string) {
+	byCarrier, byNIC := map[string]int{}, map[string]int{}
+	var carrierOrder, nicOrder []string
 	for _, m := range l.Members {
-		way := l.KindOf(m)
-		if way == planner.KindStaged {
-			way = "GPU " + index[m.Server]
+		carrier := l.KindOf(m)
+		if carrier == planner.KindStaged {
+			carrier = "GPU " + index[m.Server]
 		}
-		if byWay[way] == 0 {
-			wayOrder = append(wayOrder, way)
+		if byCarrier[carrier] == 0 {
+			carrierOrder = append(carrierOrder, carrier)
 		}
 		if byNIC[m.NIC] == 0 {
 			nicOrder = append(nicOrder, m.NIC)
 		}
-		byWay[way] += m.Weight
+		byCarrier[carrier] += m.Weight
 		byNIC[m.NIC] += m.Weight
 	}
 	sum := l.Weights()
 	alike, staged := true, true
-	for _, weights := range []map[string]int{byWay, byNIC} {
+	for _, weights := range []map[string]int{byCarrier, byNIC} {
 		for _, w := range weights {
 			alike = alike && w*len(weights) == sum
 		}
 	}
-	for _, way := range wayOrder {
-		staged = staged && strings.HasPrefix(way, "GPU ")
+	for _, carrier := range carrierOrder {
+		staged = staged && strings.HasPrefix(carrier, "GPU ")
 	}
-	if alike && (staged || len(wayOrder) == 1) {
+	if alike && (staged || len(carrierOrder) == 1) {
 		return "", ""
 	}
 	words := func(order []string, weights map[string]int) string {
@@ -288,7 +288,7 @@ func shares(l planner.Lane, index map[string]string) (ways, nics string) {
 		}
 		return strings.Join(list, ", ")
 	}
-	return words(wayOrder, byWay), words(nicOrder, byNIC)
+	return words(carrierOrder, byCarrier), words(nicOrder, byNIC)
 }
 
 func (a *app) stagingTable(p *planner.Plan) *table.Writer {
@@ -312,9 +312,9 @@ func (a *app) printEstimate(p *planner.Plan, e *planner.Estimate) {
 	}
 	a.out.Printf("Estimate for the host read from %s, GB/s in each direction\n\n", origin(p.Source))
 	for _, part := range []struct {
-		title string
-		ways  func(planner.Rates) planner.RouteRates
-		limit bool
+		title      string
+		routeRates func(planner.Rates) planner.RouteRates
+		limit      bool
 	}{
 		{"All GPUs at once", func(r planner.Rates) planner.RouteRates { return r.RouteRates }, true},
 		{"One GPU alone", func(r planner.Rates) planner.RouteRates { return r.Alone }, false},
@@ -331,10 +331,10 @@ func (a *app) printEstimate(p *planner.Plan, e *planner.Estimate) {
 		for _, g := range e.GPUs {
 			lane, err := p.Lane(g.GPU)
 			must(err) // the estimate covers the lanes of the plan
-			w := part.ways(g.Rates)
+			w := part.routeRates(g.Rates)
 			row := table.Row{g.Index, g.GPU, dash(lane.Kind), gigabytes(w.NCCL)}
 			if e.PXN {
-				row = append(row, directions(part.ways(g.Send).PXN, part.ways(g.Receive).PXN))
+				row = append(row, directions(part.routeRates(g.Send).PXN, part.routeRates(g.Receive).PXN))
 			}
 			row = append(row, gigabytes(w.HostMemory), gigabytes(w.Relay))
 			if part.limit {
@@ -342,7 +342,7 @@ func (a *app) printEstimate(p *planner.Plan, e *planner.Estimate) {
 			}
 			t.AppendRow(row)
 		}
-		u := part.ways(e.Uniformity)
+		u := part.routeRates(e.Uniformity)
 		row := table.Row{"", "", "uniformity", share(u.NCCL)}
 		if e.PXN {
 			row = append(row, share(u.PXN))

@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-func TestEstimateAndExplanationOfTheRecordedHost(t *testing.T) {
+func TestEstimateAndExplanationOfRecordedHostEqualGolden(t *testing.T) {
 	dir, host := recordedHost(t)
 	for name, flags := range map[string][]string{"estimate.txt": {"--estimate"}, "explain.txt": {"--explain", "gpu3"}} {
 		out := peerlane(t, append(append([]string{"plan", "--root", t.TempDir()}, flags...), host...)...)
@@ -21,14 +21,14 @@ func TestEstimateAndExplanationOfTheRecordedHost(t *testing.T) {
 	}
 }
 
-func TestEstimateInJSON(t *testing.T) {
+func TestEstimateInJSONHasRatesOfEachGPU(t *testing.T) {
 	_, host := recordedHost(t)
-	type ways struct{ NCCL, HostMemory, Relay float64 }
+	type routeRates struct{ NCCL, HostMemory, Relay float64 }
 	type rates struct {
 		GPU                     string
 		Index                   int
 		NCCL, HostMemory, Relay float64
-		Alone                   ways
+		Alone                   routeRates
 	}
 	got := decode[struct {
 		GPUs       []rates
@@ -37,7 +37,7 @@ func TestEstimateInJSON(t *testing.T) {
 	if len(got.GPUs) != 8 {
 		t.Fatalf("%d GPUs", len(got.GPUs))
 	}
-	want := rates{"0000:3b:00.0", 3, 12, 8, 12, ways{32, 32, 39.74}}
+	want := rates{"0000:3b:00.0", 3, 12, 8, 12, routeRates{32, 32, 39.74}}
 	if diff := cmp.Diff(want, got.GPUs[3], cmpopts.EquateApprox(1e-3, 0)); diff != "" {
 		t.Error(diff)
 	}
@@ -71,7 +71,7 @@ func TestGPUsOfAnyVendorArePlannedWhereThatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestPlanSaysWhatItCannotDo(t *testing.T) {
+func TestPlanOfInvalidRequestFails(t *testing.T) {
 	_, host := recordedHost(t)
 	matrix := filepath.Join(t.TempDir(), "topo.txt")
 	if err := os.WriteFile(matrix, []byte(smiText), 0o644); err != nil {

@@ -58,15 +58,15 @@ var readmeServer = regexp.MustCompile(`(?m)^(\| [^|]*\]\((docs/[^)]+\.xml)\)[^|]
 
 func TestREADMEServersHaveTheEstimatesOfPlan(t *testing.T) {
 	const file = "../../README.md"
-	there, err := os.ReadFile(file)
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lines := bytes.Count(there, []byte("\n")); lines >= 200 {
+	if lines := bytes.Count(text, []byte("\n")); lines >= 200 {
 		t.Errorf("the README has %d lines; the limit is 199", lines)
 	}
 	var linked []string
-	want := readmeServer.ReplaceAllStringFunc(string(there), func(row string) string {
+	want := readmeServer.ReplaceAllStringFunc(string(text), func(row string) string {
 		m := readmeServer.FindStringSubmatch(row)
 		linked = append(linked, m[2])
 		info, err := os.Lstat(filepath.Join("../..", m[2]))
@@ -97,7 +97,7 @@ func TestREADMEServersHaveTheEstimatesOfPlan(t *testing.T) {
 		}
 		return
 	}
-	if diff := cmp.Diff(want, string(there)); diff != "" {
+	if diff := cmp.Diff(want, string(text)); diff != "" {
 		t.Errorf("the README's table of servers (-by the plan +in the README; accept with go test -update):\n%s", diff)
 	}
 }

@@ -289,8 +289,8 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 		for _, nic := range v.NICs {
 			row("RDMA", nic)
 		}
-		for _, has := range v.Resources {
-			row("  of "+has.NIC, has.String())
+		for _, resources := range v.Resources {
+			row("  of "+resources.NIC, resources.String())
 		}
 		if v.Error != "" {
 			row("RDMA", "none: "+v.Error)
@@ -348,12 +348,12 @@ func printSandbox(row func(what, value string), s control.Confinement) {
 			capabilities = fmt.Sprintf("%#x", r.Capabilities)
 		}
 		row("  capabilities", capabilities)
-		for _, is := range []struct {
+		for _, part := range []struct {
 			what string
 			so   bool
 		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}, {"own network",
 			r.OwnNetwork}} {
-			row("  "+is.what, map[bool]string{true: "yes", false: "no"}[is.so])
+			row("  "+part.what, map[bool]string{true: "yes", false: "no"}[part.so])
 		}
 		landlock := "no"
 		if s.Landlock > 0 {
@@ -555,12 +555,12 @@ func (a *app) all(infos []generation.Info, do func(paths.Layout, string) error) 
 // await waits until each relay has the state or its container has ended, and prints the pending
 // relays. It returns the last states even with an error.
 func (a *app) await(infos []generation.Info, state string, limit time.Duration, form string) (awaited, error) {
-	told := map[string]string{}
+	printed := map[string]string{}
 	printState := func(info generation.Info, state string) {
-		if form != formJSON && told[info.ID] != state {
+		if form != formJSON && printed[info.ID] != state {
 			a.out.Printf("%s (container %s): %s\n", info.ID, info.Container.ID, state)
 		}
-		told[info.ID] = state
+		printed[info.ID] = state
 	}
 	for end := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
 		now, err := generation.List(a.layout)
@@ -575,25 +575,25 @@ func (a *app) await(infos []generation.Info, state string, limit time.Duration, 
 		var waiting []string
 		var down error
 		for _, info := range infos {
-			is, there := states[info.ID]
-			relay := awaitedRelay{info.ID, info.Container.ID, is.Status.State}
+			current, ok := states[info.ID]
+			relay := awaitedRelay{info.ID, info.Container.ID, current.Status.State}
 			switch {
-			case !there || !is.Supervised:
+			case !ok || !current.Supervised:
 				printState(info, "its container has ended")
 				relay.State = "ended"
-			case is.Status.State == state:
+			case current.Status.State == state:
 				printState(info, state)
-			case is.Status.State == generation.StateDown:
+			case current.Status.State == generation.StateDown:
 				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s",
-					terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(
-						is.ID)+"/relay.log"))
+					terminal.Sanitise(current.Container.ID), terminal.Sanitise(current.Status.Error), a.layout.GenerationDir(
+						current.ID)+"/relay.log"))
 			default:
-				word := is.Status.State
-				if is.Status.Relay != nil {
-					word += fmt.Sprintf(", process %d", is.Status.Relay.PID)
+				word := current.Status.State
+				if current.Status.Relay != nil {
+					word += fmt.Sprintf(", process %d", current.Status.Relay.PID)
 				}
 				printState(info, word)
-				waiting = append(waiting, fmt.Sprintf("container %s (%s)", terminal.Sanitise(is.Container.ID), word))
+				waiting = append(waiting, fmt.Sprintf("container %s (%s)", terminal.Sanitise(current.Container.ID), word))
 			}
 			relays.Relays = append(relays.Relays, relay)
 		}

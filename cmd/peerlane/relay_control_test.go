@@ -45,7 +45,7 @@ func aGeneration(t *testing.T, root, id, container string) {
 	}
 }
 
-func TestRelayCommandLines(t *testing.T) {
+func TestRelayInvalidCommandLineIsRefused(t *testing.T) {
 	root := t.TempDir()
 	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
 	aGeneration(t, root, strings.Repeat("a", 31)+"2", "reader")
@@ -85,7 +85,7 @@ func TestRelayCommandLines(t *testing.T) {
 }
 
 // The list shows a drained host until resume.
-func TestDrainedHostInTheList(t *testing.T) {
+func TestListShowsDrainedHostUntilResume(t *testing.T) {
 	root := t.TempDir()
 	peerlane(t, "relay", "drain", "--all", "--root", root)
 	if out := peerlane(t, "relay", "list", "--root", root); !strings.Contains(out,
@@ -117,7 +117,7 @@ type driver struct {
 
 func (d driver) Processes() ([]topo.GPUProcess, error) { return d.processes, d.err }
 
-func TestHoldersOfTheGPUs(t *testing.T) {
+func TestHolderTableNamesProcesses(t *testing.T) {
 	const gone = 1 << 30 // above the maximum process id of the kernel
 	for name, test := range map[string]struct {
 		driver driver

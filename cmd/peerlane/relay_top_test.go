@@ -45,7 +45,7 @@ func TestTopTableShowsStalls(t *testing.T) {
 	}
 }
 
-func TestTopCommandLine(t *testing.T) {
+func TestTopWithoutRelaysPrintsNone(t *testing.T) {
 	root := t.TempDir()
 	if out := peerlane(t, "relay", "top", "--root", root, "--interval", "10ms"); out != "No container has a relay.\n" {
 		t.Errorf("top printed %q", out)

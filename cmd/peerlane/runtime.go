@@ -57,19 +57,19 @@ func (f *engineFlags) host(a *app) engine.Host {
 	return engine.Host{Root: a.layout.Root, ConfigFile: f.file, Version: f.version}
 }
 
-// check requires the name of an engine, or with may no name.
-func (f *engineFlags) check(cmd *cobra.Command, may bool) error {
-	if slices.Contains(engine.Names, f.name) || may && f.name == "" {
+// check requires the name of an engine, or with optional no name.
+func (f *engineFlags) check(cmd *cobra.Command, optional bool) error {
+	if slices.Contains(engine.Names, f.name) || optional && f.name == "" {
 		return nil
 	}
-	said := fmt.Errorf("--runtime is required: %s", strings.Join(engine.Names, ", "))
+	cause := fmt.Errorf("--runtime is required: %s", strings.Join(engine.Names, ", "))
 	if f.name != "" {
-		said = fmt.Errorf("--runtime %s: unknown engine; use %s", f.name, strings.Join(engine.Names, ", "))
+		cause = fmt.Errorf("--runtime %s: unknown engine; use %s", f.name, strings.Join(engine.Names, ", "))
 		if near, letters := config.Nearest(f.name, engine.Names); letters <= 2 {
-			said = fmt.Errorf("%w; did you mean %s?", said, near)
+			cause = fmt.Errorf("%w; did you mean %s?", cause, near)
 		}
 	}
-	return usageError{cmd.CommandPath(), said}
+	return usageError{cmd.CommandPath(), cause}
 }
 
 // engineStore returns the directory with the records of changed engines.

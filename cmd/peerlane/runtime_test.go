@@ -21,7 +21,7 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 	const before, after = "{\n  \"live-restore\": true\n}\n", "{\n  \"live-restore\": true,\n  \"features\": {\n    " +
 		"\"cdi\": true\n  }\n}\n"
 	check(t, os.WriteFile(file, []byte(before), 0o644))
-	is := func(want string) {
+	expect := func(want string) {
 		t.Helper()
 		text, err := os.ReadFile(file)
 		if diff := cmp.Diff(want, string(text)); err != nil || diff != "" {
@@ -46,7 +46,7 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 		"\"live-restore\": true,\n+  \"features\": {\n+    \"cdi\": true\n+  }\n }\n"; out != want {
 		t.Errorf("the diff is\n%s", out)
 	}
-	is(before)
+	expect(before)
 	if left, err := filepath.Glob(filepath.Join(root, "*")); err != nil || len(left) != 1 {
 		t.Errorf("a dry run has left %v, %v", left, err)
 	}
@@ -56,7 +56,7 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 		!strings.Contains(report.Restart, "systemctl restart docker") {
 		t.Errorf("%+v", report)
 	}
-	is(after)
+	expect(after)
 	if text, err := os.ReadFile(report.Backup); err != nil || string(text) != before {
 		t.Errorf("kept is %q, %v", text, err)
 	}
@@ -67,19 +67,19 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 		t.Error(out)
 	}
 	peerlane(t, docker("remove", "--dry-run")...)
-	is(after)
+	expect(after)
 	if out := peerlane(t, docker("remove")...); !strings.HasPrefix(out,
 		"wrote "+file+"\nTo take effect: systemctl restart docker") {
 		t.Error(out)
 	}
-	is(before)
+	expect(before)
 	if out := peerlane(t, docker("remove")...); out != "docker: nothing has to be changed.\n" {
 		t.Error(out)
 	}
 }
 
 // The status of an engine that does not answer is not "not installed".
-func TestRuntimeStatusTellsFailuresFromAbsence(t *testing.T) {
+func TestRuntimeStatusSeparatesFailureFromAbsence(t *testing.T) {
 	root, bin := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", bin)
 	check(t, os.MkdirAll(filepath.Join(root, "etc/containerd"), 0o755))

@@ -22,7 +22,7 @@ func (s schema) check(t *testing.T, at string, value any) {
 	switch v := value.(type) {
 	case map[string]any:
 		for _, name := range s.Required {
-			if _, there := v[name]; !there {
+			if _, ok := v[name]; !ok {
 				t.Errorf("%s has no %q", at, name)
 			}
 		}
@@ -58,7 +58,7 @@ func TestSchemaCoversTopoOutput(t *testing.T) {
 	if err := json.Unmarshal(text, &s); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Contains(s.Required, "paths") {
+	if !slices.Contains(s.Required, "pairs") {
 		t.Fatal("the schema asks for no paths")
 	}
 	_, host := recordedHost(t)

@@ -28,7 +28,7 @@ func testedPair(server int, verdict, reason string) launch.Pair {
 	}
 }
 
-func TestSelfTestTable(t *testing.T) {
+func TestSelfTestTableShowsVerdicts(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out)}
 	untried := testedPair(1, launch.VerdictGood, "")
@@ -56,7 +56,7 @@ func TestSelfTestTable(t *testing.T) {
 	}
 }
 
-func TestSelfTestExitStatus(t *testing.T) {
+func TestSelfTestExitStatusFollowsVerdicts(t *testing.T) {
 	good, slow := testedPair(0, launch.VerdictGood, ""), testedPair(1, launch.VerdictSlow, "x")
 	wrong, untested := testedPair(2, launch.VerdictWrong, "x"), testedPair(3, launch.VerdictUntested, "x")
 	for _, c := range []struct {
@@ -87,11 +87,11 @@ func TestSelfTestExitStatus(t *testing.T) {
 	}
 }
 
-func TestSelfTestCommandLine(t *testing.T) {
+func TestSelfTestInvalidCommandLineIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		arguments []string
 		code      int
-		says      string
+		want      string
 	}{
 		{[]string{"--gpus", "some"}, exitUsage, "--gpus some is neither real nor simulated"},
 		{[]string{"trainer"}, exitUsage, "takes no arguments"},
@@ -100,13 +100,13 @@ func TestSelfTestCommandLine(t *testing.T) {
 	} {
 		var out, errOut bytes.Buffer
 		code := run(append([]string{"self-test", "--root", t.TempDir()}, c.arguments...), &out, &errOut)
-		if code != c.code || !strings.Contains(errOut.String(), c.says) || out.Len() != 0 {
+		if code != c.code || !strings.Contains(errOut.String(), c.want) || out.Len() != 0 {
 			t.Errorf("%v: exit status %d, %s%s", c.arguments, code, out.String(), errOut.String())
 		}
 	}
 }
 
-func TestPairsInWords(t *testing.T) {
+func TestPairWordsShowVerdictAndRates(t *testing.T) {
 	for want, pair := range map[string]launch.Pair{
 		"GPU 3 with server 0: good; out 395.0, in 394.0 GB/s (bounce 55.2, 54.0); pieces of 8.0 MiB × 4 by 2 " +
 			"streams": testedPair(0, launch.VerdictGood, ""),

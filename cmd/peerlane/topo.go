@@ -135,8 +135,8 @@ GPUs and NICs as a tree, with the rate of each link. peerlane plan also draws la
   peerlane topo -o xml > topo.xml
   peerlane topo -o xml --virtual > virtual.xml
   peerlane topo -o svg > host.svg
-  peerlane topo -o json | jq '[.gpus[].busid, .nics[].name] as $d | .ways as $w |
-    .paths[] | {from: $d[.[0]], to: $d[.[1]]} + $w[.[2]] | select(.to == "mlx5_0")'`,
+  peerlane topo -o json | jq '[.gpus[].busid, .nics[].name] as $d | .paths as $p |
+    .pairs[] | {from: $d[.[0]], to: $d[.[1]]} + $p[.[2]] | select(.to == "mlx5_0")'`,
 		Args: noArgs,
 	}
 	cmd.AddCommand(newCaptureCommand(a))
@@ -188,7 +188,7 @@ GPUs and NICs as a tree, with the rate of each link. peerlane plan also draws la
 		if form.value == formJSON {
 			// Most of the heap is tables of pairs, which the command uses until its end.
 			defer debug.SetGCPercent(debug.SetGCPercent(20))
-			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, graph.NewWayTable(h, by))
+			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, graph.NewPathTable(h, by))
 		}
 		a.printTopo(h, graph.NewTable(h, by))
 		return nil
@@ -216,15 +216,15 @@ func (a *app) printXML(h *topo.Host, virtual bool) error {
 }
 
 // topologyVersion is the version of the JSON document, which docs/topology.schema.json describes.
-const topologyVersion = 2
+const topologyVersion = 3
 
 // topology is the JSON document of `peerlane topo -o json`.
 type topology struct {
 	Version int        `json:"version"`
 	Rules   topo.Rules `json:"rules"`
 	*topo.Host
-	Ways  []graph.Way `json:"ways"`
-	Paths [][4]int    `json:"paths"`
+	Paths []graph.DistinctPath `json:"paths"`
+	Pairs [][4]int             `json:"pairs"`
 }
 
 // withLists returns a copy of h with empty lists in place of nil, which JSON would write as null.
@@ -668,7 +668,7 @@ var meanings = map[topo.PathType]string{
 	topo.PHB:  "a PCIe host bridge (the CPU)",
 	topo.NODE: "several host bridges of one NUMA node",
 	topo.SYS:  "the link between NUMA nodes",
-	topo.DIS:  "no way at all",
+	topo.DIS:  "no path",
 }
 
 // printLegend explains the path types that occur, nearest first.

@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/topo/reader"
 )
 
-func TestTablesOfTheRecordedHost(t *testing.T) {
+func TestTablesOfRecordedHostEqualGolden(t *testing.T) {
 	dir, host := recordedHost(t)
 	for _, command := range []string{"topo", "plan", "topo --nics"} {
 		out := peerlane(t, slices.Concat(strings.Fields(command), []string{"--root", t.TempDir()}, host)...)
@@ -34,8 +34,8 @@ type printedTopology struct {
 	Rules   string
 	GPUs    []struct{ BusID, UUID string }
 	NICs    []struct{ Name string }
-	Ways    []graph.Way
-	Paths   [][4]int
+	Paths   []graph.DistinctPath
+	Pairs   [][4]int
 }
 
 func (p *printedTopology) pairs() (pairs []graph.Pair) {
@@ -46,10 +46,10 @@ func (p *printedTopology) pairs() (pairs []graph.Pair) {
 	for _, n := range p.NICs {
 		names = append(names, n.Name)
 	}
-	for _, of := range p.Paths {
-		for _, way := range [][3]int{{of[0], of[1], of[2]}, {of[1], of[0], of[3]}} {
-			w := p.Ways[way[2]]
-			pairs = append(pairs, graph.Pair{From: names[way[0]], To: names[way[1]], Path: w.Path, Hops: w.Hops,
+	for _, of := range p.Pairs {
+		for _, direction := range [][3]int{{of[0], of[1], of[2]}, {of[1], of[0], of[3]}} {
+			w := p.Paths[direction[2]]
+			pairs = append(pairs, graph.Pair{From: names[direction[0]], To: names[direction[1]], Path: w.Path, Hops: w.Hops,
 				Reason: w.Reason, PXN: w.PXN, Policy: w.Policy})
 		}
 	}
@@ -59,8 +59,8 @@ func (p *printedTopology) pairs() (pairs []graph.Pair) {
 func TestTopoJSONHasEveryPair(t *testing.T) {
 	_, host := recordedHost(t)
 	got := decode[printedTopology](t, append([]string{"topo", "-o", "json"}, host...)...)
-	if len(got.GPUs) != 8 || len(got.NICs) != 2 || len(got.Paths) != 10*9/2 {
-		t.Fatalf("%d GPUs, %d NICs, %d paths", len(got.GPUs), len(got.NICs), len(got.Paths))
+	if len(got.GPUs) != 8 || len(got.NICs) != 2 || len(got.Pairs) != 10*9/2 {
+		t.Fatalf("%d GPUs, %d NICs, %d paths", len(got.GPUs), len(got.NICs), len(got.Pairs))
 	}
 	h, err := reader.Sysfs(topo.Options{Sysfs: host[1], Proc: host[3]})
 	if err != nil {
@@ -81,7 +81,7 @@ func TestTopoJSONHasEveryPair(t *testing.T) {
 	}
 }
 
-func TestRulesNameWhatTwoNameDifferently(t *testing.T) {
+func TestRulesSelectPathTypes(t *testing.T) {
 	_, host := recordedHost(t)
 	for rules, want := range map[string]string{"": "PHB", "nccl": "PHB", "smi": "NODE"} {
 		args := append([]string{"topo", "-o", "json"}, host...)
@@ -117,7 +117,7 @@ func TestPlanJSONIsThePlan(t *testing.T) {
 	}
 }
 
-func TestXMLOfTheRecordedHost(t *testing.T) {
+func TestXMLOfRecordedHostEqualsGolden(t *testing.T) {
 	_, host := recordedHost(t)
 	for name, more := range map[string][]string{"topo.xml": nil, "virtual.xml": {"--virtual"}} {
 		args := append([]string{"topo", "-o", "xml", "--root", t.TempDir()}, more...)
@@ -137,7 +137,7 @@ func onFile(t *testing.T, text string, args ...string) string {
 
 // The matrix contains what nvidia-smi prints: the number of NVLinks, a legend for replaced NIC
 // names, and the local processors and NUMA node of each GPU.
-func TestMatrixHasWhatNvidiaSMIHas(t *testing.T) {
+func TestMatrixHasColumnsOfNvidiaSMI(t *testing.T) {
 	out := onFile(t, `<system version="1"><cpu numaid="1" affinity="0000000f,000000f0" arch="x86_64" vendor="AuthenticAMD">
 		<pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="80"><nvlink target="0000:02:00.0" count="4" tclass="0x030200"/></gpu></pci>
 		<pci busid="0000:02:00.0" class="0x030200"><gpu dev="1" sm="80"><nvlink target="0000:01:00.0" count="4" tclass="0x030200"/></gpu></pci>
@@ -293,7 +293,7 @@ func TestConfigurationAssignsALane(t *testing.T) {
 	}
 }
 
-func TestFiguresHaveTheDigitsThatTell(t *testing.T) {
+func TestGigabytesRoundToThreeDigits(t *testing.T) {
 	for b, want := range map[float64]string{0: "0", 0.001: "0.001", 0.45: "0.5", 12.34: "12.3", 48: "48", 99.94: "99.9",
 		99.96: "100", 396.5: "396"} {
 		if got := gigabytes(b); got != want {

@@ -243,15 +243,15 @@ func hasDevice(mountinfo, device string) bool {
 
 // UnmountAnchor unmounts the anchor and reports whether the anchor was mounted. Running containers
 // keep their copies of the mount.
-func (l Layout) UnmountAnchor() (was bool, err error) {
+func (l Layout) UnmountAnchor() (unmounted bool, err error) {
 	for {
 		if l.CheckAnchor() != nil {
-			return was, nil // no mount, or another program's mount
+			return unmounted, nil // no mount, or another program's mount
 		}
 		if err := unix.Unmount(l.Anchor(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return was, fmt.Errorf("unmounting the anchor %s: %w", l.Anchor(), err)
+			return unmounted, fmt.Errorf("unmounting the anchor %s: %w", l.Anchor(), err)
 		}
-		was = true
+		unmounted = true
 	}
 }
 

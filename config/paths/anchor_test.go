@@ -63,8 +63,8 @@ func TestMountAnchorTwiceMountsOnce(t *testing.T) {
 		t.Error(err)
 	}
 	for i, want := range []bool{true, false} {
-		if was, err := l.UnmountAnchor(); err != nil || was != want {
-			t.Errorf("unmount %d: %v, %v", i, was, err)
+		if unmounted, err := l.UnmountAnchor(); err != nil || unmounted != want {
+			t.Errorf("unmount %d: %v, %v", i, unmounted, err)
 		}
 	}
 	if n := mounts(t, l.Anchor()); n != 0 {
@@ -120,7 +120,7 @@ func TestCheckAnchorRefusesOtherDirectories(t *testing.T) {
 	for _, c := range []struct {
 		name, options string
 		flags         uintptr
-		is            func(l Layout, err error) bool
+		errorIs       func(l Layout, err error) bool
 	}{
 		{"directory", "", 0, func(_ Layout, err error) bool { return errors.Is(err, errNotMount) }},
 		{"writable", "nr_inodes=1", 0, func(_ Layout, err error) bool { return errors.Is(err, errWritableMount) }},
@@ -152,11 +152,11 @@ func TestCheckAnchorRefusesOtherDirectories(t *testing.T) {
 			if c.flags != 0 || c.options != "" {
 				t.Cleanup(func() { unix.Unmount(l.Anchor(), unix.MNT_DETACH) })
 			}
-			if err := l.CheckAnchor(); !c.is(l, err) {
+			if err := l.CheckAnchor(); !c.errorIs(l, err) {
 				t.Errorf("%v", err)
 			}
-			if was, err := l.UnmountAnchor(); was || err != nil { // another program's mount stays
-				t.Errorf("unmounted: %v, %v", was, err)
+			if unmounted, err := l.UnmountAnchor(); unmounted || err != nil { // another program's mount stays
+				t.Errorf("unmounted: %v, %v", unmounted, err)
 			}
 			if err := errors.Join(l.MountAnchor(), l.CheckAnchor()); err != nil { // the remedy
 				t.Error(err)

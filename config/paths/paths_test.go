@@ -33,7 +33,7 @@ func modes(t *testing.T, root string) map[string]fs.FileMode {
 
 // Missing parents of Peerlane's directories are accessible to other users, and Peerlane's
 // directories have stricter modes. Both hold in any order of creation, and with any umask.
-func TestModesOfWhatIsMade(t *testing.T) {
+func TestCreatedDirectoriesHaveStrictModes(t *testing.T) {
 	state := map[string]fs.FileMode{"var": 0o755, "var/lib": 0o755, "var/lib/peerlane": 0o700}
 	all := map[string]fs.FileMode{
 		"var": 0o755, "var/lib": 0o755, "var/lib/peerlane": 0o700, "var/lib/peerlane/anchor": 0o555,
@@ -69,7 +69,7 @@ func TestModesOfWhatIsMade(t *testing.T) {
 
 // Create corrects the modes of its directories, with any present modes, and changes no further
 // modes.
-func TestModesOfWhatIsThere(t *testing.T) {
+func TestCreateCorrectsModesOfItsDirectories(t *testing.T) {
 	l := New(t.TempDir())
 	if err := os.MkdirAll(l.State(), 0o750); err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func TestModesOfWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestCreateStateFileInWayIsRefused(t *testing.T) {
+func TestCreateStateOverFileFails(t *testing.T) {
 	l := New(t.TempDir())
 	if err := os.WriteFile(filepath.Join(l.Root, "var"), nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -134,5 +134,11 @@ func TestCgroupOfEachLayoutDiffers(t *testing.T) {
 	}
 	if a, b := New("/a").Cgroup(), New("/b").Cgroup(); a == b || a == "peerlane" || !strings.HasPrefix(a, "peerlane-") {
 		t.Errorf("other layouts have %q and %q", a, b)
+	}
+}
+
+func TestNewWithoutRootIsHost(t *testing.T) {
+	if got := New(""); got != New("/") {
+		t.Errorf("%+v", got)
 	}
 }

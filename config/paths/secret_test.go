@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-func TestSecretsThatOthersKnow(t *testing.T) {
+func TestReadSecretOfOtherModeFails(t *testing.T) {
 	file := func(mode os.FileMode) func(string) error {
 		return func(path string) error {
 			if err := os.WriteFile(path, []byte("secret"), 0o600); err != nil {

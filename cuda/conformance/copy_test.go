@@ -18,15 +18,15 @@ func init() {
 
 func TestCopiesBothWaysOfEverySize(t *testing.T) {
 	use(t, 0)
-	const most = 4 * mib
-	m := deviceMemory(t, 0, most, 0)
-	other, err := driver.MemAlloc(most)
+	const maxBytes = 4 * mib
+	m := deviceMemory(t, 0, maxBytes, 0)
+	other, err := driver.MemAlloc(maxBytes)
 	check(t, err)
-	from, to := pinned(t, most), pinned(t, most)
+	from, to := pinned(t, maxBytes), pinned(t, maxBytes)
 	s := stream(t)
-	for i, n := range []uint64{8, 4096, 32 << 10, 64<<10 + 8, mib, most} {
+	for i, n := range []uint64{8, 4096, 32 << 10, 64<<10 + 8, mib, maxBytes} {
 		fill(from[:n], uint64(10+i))
-		offset := cuda.Ptr(most - n)
+		offset := cuda.Ptr(maxBytes - n)
 		check(t, driver.MemcpyHtoDAsync(m.p+offset, address(from), n, s))
 		check(t, driver.MemcpyAsync(other+offset, m.p+offset, n, s))
 		check(t, driver.MemcpyDtoHAsync(address(to), other+offset, n, s))
@@ -76,24 +76,24 @@ func TestBatchOfCopiesIsComplete(t *testing.T) {
 }
 
 // Small copies from the host are made as rectangles, which copy engines move.
-func TestRowsFromTheHostOfEverySize(t *testing.T) {
+func TestRowsFromHostOfEverySizeArrive(t *testing.T) {
 	use(t, 0)
-	const most = 64 << 10
+	const maxBytes = 64 << 10
 	m := deviceMemory(t, 0, size, 0)
-	from := pinned(t, most)
+	from := pinned(t, maxBytes)
 	s := stream(t)
-	for i, n := range []uint64{8, 64, 4096, 16<<10 + 8, 32<<10 - 8, 32 << 10, most} {
-		check(t, write(driver, m.p, 2*most, 19)) // bytes around a row must not change
+	for i, n := range []uint64{8, 64, 4096, 16<<10 + 8, 32<<10 - 8, 32 << 10, maxBytes} {
+		check(t, write(driver, m.p, 2*maxBytes, 19)) // bytes around a row must not change
 		fill(from[:n], uint64(20+i))
 		check(t, driver.MemcpyRowsHtoDAsync(m.p+8, address(from), n, s))
 		check(t, driver.StreamSynchronize(s))
 		if err := verify(driver, m.p+8, n, uint64(20+i)); err != nil {
 			t.Errorf("a row of %d bytes: %v", n, err)
 		}
-		around := make([]byte, 2*most)
+		around := make([]byte, 2*maxBytes)
 		fill(around, 19)
-		got := make([]byte, 2*most)
-		check(t, errors.Join(driver.MemcpyDtoHAsync(address(got), m.p, 2*most, s), driver.StreamSynchronize(s)))
+		got := make([]byte, 2*maxBytes)
+		check(t, errors.Join(driver.MemcpyDtoHAsync(address(got), m.p, 2*maxBytes, s), driver.StreamSynchronize(s)))
 		if string(got[:8]) != string(around[:8]) || string(got[8+n:]) != string(around[8+n:]) {
 			t.Errorf("a row of %d bytes changed bytes around the row", n)
 		}
@@ -148,7 +148,7 @@ func registered(d *cuda.Driver, fd int, n int) ([]byte, error) {
 	return b, d.MemHostRegister(address(b), uint64(n))
 }
 
-func TestHostMemoryThatTwoProcessesRegister(t *testing.T) {
+func TestHostMemoryOfTwoProcessesIsShared(t *testing.T) {
 	use(t, 0)
 	fd, err := unix.MemfdCreate("slots", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	check(t, err)
@@ -212,7 +212,7 @@ func TestPeerCopyNeedsOneContextPerEnd(t *testing.T) {
 	check(t, verify(driver, ours.p, size, 31))
 
 	// With access for both ends the stream's device copies by address.
-	if can, err := driver.DeviceCanAccessPeer(0, 1); err != nil || !can {
+	if canAccess, err := driver.DeviceCanAccessPeer(0, 1); err != nil || !canAccess {
 		t.Skipf("device 0 cannot address device 1: %v", err)
 	}
 	check(t, driver.MemSetAccess(theirs.p, size, cuda.Access{Device: 0, Write: true}))
@@ -303,7 +303,7 @@ func relay(p *peer) error {
 
 func TestRelayStagesOnADeviceWithoutAContext(t *testing.T) {
 	needDevices(t, 2)
-	if can, err := driver.DeviceCanAccessPeer(0, 1); err != nil || !can {
+	if canAccess, err := driver.DeviceCanAccessPeer(0, 1); err != nil || !canAccess {
 		t.Skipf("device 0 cannot address device 1: %v", err)
 	}
 	server := use(t, 1) // context of the parent; the child has none

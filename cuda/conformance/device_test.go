@@ -42,7 +42,7 @@ func TestDevicesHaveNames(t *testing.T) {
 	refused(t, "a device at an address without one", err, cuda.ErrInvalidDevice, cuda.ErrInvalidValue)
 }
 
-func TestDevicesCanDoWhatPeerlaneNeeds(t *testing.T) {
+func TestDevicesHaveNeededAttributes(t *testing.T) {
 	n, err := driver.DeviceCount()
 	check(t, err)
 	for i := range n {
@@ -65,9 +65,9 @@ func TestDevicesCanDoWhatPeerlaneNeeds(t *testing.T) {
 			t.Errorf("device %d: granularity %d does not divide 2 MiB", i, granularity)
 		}
 		for j := range n {
-			can, err := driver.DeviceCanAccessPeer(dev, cuda.Device(j))
+			canExport, err := driver.DeviceCanAccessPeer(dev, cuda.Device(j))
 			check(t, err)
-			if i == j && can {
+			if i == j && canExport {
 				t.Errorf("device %d can access itself as a peer", i)
 			}
 		}
@@ -137,7 +137,7 @@ func TestErrorsHaveTheirNames(t *testing.T) {
 	}
 }
 
-func TestErrorsSayWhatFailed(t *testing.T) {
+func TestCallErrorHasCallObjectAndResult(t *testing.T) {
 	use(t, 0)
 	_, err := driver.MemCreate(0, 4097, cuda.MemOptions{})
 	var e *cuda.CallError

@@ -33,7 +33,7 @@ func status(t testing.TB, s cuda.Stream, want cuda.CaptureStatus) {
 	}
 }
 
-func TestGraphsDoWhatWasCaptured(t *testing.T) {
+func TestGraphsRepeatCapturedWork(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, 4*mib, 0)
 	from, to := pinned(t, mib), pinned(t, 2*mib)

@@ -53,7 +53,7 @@ func opener(p *peer) error {
 	return p.send(message{Numbers: []uint64{uint64(at - base), n, uint64(device)}})
 }
 
-func TestMemoryByIPCHandle(t *testing.T) {
+func TestIPCMemoryHandleSharesMemory(t *testing.T) {
 	use(t, 0)
 	m, err := driver.MemAlloc(size)
 	check(t, err)
@@ -81,7 +81,7 @@ func TestMemoryByIPCHandle(t *testing.T) {
 	check(t, verify(driver, m, size, 61))
 }
 
-func TestHandlesOfNoMemory(t *testing.T) {
+func TestIPCHandleOfUnsuitableMemoryIsRefused(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, size, 0)
 	_, err := driver.IPCGetMemHandle(m.p)

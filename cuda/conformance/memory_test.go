@@ -58,7 +58,7 @@ func importer(p *peer) error {
 	return errors.Join(p.send(message{}), m.free())
 }
 
-func TestExportToAnotherProcess(t *testing.T) {
+func TestExportedMemoryIsSharedWithProcess(t *testing.T) {
 	use(t, 0)
 	m, err := allocate(driver, 0, size, cuda.MemOptions{Exportable: true}, 0)
 	check(t, err)
@@ -135,7 +135,7 @@ func TestImportLeavesTheDescriptor(t *testing.T) {
 	check(t, unix.Close(fd))
 }
 
-func TestImportOfWhatIsNoMemory(t *testing.T) {
+func TestImportOfOtherDescriptorIsRefused(t *testing.T) {
 	use(t, 0)
 	var pipe [2]int
 	check(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
@@ -161,7 +161,7 @@ func TestExportNeedsTheWish(t *testing.T) {
 	check(t, driver.MemRelease(h))
 }
 
-func TestHandlesSayWhatTheyAre(t *testing.T) {
+func TestHandlesReportTheirProperties(t *testing.T) {
 	use(t, 0)
 	n, err := driver.DeviceCount()
 	check(t, err)
@@ -255,7 +255,7 @@ func TestPointersKnowTheirMemory(t *testing.T) {
 	}
 }
 
-func TestRangeOverSeveralAllocations(t *testing.T) {
+func TestRangeOverAllocationsKeepsItsBytes(t *testing.T) {
 	use(t, 0)
 	whole, err := driver.MemAddressReserve(2*size, 0)
 	check(t, err)
@@ -361,7 +361,7 @@ func TestAccessNeedsMemory(t *testing.T) {
 	check(t, driver.MemAddressFree(p, size))
 }
 
-func TestMoreMemoryThanThereIs(t *testing.T) {
+func TestAllocationBeyondMemoryIsRefused(t *testing.T) {
 	use(t, 0)
 	total, err := driver.DeviceTotalMem(0)
 	check(t, err)
@@ -371,9 +371,9 @@ func TestMoreMemoryThanThereIs(t *testing.T) {
 
 func TestRDMACapableMemoryIsReported(t *testing.T) {
 	use(t, 0)
-	can, err := driver.DeviceAttribute(0, cuda.AttributeRDMAWithVMM)
+	rdmaCapable, err := driver.DeviceAttribute(0, cuda.AttributeRDMAWithVMM)
 	check(t, err)
-	if can == 0 {
+	if rdmaCapable == 0 {
 		t.Skip("this device has no GPUDirect RDMA with cuMemCreate")
 	}
 	m, err := allocate(driver, 0, size, cuda.MemOptions{Exportable: true, RDMA: true}, 0)
@@ -427,7 +427,7 @@ func importHidden(p *peer) (err error) {
 	return p.send(answer)
 }
 
-func TestImportFromAHiddenDevice(t *testing.T) {
+func TestImportFromHiddenDeviceSucceeds(t *testing.T) {
 	needDevices(t, 2)
 	use(t, 0)
 	uuid, err := driver.DeviceUUID(0)

@@ -75,7 +75,7 @@ func timeline(p *peer) error {
 	return p.send(message{})
 }
 
-func TestTimelinesAcrossProcesses(t *testing.T) {
+func TestTimelinesAcrossProcessesOrderCopies(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, size, 0)
 	from := pinned(t, 64<<10)

@@ -51,7 +51,7 @@ func graphFaults() error {
 	return nil
 }
 
-func TestFaultsOfGraphs(t *testing.T) {
+func TestInjectedGraphFaultsChangeResults(t *testing.T) {
 	dir := host(t, 1)
 	const good, bad = "0 0 abcdefgh0;", "0 0 abcd\x3ffgh0;"
 	for _, c := range []struct{ fault, want string }{
@@ -150,4 +150,4 @@ func graphMisuse() error {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestMisuseOfGraphs(t *testing.T) { answer(t, host(t, 1), "graph misuse") }
+func TestMisuseOfGraphsReturnsErrors(t *testing.T) { answer(t, host(t, 1), "graph misuse") }

@@ -42,7 +42,7 @@ func kernelFaults() error {
 	return nil
 }
 
-func TestFaultsOfKernels(t *testing.T) {
+func TestInjectedKernelFaultsChangeResults(t *testing.T) {
 	dir := host(t, 1)
 	for _, c := range []struct{ fault, want string }{
 		{"", "0 0; 0 0; 0 0;"},
@@ -128,4 +128,4 @@ func kernelMisuse() error {
 	return errors.Join(wrong...)
 }
 
-func TestMisuseOfKernels(t *testing.T) { answer(t, host(t, 1), "kernel misuse") }
+func TestMisuseOfKernelsReturnsErrors(t *testing.T) { answer(t, host(t, 1), "kernel misuse") }

@@ -61,7 +61,7 @@ func TestLibraryExportsTheAPIAlone(t *testing.T) {
 	}
 }
 
-func TestBuildMakesWhatLibraryTakes(t *testing.T) {
+func TestBuildMakesCurrentLibrary(t *testing.T) {
 	_, err := compiler()
 	programs.MustHave(t, err)
 	path := filepath.Join(t.TempDir(), LibraryName)
@@ -466,7 +466,7 @@ func TestLateCopyNeedsSynchronization(t *testing.T) {
 	answer(t, host(t, 1), "late", "PEERLANE_SIM_LATE_MS=3600000")
 }
 
-func TestLateComesByItself(t *testing.T) {
+func TestLateCopyArrivesWithoutCall(t *testing.T) {
 	answer(t, host(t, 1), "late short", "PEERLANE_SIM_LATE_MS=20")
 }
 

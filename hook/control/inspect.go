@@ -156,7 +156,7 @@ func confined(pid int) (*Confined, error) {
 		return nil, err
 	}
 	c.OwnRoot, c.OwnNetwork = true, true
-	for _, is := range []struct {
+	for _, pair := range []struct {
 		own, its string
 		differs  *bool
 	}{
@@ -164,15 +164,15 @@ func confined(pid int) (*Confined, error) {
 		{"/proc/self/ns/mnt", fmt.Sprintf("/proc/%d/ns/mnt", pid), &c.OwnRoot},
 		{"/proc/self/ns/net", fmt.Sprintf("/proc/%d/ns/net", pid), &c.OwnNetwork},
 	} {
-		a, err := os.Stat(is.own)
+		a, err := os.Stat(pair.own)
 		if err != nil {
 			return nil, err
 		}
-		b, err := os.Stat(is.its)
+		b, err := os.Stat(pair.its)
 		if err != nil {
 			return nil, err
 		}
-		*is.differs = *is.differs && !os.SameFile(a, b)
+		*pair.differs = *pair.differs && !os.SameFile(a, b)
 	}
 	return c, nil
 }

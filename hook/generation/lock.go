@@ -97,10 +97,10 @@ func LockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, er
 		return nil, err
 	}
 	// A process can lock a removed directory that it opened before the removal.
-	was, err := f.Stat()
+	opened, err := f.Stat()
 	if err == nil {
-		var is os.FileInfo
-		if is, err = os.Stat(dir); err == nil && !os.SameFile(was, is) {
+		var current os.FileInfo
+		if current, err = os.Stat(dir); err == nil && !os.SameFile(opened, current) {
 			err = &os.PathError{Op: "lock", Path: dir, Err: os.ErrNotExist}
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestPodOfAnnotationsOfContainerdAndCRIO(t *testing.T) {
+func TestPodFollowsAnnotationsOfContainerdAndCRIO(t *testing.T) {
 	containerd := map[string]string{
 		"io.kubernetes.cri.sandbox-namespace": "research", "io.kubernetes.cri.sandbox-name": "job-0",
 		"io.kubernetes.cri.container-name": "main", "io.kubernetes.cri.sandbox-uid": "0a1b",

@@ -105,7 +105,7 @@ func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 	if err != nil {
 		return err
 	}
-	if has, err := g.hasUID(l, own); !has {
+	if ok, err := g.hasUID(l, own); !ok {
 		return err
 	}
 	return UnlessGone(os.Remove(uidMark(l, g.Sandbox.UID)))

@@ -265,9 +265,9 @@ func PresentNICs(plan *planner.Plan, lanes []launch.Lane, names []string) error 
 			return staleNIC(name, errNoNIC)
 		}
 		path := filepath.Join(plan.Source.Sysfs, "class/infiniband_verbs", plan.NICs[i].Uverbs, "ibdev")
-		is, err := os.ReadFile(path)
-		if err == nil && strings.TrimSpace(string(is)) != name {
-			err = &valueError{path, strings.TrimSpace(string(is)), name}
+		ibdev, err := os.ReadFile(path)
+		if err == nil && strings.TrimSpace(string(ibdev)) != name {
+			err = &valueError{path, strings.TrimSpace(string(ibdev)), name}
 		}
 		if err != nil {
 			return staleNIC(name, fmt.Errorf("check node %s: %w", plan.NICs[i].Uverbs, err))

@@ -150,7 +150,7 @@ func TestExcludesPairInBothOrders(t *testing.T) {
 	}
 }
 
-func TestSeeingMarksEachLane(t *testing.T) {
+func TestSetCopyMarksEachLane(t *testing.T) {
 	lanes := []launch.Lane{{}, {}}
 	Seeing(lanes)
 	if !lanes[0].Copy || !lanes[1].Copy {

@@ -40,11 +40,11 @@ const lastCapability = 63
 // dropBounding removes every capability from the bounding set of executed programs.
 func dropBounding() error {
 	for c := uintptr(0); c <= lastCapability; c++ {
-		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
+		inSet, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
 		if err != nil {
 			return nil // EINVAL: the kernel has no further capability
 		}
-		if has == 0 {
+		if inSet == 0 {
 			continue
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {

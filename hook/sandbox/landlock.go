@@ -64,14 +64,14 @@ const withTCP = 4
 // denies: the filter allows any port to a program with TCP.
 func olderLacks(abi int, tcp address.Ports, lacks func(what string, err error)) {
 	for _, one := range []struct {
-		what  string
-		takes int
-		is    bool
+		what   string
+		takes  int
+		needed bool
 	}{
 		{fmt.Sprintf("TCP on ports %s alone", tcp), withTCP, tcp != address.Ports{}},
 		{"no abstract Unix sockets of others", withScopes, true},
 	} {
-		if one.is && abi < one.takes {
+		if one.needed && abi < one.takes {
 			lacks(
 				one.what,
 				fmt.Errorf("this kernel has version %d of Landlock's interface; version %d is needed", abi, one.takes),
@@ -110,15 +110,15 @@ func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path strin
 		proc = mayRead
 	}
 	type part struct {
-		paths []string
-		may   uint64
+		paths  []string
+		rights uint64
 	}
 	for _, p := range []part{
 		{v.read, mayRead}, {v.write, mayWrite}, {v.devices, mayUse}, {[]string{"/proc"}, proc},
 		{[]string{"/proc/self/task"}, task},
 	} {
 		for _, path := range p.paths {
-			if err := l.allow(path, p.may&files); err != nil {
+			if err := l.allow(path, p.rights&files); err != nil {
 				lacks(path, err)
 			}
 		}
@@ -137,12 +137,12 @@ const ruleNetPort = 2
 
 // allowTCP allows listening on the ports and connections to the ports: relays of every host use
 // the same range. A kernel without TCP rules in Landlock allows every port.
-func (l *landlock) allowTCP(ports address.Ports, may uint64) error {
-	if ports == (address.Ports{}) || may == 0 {
+func (l *landlock) allowTCP(ports address.Ports, rights uint64) error {
+	if ports == (address.Ports{}) || rights == 0 {
 		return nil
 	}
 	for port := int(ports.First); port <= int(ports.Last); port++ {
-		rule := netPort{may, uint64(port)}
+		rule := netPort{rights, uint64(port)}
 		if _, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.fd), ruleNetPort,
 			uintptr(unsafe.Pointer(&rule)), 0, 0, 0); errno != 0 {
 			return fmt.Errorf("landlock_add_rule for port %d: %w", port, errno)
@@ -151,20 +151,20 @@ func (l *landlock) allowTCP(ports address.Ports, may uint64) error {
 	return nil
 }
 
-func (l *landlock) allow(path string, may uint64) error {
+func (l *landlock) allow(path string, rights uint64) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	var is unix.Stat_t
-	if err := unix.Fstat(fd, &is); err != nil {
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
 		return &os.PathError{Op: "stat", Path: path, Err: err}
 	}
-	if is.Mode&unix.S_IFMT != unix.S_IFDIR {
-		may &= mayFile
+	if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
+		rights &= mayFile
 	}
-	rule := unix.LandlockPathBeneathAttr{Allowed_access: may, Parent_fd: int32(fd)}
+	rule := unix.LandlockPathBeneathAttr{Allowed_access: rights, Parent_fd: int32(fd)}
 	if _, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.fd), unix.LANDLOCK_RULE_PATH_BENEATH,
 		uintptr(unsafe.Pointer(&rule)), 0, 0, 0); errno != 0 {
 		return fmt.Errorf("landlock_add_rule %s: %w", path, errno)

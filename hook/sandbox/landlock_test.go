@@ -20,10 +20,10 @@ func TestOlderLandlockReportsMissingParts(t *testing.T) {
 			var r Report
 			olderLacks(abi, ports, r.lacks)
 			lacks := strings.Join(r.Missing, "\n")
-			if said := strings.Contains(lacks, "abstract Unix sockets"); said != (abi < 6) {
+			if reported := strings.Contains(lacks, "abstract Unix sockets"); reported != (abi < 6) {
 				t.Errorf("version %d lacks %q", abi, r.Missing)
 			}
-			if said := strings.Contains(lacks, "TCP on ports 20000-20999 alone"); said != (abi < 4 && ports.First != 0) {
+			if reported := strings.Contains(lacks, "TCP on ports 20000-20999 alone"); reported != (abi < 4 && ports.First != 0) {
 				t.Errorf("version %d lacks %q of ports %v", abi, r.Missing, ports)
 			}
 			if len(r.Missing) > 2 || abi >= 6 && len(r.Missing) > 0 {
@@ -70,15 +70,15 @@ func tryPorts() {
 		check(errno)
 	}
 	for _, port := range []int{20000, 19999} {
-		for _, does := range []struct {
+		for _, attempt := range []struct {
 			what string
 			how  func(int, unix.Sockaddr) error
 		}{{"listen", unix.Bind}, {"connect", unix.Connect}} {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			check(err)
 			// Another process may use the port: that error is not Landlock's.
-			err = does.how(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
-			fmt.Printf("%s %d: %t\n", does.what, port, err != unix.EACCES)
+			err = attempt.how(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
+			fmt.Printf("%s %d: %t\n", attempt.what, port, err != unix.EACCES)
 			unix.Close(fd)
 		}
 	}

@@ -181,12 +181,12 @@ func take(path string, set uint64) (tree, error) {
 		unix.Close(fd)
 		return tree{}, fmt.Errorf("mount_setattr %s: %w", path, err)
 	}
-	var is unix.Stat_t
-	if err := unix.Fstat(fd, &is); err != nil {
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
 		unix.Close(fd)
 		return tree{}, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
-	t.dir = is.Mode&unix.S_IFMT == unix.S_IFDIR
+	t.dir = stat.Mode&unix.S_IFMT == unix.S_IFDIR
 	return t, nil
 }
 

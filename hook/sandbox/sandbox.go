@@ -130,7 +130,7 @@ func sysPaths(root string) []string {
 	for _, pattern := range sysPatterns {
 		found, _ := filepath.Glob(filepath.Join(root, pattern)) // the patterns are valid
 		for _, path := range found {
-			if is, err := os.Stat(path); err == nil && is.IsDir() {
+			if info, err := os.Stat(path); err == nil && info.IsDir() {
 				add(path)
 			}
 		}
@@ -138,7 +138,7 @@ func sysPaths(root string) []string {
 	for _, pattern := range sysLinks {
 		links, _ := filepath.Glob(filepath.Join(root, pattern))
 		for _, link := range links {
-			if is, err := os.Lstat(link); err != nil || is.Mode()&os.ModeSymlink == 0 {
+			if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
 				continue
 			}
 			path, err := filepath.EvalSymlinks(link)
@@ -275,8 +275,8 @@ func Main(arguments []string) error {
 	}
 	if *reportTo >= 0 {
 		// An error follows the report, or replaces it.
-		_, tell := fmt.Fprint(to, err)
-		return errors.Join(err, tell)
+		_, writeErr := fmt.Fprint(to, err)
+		return errors.Join(err, writeErr)
 	}
 	return err
 }
@@ -482,16 +482,16 @@ func (s Spec) limit(own bool, r *Report) error {
 		if !l.set {
 			continue
 		}
-		var is unix.Rlimit
-		if err := unix.Prlimit(0, l.resource, nil, &is); err != nil {
+		var limit unix.Rlimit
+		if err := unix.Prlimit(0, l.resource, nil, &limit); err != nil {
 			return os.NewSyscallError("prlimit", err)
 		}
 		want := unix.Rlimit{Cur: l.value, Max: l.value}
 		err := unix.Prlimit(0, l.resource, &want, nil)
-		if err != nil && is.Max < l.value { // not above the hard limit
-			want = unix.Rlimit{Cur: is.Max, Max: is.Max}
+		if err != nil && limit.Max < l.value { // not above the hard limit
+			want = unix.Rlimit{Cur: limit.Max, Max: limit.Max}
 			if l.resource == unix.RLIMIT_MEMLOCK {
-				r.lacks(l.name, fmt.Errorf("%w; it has %d KiB", err, is.Max>>10))
+				r.lacks(l.name, fmt.Errorf("%w; it has %d KiB", err, limit.Max>>10))
 			}
 			err = unix.Prlimit(0, l.resource, &want, nil)
 		}
@@ -505,13 +505,13 @@ func (s Spec) limit(own bool, r *Report) error {
 // nodes returns the device nodes, and the groups that may open the nodes.
 func (s Spec) nodes() (nodes []string, groups []int) {
 	add := func(path string) {
-		var is unix.Stat_t
-		if unix.Stat(path, &is) != nil || is.Mode&unix.S_IFMT != unix.S_IFCHR {
+		var stat unix.Stat_t
+		if unix.Stat(path, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFCHR {
 			return
 		}
 		nodes = append(nodes, path)
-		if is.Mode&0o006 != 0o006 && is.Mode&0o060 == 0o060 && is.Gid != 0 {
-			groups = append(groups, int(is.Gid))
+		if stat.Mode&0o006 != 0o006 && stat.Mode&0o060 == 0o060 && stat.Gid != 0 {
+			groups = append(groups, int(stat.Gid))
 		}
 	}
 	for _, path := range s.Devices {

@@ -226,7 +226,7 @@ func tryFastOpen() {
 	check(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 	check(filterCalls(tcpNetwork, false))
 	to := &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}}
-	for _, does := range []struct {
+	for _, attempt := range []struct {
 		what string
 		how  func(fd int) error
 	}{
@@ -239,7 +239,7 @@ func tryFastOpen() {
 	} {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		check(err)
-		fmt.Printf("%s denied: %t\n", does.what, does.how(fd) == unix.EPERM)
+		fmt.Printf("%s denied: %t\n", attempt.what, attempt.how(fd) == unix.EPERM)
 		unix.Close(fd)
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)

@@ -18,8 +18,8 @@ func VerbsNodes(nic string) (nodes []string) {
 	}
 	for _, e := range entries {
 		// The directory also contains the file abi_version.
-		if is, err := os.ReadFile(filepath.Join(Uverbs, e.Name(), "ibdev")); err == nil &&
-			strings.TrimSpace(string(is)) == nic {
+		if ibdev, err := os.ReadFile(filepath.Join(Uverbs, e.Name(), "ibdev")); err == nil &&
+			strings.TrimSpace(string(ibdev)) == nic {
 			nodes = append(nodes, filepath.Join("/dev/infiniband", e.Name()))
 		}
 	}

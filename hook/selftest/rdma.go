@@ -17,7 +17,7 @@ const rdmaTestTimeout = time.Minute
 // RDMA runs `peerlane-relay rdma-test` for NICs of this host, as the calling user, and reports the
 // result for every NIC and memory. The process has no sandbox, because an unused uid may not be
 // able to open a NIC.
-func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.RDMAResult)) error {
+func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, report func(launch.RDMAResult)) error {
 	limit := testerTimeout
 	for _, n := range job.NICs {
 		limit += rdmaTestTimeout * time.Duration(1+2*len(n.GPUs))
@@ -29,5 +29,5 @@ func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.
 		return err
 	}
 	return t.relayProgram(ctx, "rdma-test", "the RDMA test", nil, text,
-		func(out io.Reader) error { return launch.ReadRDMA(out, job, tell) })
+		func(out io.Reader) error { return launch.ReadRDMA(out, job, report) })
 }

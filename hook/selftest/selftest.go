@@ -16,9 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/peerlane/peerlane/internal/fault"
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
@@ -29,8 +26,10 @@ import (
 	"github.com/peerlane/peerlane/hook/lanes"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // A process without clients, `peerlane-relay self-test`, tests pairs of GPUs in a sandbox like a
@@ -188,14 +187,14 @@ func Unknown(list []launch.Pair, names []launch.PairName) []launch.PairName {
 	)
 }
 
-// Test tests pairs, stores the results, and passes every result to tell, known results first. It
+// Test tests pairs, stores the results, and passes every result to report, known results first. It
 // repeats known results only with again. An untestable pair has VerdictUntested. Test fails only
 // if the lock or the record fails.
 func (t *Tester) Test(
 	ctx context.Context,
 	names []launch.PairName,
 	again bool,
-	tell func(launch.PairHost, launch.Pair),
+	report func(launch.PairHost, launch.Pair),
 ) error {
 	if len(names) == 0 {
 		return nil
@@ -210,7 +209,7 @@ func (t *Tester) Test(
 	}
 	for _, n := range names {
 		if p := launch.FindPair(kept.Pairs, n); p != nil {
-			tell(kept.PairHost, *p)
+			report(kept.PairHost, *p)
 		}
 	}
 	var failed error
@@ -220,7 +219,7 @@ func (t *Tester) Test(
 		if failed == nil && !t.unkept {
 			failed = generation.WriteJSON(t.layout.SelfTestFile(), kept)
 		}
-		tell(h, p)
+		report(h, p)
 	}
 	rest := func() []launch.PairName { return Unknown(kept.Pairs, names) }
 	err = testAll(ctx, rest, func(list []launch.PairName) error { return t.run(ctx, list, took) },
@@ -317,8 +316,8 @@ func (t *Tester) spec() sandbox.Spec {
 	return s
 }
 
-// run tests pairs in one process, and passes the results to tell.
-func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(launch.PairHost, launch.Pair)) error {
+// run tests pairs in one process, and passes the results to report.
+func (t *Tester) run(ctx context.Context, names []launch.PairName, report func(launch.PairHost, launch.Pair)) error {
 	each := pairTimeout
 	if strings.Contains(library(t.relay.Environment), simulator) {
 		each = simulatedTimeout
@@ -335,7 +334,7 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 	}
 	spec := t.spec()
 	return t.relayProgram(ctx, "self-test", "the self-test", &spec, job,
-		func(out io.Reader) error { return launch.ReadPairs(out, names, tell) })
+		func(out io.Reader) error { return launch.ReadPairs(out, names, report) })
 }
 
 // relayProgram runs a command of the relay's program with a job as standard input, and reads its
@@ -344,22 +343,22 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *sandbox.Spec, job []byte,
 	read func(io.Reader) error) error {
 	cmd := exec.CommandContext(ctx, t.relay.Path, command)
-	var report *os.File
+	var reportRead *os.File
 	if spec != nil && t.sandbox.Mode == config.SandboxAuto {
-		var tell *os.File
+		var reportWrite *os.File
 		var err error
-		if report, tell, err = os.Pipe(); err != nil {
+		if reportRead, reportWrite, err = os.Pipe(); err != nil {
 			return err
 		}
-		defer report.Close()
-		defer tell.Close()
-		defer context.AfterFunc(ctx, func() { report.Close() })()
+		defer reportRead.Close()
+		defer reportWrite.Close()
+		defer context.AfterFunc(ctx, func() { reportRead.Close() })()
 		cmd = exec.CommandContext(ctx, t.hook, append([]string{"confine"}, spec.Arguments(3, t.relay.Path, command)...)...)
-		cmd.ExtraFiles = []*os.File{tell}
+		cmd.ExtraFiles = []*os.File{reportWrite}
 	}
-	said := &firstWords{}
+	stderr := &firstWords{}
 	cmd.Dir, cmd.Env = "/", append([]string{programs.SearchPath}, t.relay.Environment...)
-	cmd.Stdin, cmd.Stderr = bytes.NewReader(job), said
+	cmd.Stdin, cmd.Stderr = bytes.NewReader(job), stderr
 	cmd.WaitDelay = time.Second // other processes may hold the pipes, and a driver may block the process
 	out, err := cmd.StdoutPipe()
 	// The caller's shell may have passed descriptors, which the sandbox would keep.
@@ -370,9 +369,9 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 	if err != nil {
 		return fmt.Errorf("starting %s: %w", what, err)
 	}
-	if report != nil {
+	if reportRead != nil {
 		cmd.ExtraFiles[0].Close() // the child has its own copy; the pipe ends with it
-		if _, err = sandbox.ReadReport(report); err != nil {
+		if _, err = sandbox.ReadReport(reportRead); err != nil {
 			err = errors.Join(err, cmd.Process.Kill())
 		}
 	}
@@ -388,7 +387,7 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 	case err != nil:
 		return err
 	case ended != nil:
-		return fmt.Errorf("%s failed: %w: %s", what, ended, strings.TrimSpace(said.String()))
+		return fmt.Errorf("%s failed: %w: %s", what, ended, strings.TrimSpace(stderr.String()))
 	}
 	return nil
 }
@@ -419,8 +418,8 @@ func waitOr(ctx context.Context, wait func() error) error {
 type firstWords struct{ bytes.Buffer }
 
 func (w *firstWords) Write(p []byte) (int, error) {
-	const most = 2 << 10
-	w.Buffer.Write(p[:min(len(p), max(0, most-w.Len()))])
+	const maxBytes = 2 << 10
+	w.Buffer.Write(p[:min(len(p), max(0, maxBytes-w.Len()))])
 	return len(p), nil
 }
 

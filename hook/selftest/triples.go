@@ -106,11 +106,11 @@ func (t *Tester) KnownTriples(names []launch.TripleName, verbs *launch.Verbs) ([
 	}), err
 }
 
-// TestTriples tests triples, stores the results, and passes them to tell, known results first. It
+// TestTriples tests triples, stores the results, and passes the results to report, known results first. It
 // repeats known results only with again. An untestable triple has VerdictUntested. TestTriples
 // fails only if the lock or the file of results fails.
 func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool,
-	tell func(launch.Triple)) error {
+	report func(launch.Triple)) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -125,7 +125,7 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 	})
 	for _, n := range names {
 		if k := launch.FindTriple(kept.Triples, n); k != nil {
-			tell(*k)
+			report(*k)
 		}
 	}
 	var failed error
@@ -135,7 +135,7 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 		if failed == nil && !t.unkept {
 			failed = generation.WriteJSON(t.layout.SelfTestFile(), kept)
 		}
-		tell(r)
+		report(r)
 	}
 	rest := func() []launch.TripleName { return UnknownTriples(kept.Triples, names) }
 	err = testAll(ctx, rest, func(list []launch.TripleName) error { return t.runTriples(ctx, list, verbs, took) },
@@ -147,7 +147,7 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 
 // runTriples tests triples in one process, in a relay's sandbox with the devices of the NICs.
 func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs,
-	tell func(launch.Triple)) error {
+	report func(launch.Triple)) error {
 	ctx, renew, cancel := limitEach(ctx, tripleTimeout+testerTimeout, tripleTimeout,
 		errors.New("the test of a GPU and a NIC takes too long"))
 	defer cancel()
@@ -168,7 +168,7 @@ func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verb
 		return launch.ReadRDMA(out, job, func(r launch.RDMAResult) {
 			renew()
 			if r.Triple != nil {
-				tell(*r.Triple)
+				report(*r.Triple)
 			}
 		})
 	})

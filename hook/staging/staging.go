@@ -90,13 +90,13 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 	if err != nil {
 		return launch.Admission{}, err
 	}
-	if most := granted(g.Config, gpu.BusID); c.Bytes > most {
+	if admitted := granted(g.Config, gpu.BusID); c.Bytes > admitted {
 		return launch.Admission{}, fmt.Errorf(
 			"%s requested on GPU %d (%s), but the relay's configuration permits %s",
 			config.Size(c.Bytes),
 			gpu.Index,
 			gpu.BusID,
-			config.Size(most),
+			config.Size(admitted),
 		)
 	}
 	conf, err := hostconfig.Read(l)
@@ -167,11 +167,11 @@ func admitHost(
 	relay process.Process,
 	c launch.Claim,
 ) (launch.Admission, error) {
-	if most := grantedHost(g); c.Bytes > most {
+	if admitted := grantedHost(g); c.Bytes > admitted {
 		return launch.Admission{}, fmt.Errorf(
 			"%s of host memory requested, but the relay's configuration permits %s",
 			config.Size(c.Bytes),
-			config.Size(most),
+			config.Size(admitted),
 		)
 	}
 	conf, err := hostconfig.Read(l)

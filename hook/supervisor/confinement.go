@@ -23,9 +23,9 @@ import (
 // limit of the control group limits the open files of a compromised relay, and without a memory
 // limit the relay gets the minimum.
 func openLimit(sysctls string, memoryLimited bool) uint64 {
-	const least, part = 65536, 64
+	const minFiles, part = 65536, 64
 	if !memoryLimited {
-		return least
+		return minFiles
 	}
 	var numbers [2]uint64
 	for i, name := range []string{"nr_open", "file-max"} {
@@ -34,10 +34,10 @@ func openLimit(sysctls string, memoryLimited bool) uint64 {
 			numbers[i], err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 		}
 		if err != nil {
-			return least
+			return minFiles
 		}
 	}
-	return max(least, min(numbers[0], numbers[1]/part))
+	return max(minFiles, min(numbers[0], numbers[1]/part))
 }
 
 // lacking returns the error, for the log, of a part in Report.Missing: the relay works without

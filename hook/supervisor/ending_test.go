@@ -20,14 +20,14 @@ func exitOf(t *testing.T, script string) error {
 	return exec.Command("sh", "-c", script).Run()
 }
 
-func TestCauseOrdersEvidence(t *testing.T) {
+func TestCauseFollowsStrongestEvidence(t *testing.T) {
 	killed, two, aborted, one := exitOf(t, "kill -9 $$"), exitOf(t, "exit 2"), exitOf(t, "kill -ABRT $$"),
 		exitOf(t, "exit 1")
 	gpu := launch.Ending{Cause: launch.EndGPU, Reason: "off the bus"}
 	for _, c := range []struct {
 		name string
 		ending
-		cause, says string
+		cause, want string
 	}{
 		{"kill -9", ending{err: killed}, causeKilled, "signal 9 (killed)"},
 		{"out of memory", ending{err: killed, memory: true}, causeMemory, "relay.memory"},
@@ -59,8 +59,8 @@ func TestCauseOrdersEvidence(t *testing.T) {
 		{"status without a word", ending{err: one}, causeFailed, "exit status 1"},
 		{"status 0", ending{}, causeItself, "without an error"},
 	} {
-		if cause, why := c.ending.cause(); cause != c.cause || !strings.Contains(why, c.says) {
-			t.Errorf("%s: %q, %q; want %q, %q", c.name, cause, why, c.cause, c.says)
+		if cause, why := c.ending.cause(); cause != c.cause || !strings.Contains(why, c.want) {
+			t.Errorf("%s: %q, %q; want %q, %q", c.name, cause, why, c.cause, c.want)
 		}
 	}
 }

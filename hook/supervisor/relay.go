@@ -114,17 +114,17 @@ func startRelay(
 	}
 	r.cmd = exec.Command(g.Relay.Path, arguments...)
 	if g.Sandbox.Mode == config.SandboxAuto {
-		report, tell, err := os.Pipe()
+		reportRead, reportWrite, err := os.Pipe()
 		if err != nil {
 			r.control.Close()
 			return nil, err
 		}
-		defer tell.Close()
-		r.report = report
+		defer reportWrite.Close()
+		r.report = reportRead
 		spec := confinement(g, network, limited)
 		r.devices = spec.Devices
 		const fdReport = launch.FDInit + 1
-		files[fdReport] = tell
+		files[fdReport] = reportWrite
 		// Execute the same program even if the file has been replaced.
 		r.cmd = exec.Command(
 			"/proc/self/exe",
@@ -132,19 +132,19 @@ func startRelay(
 	}
 	r.cmd.Dir = "/"
 	r.cmd.Env = append([]string{programs.SearchPath}, g.Relay.Environment...)
-	said, says, err := os.Pipe()
+	stderrRead, stderrWrite, err := os.Pipe()
 	if err != nil {
 		r.report.Close() // nil without a sandbox
 		r.control.Close()
 		return nil, err
 	}
-	defer says.Close()
-	r.cmd.Stderr = says
+	defer stderrWrite.Close()
+	r.cmd.Stderr = stderrWrite
 	for fd := 3; files[fd] != nil; fd++ {
 		r.cmd.ExtraFiles = append(r.cmd.ExtraFiles, files[fd])
 	}
 	if err := startPunctual(r.cmd); err != nil {
-		said.Close()
+		stderrRead.Close()
 		r.report.Close()
 		r.control.Close()
 		return nil, err
@@ -157,7 +157,7 @@ func startRelay(
 	} else if !errors.Is(err, process.ErrEnded) {
 		err = errors.Join(err, r.cmd.Process.Kill())
 		r.cmd.Wait() // this process killed it, so the error has no information
-		said.Close()
+		stderrRead.Close()
 		r.report.Close()
 		r.control.Close()
 		return nil, err
@@ -170,8 +170,8 @@ func startRelay(
 	heard := make(chan struct{})
 	go func() {
 		defer close(heard)
-		defer said.Close()
-		_, _ = io.Copy(r.stderr, said) // until every writer has closed the pipe
+		defer stderrRead.Close()
+		_, _ = io.Copy(r.stderr, stderrRead) // until every writer has closed the pipe
 	}()
 	go func() {
 		err := r.cmd.Wait()

@@ -29,8 +29,8 @@ func TestConfigurationBeyondADatagramKeepsGoodTriples(t *testing.T) {
 			NICs: nics})
 	}
 	log := logrus.New()
-	var said bytes.Buffer
-	log.SetOutput(&said)
+	var logged bytes.Buffer
+	log.SetOutput(&logged)
 	s := &supervisor{generation: &generation.Generation{Config: config}, log: logrus.NewEntry(log)}
 	good := 0
 	for i, n := range launch.StagingTriples(config.Lanes) {
@@ -61,8 +61,8 @@ func TestConfigurationBeyondADatagramKeepsGoodTriples(t *testing.T) {
 			t.Errorf("the configuration has %d good triples of %d, and %d in all", found, good, len(c.Triples))
 		}
 		want := fmt.Sprintf("no room for %d of %d results", len(s.triples.known)-len(c.Triples), len(s.triples.known))
-		if strings.Count(said.String(), want) != 1 {
-			t.Errorf("the log is %q, want %q once", said.String(), want)
+		if strings.Count(logged.String(), want) != 1 {
+			t.Errorf("the log is %q, want %q once", logged.String(), want)
 		}
 	}
 }

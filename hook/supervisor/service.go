@@ -35,8 +35,8 @@ func TakeOver(connection *os.File) error {
 	}
 	restore, err := logToBoth(l, g.ID)
 	if err != nil {
-		_, tell := fmt.Fprint(d.Started, err)
-		return errors.Join(err, tell)
+		_, writeErr := fmt.Fprint(d.Started, err)
+		return errors.Join(err, writeErr)
 	}
 	// The journal then names the unit's container even without an error.
 	logrus.WithFields(logrus.Fields{"generation": g.ID, "container": g.Container.ID}).
@@ -174,13 +174,13 @@ func checkHandover(h handover.Message, l paths.Layout, files []*os.File) (*gener
 func checkListening(f *os.File) error {
 	for option, want := range map[int]int{unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_SEQPACKET,
 		unix.SO_ACCEPTCONN: 1} {
-		is, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, option)
-		if err != nil || is != want {
+		value, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, option)
+		if err != nil || value != want {
 			return fmt.Errorf(
 				"descriptor %d is not a listening SOCK_SEQPACKET socket (option %d is %d, %v)",
 				f.Fd(),
 				option,
-				is,
+				value,
 				err,
 			)
 		}
@@ -189,8 +189,8 @@ func checkListening(f *os.File) error {
 }
 
 func checkPipe(f *os.File) error {
-	var is unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &is); err != nil || is.Mode&unix.S_IFMT != unix.S_IFIFO {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFIFO {
 		return fmt.Errorf("descriptor %d is not a pipe (%v)", f.Fd(), err)
 	}
 	return nil
@@ -300,7 +300,7 @@ func follow(log, journal *os.File) (stop func()) {
 // the relay and cannot be reported elsewhere.
 func copyLog(journal, log *os.File) {
 	at, err := log.Seek(0, io.SeekCurrent)
-	if info, is := log.Stat(); err == nil && is == nil && info.Size() < at {
+	if info, statErr := log.Stat(); err == nil && statErr == nil && info.Size() < at {
 		_, _ = log.Seek(0, io.SeekStart) // the log was truncated at its limit
 	}
 	_, _ = io.Copy(journal, log)

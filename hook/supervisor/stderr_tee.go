@@ -58,11 +58,11 @@ func (h *stderrTee) end() error {
 	if strings.TrimSpace(line) == "" {
 		return nil
 	}
-	said := launch.Line(strings.ToValidUTF8(line[:min(len(line), maxWord)], ""))
+	clean := launch.Line(strings.ToValidUTF8(line[:min(len(line), maxWord)], ""))
 	h.mu.Lock()
-	h.last = said
+	h.last = clean
 	if h.panicked == "" && isPanic(line) {
-		h.panicked = said
+		h.panicked = clean
 	}
 	h.mu.Unlock()
 	if !h.wrap {

@@ -106,8 +106,8 @@ func supervise(l paths.Layout, id string, unit bool, d handover.Descriptors) err
 	s.insist.Stop()
 	requests, err := s.begin(id, d.Admin)
 	if err != nil {
-		_, tell := fmt.Fprint(d.Started, err)
-		return errors.Join(err, tell)
+		_, writeErr := fmt.Fprint(d.Started, err)
+		return errors.Join(err, writeErr)
 	}
 	s.limit()
 	for _, sentence := range s.generation.Ignored {
@@ -137,7 +137,7 @@ func supervise(l paths.Layout, id string, unit bool, d handover.Descriptors) err
 func (s *supervisor) limit() {
 	group, ok, err := cgroup.Find(s.layout, s.generation.ID)
 	if err == nil && ok {
-		if _, is := os.Stat(group.Path()); is == nil {
+		if _, statErr := os.Stat(group.Path()); statErr == nil {
 			s.status.ControlGroup = true
 			err = group.Limit(s.generation.Sandbox.Limits)
 		}

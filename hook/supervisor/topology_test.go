@@ -43,7 +43,7 @@ func TestWriteTopologyListsGPUsOfContainer(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range []string{"peerlane_0", "peerlane_1"} {
-			if has := strings.Contains(string(text), `name="`+name+`"`); has != strings.Contains(want, name) {
+			if ok := strings.Contains(string(text), `name="`+name+`"`); ok != strings.Contains(want, name) {
 				t.Errorf("topology of a container with %s: %s", want, text)
 			}
 		}
@@ -66,7 +66,7 @@ func TestWriteTopologyListsGPUsOfContainer(t *testing.T) {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(file)
-		if has := strings.Contains(string(text), `name="peerlane_1"`); err != nil || has != local {
+		if ok := strings.Contains(string(text), `name="peerlane_1"`); err != nil || ok != local {
 			t.Errorf("local %v: %v: %s", local, err, text)
 		}
 	}

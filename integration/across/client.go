@@ -99,7 +99,7 @@ func Serve(in io.Reader, out io.Writer, socket string) error {
 		if err != nil {
 			return err
 		}
-		if err := c.say(Line{Kind: Listening, Handle: listener.Handle()}); err != nil {
+		if err := c.emit(Line{Kind: Listening, Handle: listener.Handle()}); err != nil {
 			return err
 		}
 		select {
@@ -138,7 +138,7 @@ type memory struct {
 	known *client.Memory
 }
 
-func (c *process) say(l Line) error {
+func (c *process) emit(l Line) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l.At, l.Report = time.Now(), c.report
@@ -170,7 +170,7 @@ func (c *process) read(in io.Reader) error {
 		case Finish:
 			c.finish.Store(true)
 		case Count:
-			err = c.say(Line{Kind: Counted})
+			err = c.emit(Line{Kind: Counted})
 		default:
 			err = fmt.Errorf("an order to %q", o.Do)
 		}
@@ -290,9 +290,9 @@ func (c *process) exchange(ctx context.Context, listener *client.Listener, o Ord
 		return err
 	}
 	if failed != nil {
-		return c.say(Line{Kind: Failed, Error: failed.Error()})
+		return c.emit(Line{Kind: Failed, Error: failed.Error()})
 	}
-	return c.say(Line{Kind: Done})
+	return c.emit(Line{Kind: Done})
 }
 
 // meet opens a connection in each direction.
@@ -414,7 +414,7 @@ func (x *connected) take(p posted, n uint64) error {
 	}
 	x.count(func(r *Report) { r.Received++; r.BytesReceived += n })
 	if p.number+1 == moving {
-		return x.say(Line{Kind: Moving})
+		return x.emit(Line{Kind: Moving})
 	}
 	return nil
 }

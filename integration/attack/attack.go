@@ -64,15 +64,15 @@ func AfterStart(pid int, within time.Duration) func() bool {
 	}
 }
 
-// Trace takes a uid, tries to trace a process until over, and returns the successful ways. The
+// Trace takes a uid, tries to trace a process until over, and returns the successful methods. The
 // calling thread keeps the uid, so Trace runs in OnThread.
-func Trace(pid int, uid uint32, over func() bool) (ways []string) {
+func Trace(pid int, uid uint32, over func() bool) (methods []string) {
 	if errno := TakeUID(uid); errno != 0 {
 		return []string{"setresuid: " + errno.Error()}
 	}
-	succeeded := func(way string) {
-		if !slices.Contains(ways, way) {
-			ways = append(ways, way)
+	succeeded := func(method string) {
+		if !slices.Contains(methods, method) {
+			methods = append(methods, method)
 		}
 	}
 	memory := fmt.Sprintf("/proc/%d/mem", pid)
@@ -91,7 +91,7 @@ func Trace(pid int, uid uint32, over func() bool) (ways []string) {
 			_ = unix.PtraceDetach(pid)
 		}
 	}
-	return ways
+	return methods
 }
 
 // DescriptorsInFlight takes a uid on a thread and puts descriptors in flight until the kernel
@@ -105,8 +105,8 @@ func DescriptorsInFlight(uid uint32, limit uint64) (sent uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	const most = 253 // SCM_MAX_FD
-	fds := make([]int, most)
+	const maxDescriptors = 253 // SCM_MAX_FD
+	fds := make([]int, maxDescriptors)
 	for i := range fds {
 		fds[i] = null
 	}
@@ -124,7 +124,7 @@ func DescriptorsInFlight(uid uint32, limit uint64) (sent uint64, err error) {
 				}
 				for err == nil {
 					if err = unix.Sendmsg(pair[0], []byte{0}, rights, nil, 0); err == nil {
-						sent += most
+						sent += maxDescriptors
 					}
 				}
 				if err == unix.ETOOMANYREFS { // the limit

@@ -156,11 +156,11 @@ func wrongLink(page, target string) string {
 	if info.IsDir() || filepath.Ext(to) != ".md" {
 		return "only pages have headings"
 	}
-	there, err := anchorsOf(to)
+	known, err := anchorsOf(to)
 	if err != nil {
 		return err.Error()
 	}
-	if !there[u.Fragment] {
+	if !known[u.Fragment] {
 		return "the page has no such heading"
 	}
 	return ""

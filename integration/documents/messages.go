@@ -243,7 +243,7 @@ func (c *collector) call(call *ast.CallExpr) {
 		}
 	} else if i := formatOf(call); i >= 0 && i < len(call.Args) {
 		c.add(call.Args[i])
-	} else if i, is := c.formats[called(call)]; is && i < len(call.Args) {
+	} else if i, ok := c.formats[called(call)]; ok && i < len(call.Args) {
 		c.add(call.Args[i])
 	} else if sinks[called(call)] {
 		for _, a := range call.Args {
@@ -307,7 +307,7 @@ func faultText(c *ast.CompositeLit, constants map[string]string) (code, text str
 		}
 		name := kv.Key.(*ast.Ident).Name // of a struct's field
 		value, ok := literal(kv.Value, constants)
-		if call, is := kv.Value.(*ast.CallExpr); is && called(call) == "Sprintf" {
+		if call, found := kv.Value.(*ast.CallExpr); found && called(call) == "Sprintf" {
 			value, ok = literal(call.Args[0], constants)
 		}
 		if !ok {
@@ -416,13 +416,13 @@ func cMessages(root string) (list []Message, err error) {
 				return nil, err
 			}
 			for _, together := range strung.FindAllString(withoutComments(string(source)), -1) {
-				said := ""
+				message := ""
 				for _, m := range text.FindAllStringSubmatch(together, -1) {
-					said += m[1]
+					message += m[1]
 				}
-				said = shown(cVerb.ReplaceAllString(strings.ReplaceAll(strings.ReplaceAll(said, `\"`, `"`), `\n`, " "), "%v"))
-				if strings.Count(said, " ") >= 2 && strings.Trim(said, "…:;,. ()") != "" {
-					list = append(list, Message{said, at, codeIn(said)})
+				message = shown(cVerb.ReplaceAllString(strings.ReplaceAll(strings.ReplaceAll(message, `\"`, `"`), `\n`, " "), "%v"))
+				if strings.Count(message, " ") >= 2 && strings.Trim(message, "…:;,. ()") != "" {
+					list = append(list, Message{message, at, codeIn(message)})
 				}
 			}
 		}

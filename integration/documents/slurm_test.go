@@ -47,10 +47,10 @@ func TestSlurmJobScriptStartsAContainerForEachGPU(t *testing.T) {
 		if status := cmd.ProcessState.ExitCode(); status != tt.status {
 			t.Errorf("GPUs %s: exit status %d, %v: %s", tt.gpus, status, err, out)
 		}
-		said, err := os.ReadFile(filepath.Join(dir, "peerlane.log"))
+		log, err := os.ReadFile(filepath.Join(dir, "peerlane.log"))
 		if want := "--root " + dir + "/run/peerlane cdi generate --hook /usr/libexec/peerlane/peerlane-hook " +
-			"--spec-dir " + dir + "/run/peerlane/etc/cdi\n"; string(said) != want {
-			t.Errorf("GPUs %s: peerlane %q, want %q, %v", tt.gpus, said, want, err)
+			"--spec-dir " + dir + "/run/peerlane/etc/cdi\n"; string(log) != want {
+			t.Errorf("GPUs %s: peerlane %q, want %q, %v", tt.gpus, log, want, err)
 		}
 		logs, err := filepath.Glob(filepath.Join(dir, "*.podman.log"))
 		gpus := strings.Split(tt.gpus, ",")

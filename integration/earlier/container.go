@@ -77,7 +77,7 @@ func (c *Container) Next(word string, patience time.Duration) string {
 			if !ok {
 				c.Fatalf("container %s ended before %q, after %q: %s", c.ID, word, c.last, &c.stderr)
 			}
-			if rest, is := strings.CutPrefix(line, word+" "); is {
+			if rest, found := strings.CutPrefix(line, word+" "); found {
 				return rest
 			}
 			if strings.HasPrefix(line, "corrupt") {

@@ -60,7 +60,7 @@ func (a attacker) report(r attackReport) error {
 	}
 	r.Filtered = strings.Contains(string(status), "\nSeccomp:\t2\n")
 	for line := range strings.Lines(string(status)) {
-		if set, is := strings.CutPrefix(line, "CapEff:"); is {
+		if set, ok := strings.CutPrefix(line, "CapEff:"); ok {
 			r.Capabilities = strings.TrimSpace(set)
 		}
 	}
@@ -70,7 +70,7 @@ func (a attacker) report(r attackReport) error {
 	if err != nil {
 		return err
 	}
-	return say(filepath.Join(reportsDir, a.name), append(text, '\n'))
+	return writeLine(filepath.Join(reportsDir, a.name), append(text, '\n'))
 }
 
 // number returns an argument as a number.

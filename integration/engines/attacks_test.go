@@ -98,9 +98,9 @@ func (b *bed) attack(ctx context.Context, a container) (r attackReport, remove f
 // objects.
 func (r attackReport) mustShow(b *bed, control ...string) {
 	b.Helper()
-	for _, way := range control {
-		if !slices.Contains(r.Control, way) {
-			b.Errorf("the attacker cannot use %s on its own objects, so the attack shows nothing: %+v", way, r)
+	for _, method := range control {
+		if !slices.Contains(r.Control, method) {
+			b.Errorf("the attacker cannot use %s on its own objects, so the attack shows nothing: %+v", method, r)
 		}
 	}
 	if len(r.Succeeded) > 0 {
@@ -263,7 +263,7 @@ func (v *victim) inFlight(ctx context.Context) {
 	}
 	var relays uint64
 	for line := range strings.Lines(string(limits)) {
-		if rest, is := strings.CutPrefix(line, "Max open files"); is {
+		if rest, ok := strings.CutPrefix(line, "Max open files"); ok {
 			if relays, err = strconv.ParseUint(strings.Fields(rest)[0], 10, 64); err != nil {
 				v.Fatal(err)
 			}

@@ -129,8 +129,8 @@ func (b *bed) mustDo(command ...string) string {
 // mustBe requires the version of the row.
 func (b *bed) mustBe(version string, command ...string) {
 	b.Helper()
-	if said := b.mustDo(command...); !strings.Contains(said, version) {
-		b.Fatalf("%s is not version %s but %q: it stands in integration/engines/recipe.go", command[0], version, said)
+	if output := b.mustDo(command...); !strings.Contains(output, version) {
+		b.Fatalf("%s is not version %s but %q: it stands in integration/engines/recipe.go", command[0], version, output)
 	}
 }
 

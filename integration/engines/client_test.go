@@ -88,7 +88,7 @@ func play(arguments []string) int {
 	}
 	text, err := json.Marshal(r)
 	if err == nil {
-		err = say(filepath.Join(reportsDir, arguments[1]), append(text, '\n'))
+		err = writeLine(filepath.Join(reportsDir, arguments[1]), append(text, '\n'))
 	}
 	if err = errors.Join(err, errorOf(r)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -139,8 +139,8 @@ func errorOf(r report) error {
 	return errors.New(r.Error)
 }
 
-// say appends a report to the reports of earlier runs of the container.
-func say(path string, line []byte) error {
+// writeLine appends a report to the reports of earlier runs of the container.
+func writeLine(path string, line []byte) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
 	if err != nil {
 		return err

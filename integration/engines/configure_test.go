@@ -38,8 +38,8 @@ func (b *bed) configure(engine, name, base string, switches ...string) (file str
 	b.Helper()
 	file = b.write(name, base)
 	b.configured = configuration{engine, file, base, switches}
-	if said := b.peerlaneRuntime("configure", switches...); !strings.Contains(said, "wrote "+file) {
-		b.Fatalf("peerlane runtime configure changed nothing: %s", said)
+	if output := b.peerlaneRuntime("configure", switches...); !strings.Contains(output, "wrote "+file) {
+		b.Fatalf("peerlane runtime configure changed nothing: %s", output)
 	}
 	return file
 }
@@ -60,17 +60,17 @@ func configured(b *bed, c check) {
 	b.judge(c, b.lastReport(c.ask, 1))
 
 	var states []cdiengine.State
-	said := b.peerlaneRuntime("status", "--output", "json")
-	if err := json.Unmarshal([]byte(said), &states); err != nil || len(states) != 1 {
-		b.Fatalf("%v in %s", err, said)
+	output := b.peerlaneRuntime("status", "--output", "json")
+	if err := json.Unmarshal([]byte(output), &states); err != nil || len(states) != 1 {
+		b.Fatalf("%v in %s", err, output)
 	}
 	s := states[0]
 	if !s.Configured || s.CDI == cdiengine.CDIOff || s.Daemon != (b.daemon != nil) {
 		b.Errorf("peerlane runtime status says %+v", s)
 	}
-	if said := b.peerlaneRuntime("configure", append(b.configured.switches, "--dry-run")...); !strings.Contains(said,
+	if output := b.peerlaneRuntime("configure", append(b.configured.switches, "--dry-run")...); !strings.Contains(output,
 		"nothing has to be changed") {
-		b.Errorf("a second change is pending: %s", said)
+		b.Errorf("a second change is pending: %s", output)
 	}
 	after, err := os.ReadFile(b.configured.file)
 	if err != nil {

@@ -43,14 +43,14 @@ const (
 func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes string, shared ...string) *ground {
 	t.Helper()
 	var script strings.Builder
-	say := func(format string, arguments ...any) { fmt.Fprintf(&script, format+"\n", arguments...) }
-	say("set -eu")
+	add := func(format string, arguments ...any) { fmt.Fprintf(&script, format+"\n", arguments...) }
+	add("set -eu")
 	switch which {
 	case v1:
 		// Debian 12's crun refuses hosts with cgroup v1 whose v2 hierarchy has controllers.
-		say("if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi")
+		add("if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi")
 	case v2:
-		say("if mountpoint -q /sys/fs/cgroup/unified; then mount --bind /sys/fs/cgroup/unified /sys/fs/cgroup; fi")
+		add("if mountpoint -q /sys/fs/cgroup/unified; then mount --bind /sys/fs/cgroup/unified /sys/fs/cgroup; fi")
 	}
 	if root != "" {
 		merged := filepath.Join(dir, "merged")
@@ -59,36 +59,36 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 				t.Fatal(err)
 			}
 		}
-		say("mount -t overlay overlay -o lowerdir=%s,upperdir=%s/upper,workdir=%s/work %s", root, dir, dir, merged)
+		add("mount -t overlay overlay -o lowerdir=%s,upperdir=%s/upper,workdir=%s/work %s", root, dir, dir, merged)
 		for _, d := range append([]string{"/proc", "/sys", "/dev", "/tmp"}, shared...) {
-			say("mkdir -p %s%s", merged, d)
-			say("mount --rbind %s %s%s", d, merged, d)
+			add("mkdir -p %s%s", merged, d)
+			add("mount --rbind %s %s%s", d, merged, d)
 		}
-		say("mkdir %s/.old", merged)
-		say("cd %s", merged)
-		say("pivot_root . .old")
-		say("umount -l /.old")
-		say("touch /etc/hosts /etc/resolv.conf") // these files exist on every host
+		add("mkdir %s/.old", merged)
+		add("cd %s", merged)
+		add("pivot_root . .old")
+		add("umount -l /.old")
+		add("touch /etc/hosts /etc/resolv.conf") // these files exist on every host
 	}
-	say("mount -t tmpfs tmpfs /run")
-	say("mkdir /run/cdi /run/lock /run/dev")
+	add("mount -t tmpfs tmpfs /run")
+	add("mkdir /run/cdi /run/lock /run/dev")
 	// A container in a user namespace gets bind mounts of nodes in the host's /dev instead of new
 	// nodes, so the nodes must exist.
-	say("mount -t tmpfs -o mode=755 tmpfs /run/dev")
-	say("cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/fuse %s/* /run/dev", nodes)
-	say("mkdir /run/dev/pts /run/dev/shm /run/dev/mqueue")
-	say("mount --rbind /dev/pts /run/dev/pts")
-	say("for link in fd:/proc/self/fd ptmx:pts/ptmx stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s ${link#*:} " +
+	add("mount -t tmpfs -o mode=755 tmpfs /run/dev")
+	add("cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/fuse %s/* /run/dev", nodes)
+	add("mkdir /run/dev/pts /run/dev/shm /run/dev/mqueue")
+	add("mount --rbind /dev/pts /run/dev/pts")
+	add("for link in fd:/proc/self/fd ptmx:pts/ptmx stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s ${link#*:} " +
 		"/run/dev/${link%%%%:*}; done")
-	say("mount --rbind /run/dev /dev")
-	say("mount -t tmpfs tmpfs /dev/shm")
-	say("mount --bind %s /run/cdi", specifications)
+	add("mount --rbind /run/dev /dev")
+	add("mount -t tmpfs tmpfs /dev/shm")
+	add("mount --bind %s /run/cdi", specifications)
 	// The engine chooses these ids for the user namespace.
-	say("for file in subuid subgid; do echo daemon:100000:65536 >/run/$file; [ -e /etc/$file ] || : >/etc/$file; mount " +
+	add("for file in subuid subgid; do echo daemon:100000:65536 >/run/$file; [ -e /etc/$file ] || : >/etc/$file; mount " +
 		"--bind /run/$file /etc/$file; done")
-	say("echo ready")
+	add("echo ready")
 	// Run until the test closes the input.
-	say("exec cat >/dev/null")
+	add("exec cat >/dev/null")
 	c := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", script.String())
 	in, err := c.StdinPipe()
 	if err != nil {

@@ -83,29 +83,29 @@ func TestQuickstartRunsUnchanged(t *testing.T) {
 				if section == "With GPUs" {
 					g.hardware()
 				}
-				said := ""
+				output := ""
 				// Without systemd the test restarts Docker's daemon.
 				for i, part := range restarts.Split(scripts[section], -1) {
 					if i > 0 {
 						b.daemon.again(t)
 					}
-					said += g.run(part)
+					output += g.run(part)
 				}
 				switch section {
 				case "Without a GPU":
-					g.mustSay(said, "verified")
+					g.mustSay(output, "verified")
 				case "With GPUs":
-					g.mustSay(said, "mlx5_0", "peerlane.dev/lane=3")
+					g.mustSay(output, "mlx5_0", "peerlane.dev/lane=3")
 				case heading:
-					g.mustSay(said, "relay.sock\n", "CONTAINER")
+					g.mustSay(output, "relay.sock\n", "CONTAINER")
 					if g.packaged {
-						g.mustSay(said, "nccl.conf\n")
+						g.mustSay(output, "nccl.conf\n")
 					}
 					switch {
 					case restarts.MatchString(scripts[heading]):
-						g.mustSay(said, "wrote /etc/docker/daemon.json")
+						g.mustSay(output, "wrote /etc/docker/daemon.json")
 					case strings.Contains(scripts[heading], "runtime configure"):
-						g.mustSay(said, "nothing has to be changed")
+						g.mustSay(output, "nothing has to be changed")
 					}
 				}
 			}
@@ -247,11 +247,11 @@ func (g *guide) run(script string) string {
 	return string(out)
 }
 
-func (g *guide) mustSay(said string, words ...string) {
+func (g *guide) mustSay(output string, words ...string) {
 	g.Helper()
 	for _, w := range words {
-		if !strings.Contains(said, w) {
-			g.Errorf("output lacks %q: %s", w, said)
+		if !strings.Contains(output, w) {
+			g.Errorf("output lacks %q: %s", w, output)
 		}
 	}
 }

@@ -241,8 +241,8 @@ volume_path = %q
 	}
 	u.ground.environment = append(u.ground.environment, "CONTAINERS_STORAGE_CONF="+dir+"/storage.conf",
 		"CONTAINERS_CONF="+dir+"/containers.conf")
-	if said := u.do("podman", "--version"); !strings.Contains(said, podman43) {
-		u.Fatalf("podman is not version %s but %s", podman43, said)
+	if output := u.do("podman", "--version"); !strings.Contains(output, podman43) {
+		u.Fatalf("podman is not version %s but %s", podman43, output)
 	}
 }
 
@@ -432,15 +432,15 @@ func (u *podmanUpgrade) runsInstalledRelay(c *earlier.Container) {
 // refuses requires that the client of a container gets an error with a status and a text.
 func (u *podmanUpgrade) refuses(c *earlier.Container, want wire.Status, text string) {
 	u.Helper()
-	said := ""
+	output := ""
 	for end := testutil.BeginFor(3 * patience); !end.Over(); {
 		status, rest, _ := strings.Cut(c.Next("error", 3*patience), " ")
-		said = rest
+		output = rest
 		if status == fmt.Sprint(uint32(want)) && strings.Contains(rest, text) {
 			return
 		}
 	}
-	u.Errorf("the client of %s does not get status %d with %q; it got %q", c.ID, want, text, said)
+	u.Errorf("the client of %s does not get status %d with %q; it got %q", c.ID, want, text, output)
 }
 
 // leavesNothing waits for the end of the containers' generations.

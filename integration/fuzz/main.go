@@ -111,7 +111,7 @@ func targetsOf(path string) ([]string, error) {
 	}
 	var names []string
 	for _, d := range file.Decls {
-		if f, is := d.(*ast.FuncDecl); is && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Fuzz") {
+		if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Fuzz") {
 			names = append(names, f.Name.Name)
 		}
 	}
@@ -120,19 +120,19 @@ func targetsOf(path string) ([]string, error) {
 
 // each fuzzes targets, some in parallel, prints the result of every target and returns the number
 // of failures.
-func each(targets []target, atOnce int, out io.Writer, fuzz func(target) (said string, good bool)) (failed int) {
+func each(targets []target, atOnce int, out io.Writer, fuzz func(target) (report string, good bool)) (failed int) {
 	next := make(chan target)
 	var mu sync.Mutex
 	var workers sync.WaitGroup
 	for range min(atOnce, len(targets)) {
 		workers.Go(func() {
 			for t := range next {
-				said, good := fuzz(t)
+				report, good := fuzz(t)
 				mu.Lock()
 				if !good {
 					failed++
 				}
-				fmt.Fprint(out, said)
+				fmt.Fprint(out, report)
 				mu.Unlock()
 			}
 		})
@@ -150,7 +150,7 @@ func each(targets []target, atOnce int, out io.Writer, fuzz func(target) (said s
 const tries = 3
 
 // fuzz runs a target, and returns a sentence with the result.
-func (t target) fuzz(goCommand string, length time.Duration) (said string, good bool) {
+func (t target) fuzz(goCommand string, length time.Duration) (report string, good bool) {
 	return t.fuzzBy(func() (string, error) {
 		c := exec.Command(goCommand, "test", "-run", "^$", "-fuzz", "^"+t.name+"$", "-fuzztime", length.String(),
 			"-fuzzminimizetime", "10x", "-parallel", "1", t.pkg)
@@ -159,18 +159,18 @@ func (t target) fuzz(goCommand string, length time.Duration) (said string, good 
 	})
 }
 
-func (t target) fuzzBy(run func() (string, error)) (said string, good bool) {
+func (t target) fuzzBy(run func() (string, error)) (report string, good bool) {
 	for try := 1; ; try++ {
 		out, err := run()
 		switch {
 		case err == nil:
-			return fmt.Sprintf("%sok    %s %s: %s\n", said, t.pkg, t.name, figures(out)), true
+			return fmt.Sprintf("%sok    %s %s: %s\n", report, t.pkg, t.name, figures(out)), true
 		case try < tries && t.endedByItsDeadline(out):
-			said += fmt.Sprintf(
+			report += fmt.Sprintf(
 				"again %s %s: Go's fuzzer reported the end of its own time as a failure (golang/go#75804); no input "+
 					"failed\n", t.pkg, t.name)
 		default:
-			return fmt.Sprintf("%sFAIL  %s %s: %v\n%s", said, t.pkg, t.name, err, out), false
+			return fmt.Sprintf("%sFAIL  %s %s: %v\n%s", report, t.pkg, t.name, err, out), false
 		}
 	}
 }

@@ -70,7 +70,7 @@ func TestFuzzTargetIsRetriedFewTimes(t *testing.T) {
 		name string
 		runs []run
 		good bool
-		says []string
+		want []string
 	}{
 		{"at once", []run{{deadline[:strings.Index(deadline, "---")], nil}}, true,
 			[]string{"ok    example.com/it FuzzIt: 10s, execs: 42947, new interesting: 122\n"}},
@@ -84,16 +84,16 @@ func TestFuzzTargetIsRetriedFewTimes(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ran := 0
-			said, good := it.fuzzBy(func() (string, error) {
+			report, good := it.fuzzBy(func() (string, error) {
 				ran++
 				return c.runs[ran-1].out, c.runs[ran-1].err
 			})
 			if good != c.good || ran != len(c.runs) {
 				t.Errorf("good %v after %d runs", good, ran)
 			}
-			for _, s := range c.says {
-				if !strings.Contains(said, s) {
-					t.Errorf("%q is not in\n%s", s, said)
+			for _, s := range c.want {
+				if !strings.Contains(report, s) {
+					t.Errorf("%q is not in\n%s", s, report)
 				}
 			}
 		})

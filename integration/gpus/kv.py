@@ -274,7 +274,7 @@ def decode(a):
                 counted = slice(1 if len(alls) > 1 else 0, None)  # the first connects
                 entries = x["layers"] * x["blocks"]
                 say("list", name=x["name"], operation=operation, interval_ms=interval * 1e3, entries=entries, entry_bytes=x["bytes"],
-                    transfers=len(alls[counted]), first_ms=alls[0] * 1e3, least_ms=min(alls[counted]) * 1e3,
+                    transfers=len(alls[counted]), first_ms=alls[0] * 1e3, min_ms=min(alls[counted]) * 1e3,
                     median_ms=statistics.median(alls[counted]) * 1e3, post_ms=statistics.median(posts[counted]) * 1e3,
                     make_ms=statistics.median(makes[counted]) * 1e3, processor_us=statistics.median(processor[counted]) / entries * 1e6,
                     rate=entries * x["bytes"] / statistics.median(alls[counted]) / 1e9)

@@ -27,8 +27,8 @@ var allowedBeside = []string{"MPL-2.0"}
 // licences have. The list includes licences that are not allowed, so that no licence of a file
 // stays unknown.
 var texts = []struct {
-	id       string
-	has, not string
+	id              string
+	contains, lacks string
 }{
 	{"Apache-2.0", "apache license version 2 0 january 2004", ""},
 	{"Apache-2.0", "licensed under the apache license version 2 0", ""},
@@ -69,7 +69,8 @@ func recognise(text []byte) (ids []string) {
 	words := noWord.ReplaceAllString(string(bytes.ToLower(text)), " ")
 	words = strings.ReplaceAll(words, secondary, "")
 	for _, l := range texts {
-		if strings.Contains(words, l.has) && (l.not == "" || !strings.Contains(words, l.not)) && !slices.Contains(ids, l.id) {
+		if strings.Contains(words, l.contains) && (l.lacks == "" || !strings.Contains(words, l.lacks)) &&
+			!slices.Contains(ids, l.id) {
 			ids = append(ids, l.id)
 		}
 	}
@@ -138,13 +139,13 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 	}
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
-	may, use := allowed, "linked into an installed program"
+	permitted, use := allowed, "linked into an installed program"
 	if !shipped {
-		may, use = append(slices.Clone(allowed), allowedBeside...), "to build and test"
+		permitted, use = append(slices.Clone(allowed), allowedBeside...), "to build and test"
 	}
 	for _, id := range ids {
-		if !slices.Contains(may, id) {
-			return ids, &notAllowedError{id, may, use}
+		if !slices.Contains(permitted, id) {
+			return ids, &notAllowedError{id, permitted, use}
 		}
 	}
 	return ids, nil
@@ -201,11 +202,11 @@ func check() ([]module, error) {
 func dependencies(folder string, arguments ...string) (map[string]string, error) {
 	const form = "{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}}\t{{.Dir}}{{end}}{{end}}"
 	c := exec.Command("go", append([]string{"list", "-C", folder, "-deps", "-f", form}, arguments...)...)
-	var said bytes.Buffer
-	c.Stderr = &said
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
 	out, err := c.Output()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, bytes.TrimSpace(said.Bytes()))
+		return nil, fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	dirs := map[string]string{}
 	for line := range strings.Lines(string(out)) {

@@ -37,7 +37,7 @@ in the Software without restriction, including without limitation the rights`
 `
 )
 
-func TestLicencesOfAModule(t *testing.T) {
+func TestLicencesOfModuleAreRecognised(t *testing.T) {
 	const installed = "linked into an installed program"
 	for name, test := range map[string]struct {
 		files map[string]string
@@ -80,7 +80,7 @@ func TestLicencesOfAModule(t *testing.T) {
 }
 
 // Modules for builds and tests may have further licences, but not every licence.
-func TestLicencesOfATestsModule(t *testing.T) {
+func TestLicencesOfTestModuleMayBeFurther(t *testing.T) {
 	for text, want := range map[string]struct{ shipped, beside bool }{
 		mit: {true, true}, mpl: {false, true}, mit + mpl: {false, true},
 		"GNU Affero General Public License": {false, false}, mpl + "Business Source License": {false,
@@ -98,7 +98,7 @@ func TestLicencesOfATestsModule(t *testing.T) {
 	}
 }
 
-func TestLicencesOfThisRepository(t *testing.T) {
+func TestLicencesOfThisRepositoryAreAllowed(t *testing.T) {
 	_, err := exec.LookPath("go")
 	programs.MustHave(t, err)
 	t.Chdir("../..")
@@ -112,8 +112,8 @@ func TestLicencesOfThisRepository(t *testing.T) {
 	}
 	for path, want := range map[string]bool{"github.com/spf13/cobra": true, "github.com/google/go-cmp": false,
 		"honnef.co/go/tools": false, "k8s.io/client-go": true} {
-		if got, there := shipped[path]; !there || got != want {
-			t.Errorf("%s: found %t, installed %t; want %t", path, there, got, want)
+		if got, ok := shipped[path]; !ok || got != want {
+			t.Errorf("%s: found %t, installed %t; want %t", path, ok, got, want)
 		}
 	}
 	own, err := os.ReadFile("LICENSE")

@@ -343,14 +343,14 @@ func graft(root, path string, open []string) ([]specs.Mount, error) {
 	var mounts []specs.Mount
 	for _, e := range entries {
 		from := filepath.Join(path, e.Name())
-		there := filepath.Join(root, from)
+		target := filepath.Join(root, from)
 		mount := specs.Mount{Destination: from, Type: "bind", Source: from, Options: []string{"rbind", "ro", "rprivate"}}
 		switch {
-		case exists(there) || from == "/lost+found":
+		case exists(target) || from == "/lost+found":
 		case e.Type()&os.ModeSymlink != 0:
 			to, err := os.Readlink(from)
 			if err == nil {
-				err = os.Symlink(to, there)
+				err = os.Symlink(to, target)
 			}
 			if err != nil {
 				return nil, err
@@ -362,14 +362,14 @@ func graft(root, path string, open []string) ([]specs.Mount, error) {
 			}
 			mounts = append(mounts, more...)
 		case e.IsDir():
-			if err := os.Mkdir(there, 0o755); err != nil {
+			if err := os.Mkdir(target, 0o755); err != nil {
 				return nil, err
 			}
 			if !slices.Contains([]string{"/proc", "/dev", "/run", "/tmp"}, from) {
 				mounts = append(mounts, mount)
 			}
 		case e.Type().IsRegular() && path != "/":
-			if err := os.WriteFile(there, nil, 0o644); err != nil {
+			if err := os.WriteFile(target, nil, 0o644); err != nil {
 				return nil, err
 			}
 			mounts = append(mounts, mount)

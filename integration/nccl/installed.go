@@ -75,22 +75,22 @@ func (r *result) judgeInstalled() {
 		r.ratio(name+"the best NET/Socket", row, installedPrefix+"default", "socket-", goal{})
 		of := goal{}
 		if size == 256*mib {
-			of.Least = 0.75
+			of.Min = 0.75
 		}
 		r.ratio(name+"NVLink in one container", row, installedPrefix+"default", "nvlink", of)
 		r.ratio(fmt.Sprintf("all_reduce %d MiB over NVLink in one container, with lanes against without", size/mib), row,
-			"nvlink-with-lanes", "nvlink", goal{Least: 0.98})
+			"nvlink-with-lanes", "nvlink", goal{Min: 0.98})
 	}
 	for _, o := range operations[1:] {
 		of := goal{}
 		if o == "all_to_all" || o == "send_recv" {
-			of.Least = 0.4
+			of.Min = 0.4
 		}
 		r.ratio(o+" 256 MiB without a variable against NVLink in one container", rate{Operation: o, Bytes: 256 * mib},
 			installedPrefix+"default", "nvlink", of)
 	}
 	r.ratio("all_reduce 8 bytes queued on the GPU without a variable, time, against default NET/Socket",
-		rate{Operation: "all_reduce", Bytes: 8, Queued: true}, installedPrefix+"default", "socket-default", goal{Most: 0.75})
+		rate{Operation: "all_reduce", Bytes: 8, Queued: true}, installedPrefix+"default", "socket-default", goal{Max: 0.75})
 }
 
 // useInstallation uses configuration, plan and relays of this host; on the simulator those of the

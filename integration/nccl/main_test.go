@@ -37,10 +37,10 @@ func TestMain(m *testing.M) {
 	}
 	if how := os.Getenv(behaviour); how != "" {
 		if err := beRank(how, os.Args[len(os.Args)-1]); err != nil {
-			say("failed", map[string]any{"error": err.Error()})
+			report("failed", map[string]any{"error": err.Error()})
 			os.Exit(1)
 		}
-		say("done", nil)
+		report("done", nil)
 		io.Copy(io.Discard, os.Stdin) // until the test closes the input
 		return
 	}
@@ -58,7 +58,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-func say(kind string, what map[string]any) {
+func report(kind string, what map[string]any) {
 	if what == nil {
 		what = map[string]any{}
 	}
@@ -74,7 +74,7 @@ func beRank(how, text string) error {
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
 		return err
 	}
-	say("ready", map[string]any{"torch": "none", "nccl": "none", "gpu": "simulated"})
+	report("ready", map[string]any{"torch": "none", "nccl": "none", "gpu": "simulated"})
 	switch how {
 	case "installed":
 		return beInstalled(j)
@@ -89,18 +89,18 @@ func beRank(how, text string) error {
 	fmt.Fprintln(os.Stderr, "a line of standard error")
 	switch last := os.Getenv("RANK") == "1"; {
 	case how == "hangs":
-		say("doing", map[string]any{"what": "nothing"})
+		report("doing", map[string]any{"what": "nothing"})
 		select {}
 	case how == "dies" && last:
 		return errors.New("it did")
 	case how == "wrong" && last:
-		say("check", map[string]any{"operation": "all_reduce", "bytes": 8, "problem": "1 of 2 elements are wrong"})
+		report("check", map[string]any{"operation": "all_reduce", "bytes": 8, "problem": "1 of 2 elements are wrong"})
 	case how == "lingers" && last:
-		say("done", nil)
+		report("done", nil)
 		select {}
 	}
 	if os.Getenv("NCCL_NET") != "Peerlane" {
-		say("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 4000, "bus": 67.1})
+		report("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 4000, "bus": 67.1})
 		return nil
 	}
 	return exchange(j)
@@ -134,14 +134,14 @@ func beInstalled(j job) error {
 	}
 	if nodes, _ := filepath.Glob("/dev/nvidia[0-9]*"); os.Getenv("LOCAL_RANK") == "1" || len(nodes) != 1 {
 		// Both GPUs are in one container.
-		say("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 500, "bus": 500})
+		report("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 500, "bus": 500})
 		if len(nodes) != 2 {
 			return fmt.Errorf("the container has the nodes %q", nodes)
 		}
 		return nil
 	}
 	if lane != nil {
-		say("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 4000, "bus": 67.1})
+		report("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 4000, "bus": 67.1})
 		return nil
 	}
 	return exchange(j)
@@ -160,8 +160,8 @@ func beAgent(j job) error {
 	}
 	for _, l := range j.Lists {
 		took := map[string]float64{"PEERLANE": 2, "UCX": 20}[j.Backend]
-		say("check", map[string]any{"operation": l.Name})
-		say("list", map[string]any{"name": l.Name, "operation": "READ", "median_ms": took, "post_ms": 1})
+		report("check", map[string]any{"operation": l.Name})
+		report("list", map[string]any{"name": l.Name, "operation": "READ", "median_ms": took, "post_ms": 1})
 	}
 	return nil
 }
@@ -232,12 +232,12 @@ func exchange(j job) error {
 	if want := map[string]string{"0": "1", "1": "0"}[rank]; !bytes.Equal(in.Data, bytes.Repeat([]byte(want), size)) {
 		problem = "other bytes have come"
 	}
-	say("check", map[string]any{"operation": "send_recv", "bytes": size, "problem": problem})
-	say("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 1000, "bus": 268.4})
+	report("check", map[string]any{"operation": "send_recv", "bytes": size, "problem": problem})
+	report("rate", map[string]any{"operation": "all_reduce", "bytes": 256 * mib, "microseconds": 1000, "bus": 268.4})
 	if !j.Endless {
 		return nil
 	}
-	say("running", nil)
+	report("running", nil)
 	select {
 	case <-of.Down():
 		return fmt.Errorf("the connection ended: %w", of.Err())
@@ -319,7 +319,7 @@ func TestRanksExchangeThroughTheirRelays(t *testing.T) {
 			runtime == runtimeNone {
 			t.Errorf("%s: %+v", runtime, r.Phases)
 		}
-		if g := r.Goals[0]; g.Value != 4 || g.Least != 40 {
+		if g := r.Goals[0]; g.Value != 4 || g.Min != 40 {
 			t.Errorf("%s: four times as fast is %+v", runtime, g)
 		}
 		if log := strings.Join(r.Phases[0].Log, "\n"); !strings.Contains(log,
@@ -601,7 +601,7 @@ func TestGoalsAreJudged(t *testing.T) {
 }
 
 // PyTorch may report an NCCL error late.
-func TestNCCLsOwnErrorIsFound(t *testing.T) {
+func TestNCCLErrorBehindPyTorchIsFound(t *testing.T) {
 	dir := t.TempDir()
 	write := func(text string) {
 		t.Helper()

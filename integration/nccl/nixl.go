@@ -37,7 +37,7 @@ type ListFound struct {
 	IntervalMS float64 `json:"interval_ms,omitempty"` // between two checks
 	Transfers  int     `json:"transfers,omitempty"`
 	FirstMS    float64 `json:"first_ms,omitempty"`
-	LeastMS    float64 `json:"least_ms,omitempty"`
+	MinMS      float64 `json:"min_ms,omitempty"`
 	MedianMS   float64 `json:"median_ms,omitempty"`
 	PostMS     float64 `json:"post_ms,omitempty"`
 	MakeMS     float64 `json:"make_ms,omitempty"`      // NIXL's own preparation of the request, before the post
@@ -124,7 +124,7 @@ func (r *result) tableOfLists() string {
 		}
 		for _, l := range p.Lists {
 			fmt.Fprintf(&b, "| %s | %s: %d × %d | %s | %.0f ms | %.3f | %.3f | %.3f | %.3f | %.3f | %.2f | %.3f |\n",
-				p.Name, l.Name, l.Entries, l.EntryBytes, l.Operation, l.IntervalMS, l.MedianMS, l.LeastMS, l.FirstMS,
+				p.Name, l.Name, l.Entries, l.EntryBytes, l.Operation, l.IntervalMS, l.MedianMS, l.MinMS, l.FirstMS,
 				l.PostMS, l.MakeMS, l.Rate, l.Processor)
 		}
 	}
@@ -153,11 +153,11 @@ func (r *result) judgeLists() {
 	}
 	for _, c := range []struct {
 		name             string
-		most             float64 // ms
+		maxMS            float64 // ms
 		isolated, shared float64
 	}{{"A", 30, 5, 1}, {"B", 80, 0, 1}, {"1 GiB", 3.1, 50, 0.95}} {
 		for _, operation := range []string{"READ", "WRITE"} {
-			g := goal{What: fmt.Sprintf("%s, %s, ms", c.name, operation), Most: c.most}
+			g := goal{What: fmt.Sprintf("%s, %s, ms", c.name, operation), Max: c.maxMS}
 			ours, ok := find("peerlane", c.name, operation)
 			if ok {
 				g.Value, g.Of = ours.MedianMS, fmt.Sprintf("median of %d", ours.Transfers)
@@ -165,10 +165,10 @@ func (r *result) judgeLists() {
 			r.Goals = append(r.Goals, g)
 			for _, beside := range []struct {
 				phase string
-				least float64
+				minMS float64
 			}{{"ucx-isolated", c.isolated}, {"ucx-shared", c.shared}} {
-				g := goal{What: fmt.Sprintf("%s, %s, against %s", c.name, operation, beside.phase), Least: beside.least}
-				if theirs, there := find(beside.phase, c.name, operation); ok && there {
+				g := goal{What: fmt.Sprintf("%s, %s, against %s", c.name, operation, beside.phase), Min: beside.minMS}
+				if theirs, named := find(beside.phase, c.name, operation); ok && named {
 					g.Value = theirs.MedianMS / ours.MedianMS
 					g.Of = fmt.Sprintf("%.3f ms to %.3f ms", ours.MedianMS, theirs.MedianMS)
 				}
@@ -178,13 +178,13 @@ func (r *result) judgeLists() {
 	}
 	for _, c := range []struct {
 		what, name string
-		most       float64
+		maxMS      float64
 		value      func(listRow) float64
 	}{
 		{"A, READ, post in ms", "A", 2, func(l listRow) float64 { return l.PostMS }},
 		{"64 KiB, READ, post to end in µs", "64 KiB", 25, func(l listRow) float64 { return l.MedianMS * 1e3 }},
 	} {
-		g := goal{What: c.what, Most: c.most}
+		g := goal{What: c.what, Max: c.maxMS}
 		if l, ok := find("peerlane", c.name, "READ"); ok {
 			g.Value, g.Of = c.value(l), fmt.Sprintf("median of %d", l.Transfers)
 		}

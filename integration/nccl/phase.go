@@ -46,7 +46,7 @@ type phase struct {
 	NIXL     string       `json:"nixl,omitempty"`
 	// seconds from the kill to the error, or to the end, of each surviving rank
 	Noticed []float64      `json:"noticed,omitempty"`
-	Said    []string       `json:"said,omitempty"`   // errors of these ranks, in the same order
+	Errors  []string       `json:"errors,omitempty"` // errors of these ranks, in the same order
 	Chosen  *chosen        `json:"chosen,omitempty"` // NCCL's choice, from the log of rank 0
 	Log     []string       `json:"log,omitempty"`    // distinct lines about the network in NCCL's log of rank 0
 	Relays  []relayUsage   `json:"relays,omitempty"`
@@ -59,8 +59,8 @@ type RateFound struct {
 	Bytes        int     `json:"bytes,omitempty"`
 	Queued       bool    `json:"queued,omitempty"`
 	Microseconds float64 `json:"microseconds,omitempty"` // median of seven batches
-	Least        float64 `json:"least,omitempty"`
-	Most         float64 `json:"most,omitempty"`
+	Min          float64 `json:"min,omitempty"`
+	Max          float64 `json:"max,omitempty"`
 	Calls        int     `json:"calls,omitempty"`
 	Algorithm    float64 `json:"algorithm,omitempty"` // GB/s
 	Bus          float64 `json:"bus,omitempty"`       // GB/s, in the sense of nccl-tests
@@ -249,7 +249,7 @@ func (p *phase) notice(r *runningRank, killed time.Time, text string) {
 	}
 	r.noticed = true
 	p.Noticed = append(p.Noticed, time.Since(killed).Seconds())
-	p.Said = append(p.Said, text)
+	p.Errors = append(p.Errors, text)
 }
 
 // ncclError returns the error from NCCL's log of a rank whose progress thread has failed.
@@ -259,8 +259,8 @@ func ncclError(dir string, rank int) string {
 		return ""
 	}
 	for _, line := range bytes.Split(text, []byte("\n")) {
-		if _, said, ok := bytes.Cut(line, []byte("NCCL WARN ")); ok {
-			return string(said)
+		if _, warning, ok := bytes.Cut(line, []byte("NCCL WARN ")); ok {
+			return string(warning)
 		}
 	}
 	return "[Progress Thread]"
@@ -455,12 +455,12 @@ func (h *host) end(p *phase, ranks []*runningRank, events <-chan event) error {
 		os.RemoveAll(filepath.Join(h.work, r.id))
 	}
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		there, _ := filepath.Glob(h.Layout.GenerationDir("*"))
-		if len(there) == 0 {
+		remaining, _ := filepath.Glob(h.Layout.GenerationDir("*"))
+		if len(remaining) == 0 {
 			return err
 		}
 		if time.Now().After(end) {
-			return errors.Join(err, fmt.Errorf("%d relays are left", len(there)))
+			return errors.Join(err, fmt.Errorf("%d relays are left", len(remaining)))
 		}
 	}
 }

@@ -149,14 +149,14 @@ func (h *host) start(ctx context.Context, s settings, number int, dir, master st
 	if err != nil {
 		return nil, err
 	}
-	said, err := os.Create(filepath.Join(dir, fmt.Sprintf("rank-%d.stdout", number)))
+	output, err := os.Create(filepath.Join(dir, fmt.Sprintf("rank-%d.stdout", number)))
 	if err != nil {
 		return nil, err
 	}
 	if err := r.command.Start(); err != nil {
-		return nil, errors.Join(err, said.Close(), r.stderr.Close())
+		return nil, errors.Join(err, output.Close(), r.stderr.Close())
 	}
-	go r.follow(io.TeeReader(out, said), said, events)
+	go r.follow(io.TeeReader(out, output), output, events)
 	if !r.container {
 		err = h.giveRelay(s, r, g)
 	}
@@ -179,7 +179,7 @@ func (h *host) giveRelay(s settings, r *runningRank, g topo.GPU) error {
 }
 
 // follow forwards the rank's events, and finally the end.
-func (r *runningRank) follow(out io.Reader, said io.Closer, events chan<- event) {
+func (r *runningRank) follow(out io.Reader, log io.Closer, events chan<- event) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 4<<20)
 	for lines.Scan() {
@@ -191,7 +191,7 @@ func (r *runningRank) follow(out io.Reader, said io.Closer, events chan<- event)
 		}
 	}
 	_, drained := io.Copy(io.Discard, out) // an overlong line must not block the rank
-	exit := errors.Join(lines.Err(), drained, r.command.Wait(), said.Close(), r.stderr.Close())
+	exit := errors.Join(lines.Err(), drained, r.command.Wait(), log.Close(), r.stderr.Close())
 	events <- event{Rank: r.number, ended: true, exit: exit}
 }
 

@@ -176,7 +176,7 @@ def measure(what, ranks, store, key):
     calls = agree(store, key, int(max(1, min(share / once, 50 if what.get("queued") else 2000))))
     times = [batch(calls) for _ in range(7)]
     median = statistics.median(times)
-    say("rate", operation=o.name, bytes=o.bytes, queued=what.get("queued", False), microseconds=median, least=min(times), most=max(times), calls=7 * calls,
+    say("rate", operation=o.name, bytes=o.bytes, queued=what.get("queued", False), microseconds=median, min=min(times), max=max(times), calls=7 * calls,
         algorithm=o.bytes / median / 1e3, bus=o.bytes / median / 1e3 * o.FACTORS[o.name](o.n))
 
 

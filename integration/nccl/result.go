@@ -41,8 +41,8 @@ type result struct {
 type goal struct {
 	What  string  `json:"what"`
 	Value float64 `json:"value"` // 0: not measured
-	Least float64 `json:"least,omitempty"`
-	Most  float64 `json:"most,omitempty"`
+	Min   float64 `json:"min,omitempty"`
+	Max   float64 `json:"max,omitempty"`
 	Of    string  `json:"of"` // the two figures
 }
 
@@ -177,26 +177,26 @@ func (r *result) judge() {
 	ratio := r.ratio
 	large := func(operation string) rate { return rate{Operation: operation, Bytes: 256 * mib} }
 	ratio("all_reduce 256 MiB against default NET/Socket", large("all_reduce"), "peerlane-rates", "socket-default",
-		goal{Least: 40})
+		goal{Min: 40})
 	ratio("all_reduce 256 MiB against the best NET/Socket", large("all_reduce"), "peerlane-rates", "socket-",
-		goal{Least: 20})
+		goal{Min: 20})
 	for _, o := range []string{"all_reduce", "broadcast", "send_recv"} { // both ways, one way, both ways
 		ratio(o+" 256 MiB over Peerlane's TCP against default NET/Socket", large(o), "peerlane-tcp", "socket-default", goal{})
 		ratio(o+" 256 MiB over Peerlane's TCP against the best NET/Socket", large(o), "peerlane-tcp", "socket-",
-			goal{Least: 2})
+			goal{Min: 2})
 	}
 	ratio("all_reduce 256 MiB against one node over NVLink", large("all_reduce"), "peerlane-rates", "nvlink",
-		goal{Least: 0.5})
+		goal{Min: 0.5})
 	ratio("all_to_all 256 MiB against default NET/Socket", large("all_to_all"), "peerlane-rates", "socket-default",
-		goal{Least: 10})
+		goal{Min: 10})
 	for _, name := range []string{"train", "graphs"} {
 		r.Goals = append(r.Goals, r.sameLosses("peerlane-"+name, "nvlink-"+name))
 	}
 	r.Goals = append(r.Goals, r.sameLosses("peerlane-hosts-train", "nvlink-train"))
 	ratio("all_reduce 8 bytes, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8}, "peerlane-rates",
-		"socket-default", goal{Most: 0.7})
+		"socket-default", goal{Max: 0.7})
 	ratio("all_reduce 8 bytes queued on the GPU, time, against NET/Socket",
-		rate{Operation: "all_reduce", Bytes: 8, Queued: true}, "peerlane-rates", "socket-default", goal{Most: 0.7})
+		rate{Operation: "all_reduce", Bytes: 8, Queued: true}, "peerlane-rates", "socket-default", goal{Max: 0.7})
 	r.Goals = append(r.Goals, r.paced("peerlane-staged-paced", large("all_reduce")))
 }
 
@@ -208,7 +208,7 @@ func (r *result) ratio(what string, row rate, ours, theirs string, g goal) {
 	g.What = what
 	if at != "" && beside != "" {
 		g.Of = fmt.Sprintf("%s (%s) to %s (%s)", a.figure(), at, b.figure(), beside)
-		if g.Value = b.Microseconds / a.Microseconds; g.Most > 0 {
+		if g.Value = b.Microseconds / a.Microseconds; g.Max > 0 {
 			g.Value = 1 / g.Value
 		}
 	}
@@ -218,7 +218,7 @@ func (r *result) ratio(what string, row rate, ours, theirs string, g goal) {
 // paced returns the ratio between the rate that the ranks together send over a paced NIC and the
 // NIC's rate: each rank sends at the bus bandwidth.
 func (r *result) paced(name string, row rate) goal {
-	g := goal{What: fmt.Sprintf("%s 256 MiB of all ranks over one paced NIC, of its rate", row.Operation), Least: 0.9}
+	g := goal{What: fmt.Sprintf("%s 256 MiB of all ranks over one paced NIC, of its rate", row.Operation), Min: 0.9}
 	for _, p := range r.Phases {
 		if f, ok := p.find(row); ok && p.Name == name && len(p.Problems) == 0 {
 			total := f.Bus * float64(r.Ranks)
@@ -231,7 +231,7 @@ func (r *result) paced(name string, row rate) goal {
 // sameLosses returns the fraction of a training's losses that another network reproduced. With two
 // ranks it must be 1: the sum of two numbers has one order.
 func (r *result) sameLosses(ours, theirs string) goal {
-	g := goal{What: fmt.Sprintf("losses of %s that are those of %s", ours, theirs), Least: 1}
+	g := goal{What: fmt.Sprintf("losses of %s that are those of %s", ours, theirs), Min: 1}
 	losses := map[string][]float64{}
 	for _, p := range r.Phases {
 		for _, t := range p.Trained {
@@ -315,10 +315,10 @@ func (r *result) table() string {
 	for _, g := range r.Goals {
 		bound := "reported"
 		switch {
-		case g.Most > 0:
-			bound = fmt.Sprintf("≤ %v", g.Most)
-		case g.Least > 0:
-			bound = fmt.Sprintf("≥ %v", g.Least)
+		case g.Max > 0:
+			bound = fmt.Sprintf("≤ %v", g.Max)
+		case g.Min > 0:
+			bound = fmt.Sprintf("≥ %v", g.Min)
 		}
 		value := "not measured"
 		if g.Of != "" {

@@ -267,7 +267,7 @@ type component struct {
 	Hashes                    []struct{ Alg, Content string }
 }
 
-func TestBillOfMaterials(t *testing.T) {
+func TestBillOfMaterialsListsComponents(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
 		text, err := os.ReadFile(one(t, dist, "peerlane_*_"+arch+".cdx.json"))
 		check(t, err)

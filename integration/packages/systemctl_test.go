@@ -134,7 +134,7 @@ func TestRefreshStaysDisabled(t *testing.T) {
 
 // A timer that the administrator enabled survives a removal and an installation, and a purge
 // removes it.
-func TestTimerOfLinks(t *testing.T) {
+func TestEnabledTimerSurvivesReinstallation(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	install := "dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb"
 	const mask, wants = "/etc/systemd/system/peerlane-links.timer",

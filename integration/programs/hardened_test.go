@@ -47,7 +47,7 @@ var hardened = map[string]hardening{
 
 // lacks returns the missing hardening of a file.
 func lacks(f *elf.File, want hardening) (missing []string) {
-	say := func(right bool, format string, arguments ...any) {
+	require := func(right bool, format string, arguments ...any) {
 		if !right {
 			missing = append(missing, fmt.Sprintf(format, arguments...))
 		}
@@ -61,17 +61,17 @@ func lacks(f *elf.File, want hardening) (missing []string) {
 		return nil
 	}
 	stack := segment(elf.PT_GNU_STACK)
-	say(stack != nil && stack.Flags&elf.PF_X == 0, "a stack that is not executable (-Wl,-z,noexecstack)")
+	require(stack != nil && stack.Flags&elf.PF_X == 0, "a stack that is not executable (-Wl,-z,noexecstack)")
 	for _, p := range f.Progs {
-		say(p.Type != elf.PT_LOAD || p.Flags&(elf.PF_W|elf.PF_X) != elf.PF_W|elf.PF_X,
+		require(p.Type != elf.PT_LOAD || p.Flags&(elf.PF_W|elf.PF_X) != elf.PF_W|elf.PF_X,
 			"memory that is either written or executed, at %#x", p.Vaddr)
 	}
 	if want.static {
-		say(segment(elf.PT_INTERP) == nil && segment(elf.PT_DYNAMIC) == nil, "static linking (CGO_ENABLED=0)")
+		require(segment(elf.PT_INTERP) == nil && segment(elf.PT_DYNAMIC) == nil, "static linking (CGO_ENABLED=0)")
 		return missing
 	}
-	say(f.Type == elf.ET_DYN, "an address that is not fixed (-buildmode=pie)")
-	say(segment(elf.PT_GNU_RELRO) != nil, "tables that are read-only after loading (-Wl,-z,relro)")
+	require(f.Type == elf.ET_DYN, "an address that is not fixed (-buildmode=pie)")
+	require(segment(elf.PT_GNU_RELRO) != nil, "tables that are read-only after loading (-Wl,-z,relro)")
 	number := func(tag elf.DynTag) (all uint64, found bool) {
 		values, err := f.DynValue(tag)
 		for _, v := range values {
@@ -83,21 +83,21 @@ func lacks(f *elf.File, want hardening) (missing []string) {
 	flags1, _ := number(elf.DT_FLAGS_1)
 	_, bound := number(elf.DT_BIND_NOW)
 	bound = bound || elf.DynFlag(flags)&elf.DF_BIND_NOW != 0 || elf.DynFlag1(flags1)&elf.DF_1_NOW != 0
-	say(bound || want.lazy, "functions that are bound at once (-Wl,-z,now)")
+	require(bound || want.lazy, "functions that are bound at once (-Wl,-z,now)")
 	_, relocated := number(elf.DT_TEXTREL)
-	say(!relocated && elf.DynFlag(flags)&elf.DF_TEXTREL == 0, "code that the loader need not write to (-fPIC)")
+	require(!relocated && elf.DynFlag(flags)&elf.DF_TEXTREL == 0, "code that the loader need not write to (-fPIC)")
 	for _, tag := range []elf.DynTag{elf.DT_RPATH, elf.DT_RUNPATH} {
 		_, set := number(tag)
-		say(!set, "no directories of its own to look for libraries in (%v)", tag)
+		require(!set, "no directories of its own to look for libraries in (%v)", tag)
 	}
 	if want.c {
 		imported, err := f.ImportedSymbols()
-		imports := func(is func(name string) bool) bool {
-			return err == nil && slices.ContainsFunc(imported, func(s elf.ImportedSymbol) bool { return is(s.Name) })
+		imports := func(match func(name string) bool) bool {
+			return err == nil && slices.ContainsFunc(imported, func(s elf.ImportedSymbol) bool { return match(s.Name) })
 		}
-		say(imports(func(name string) bool { return name == "__stack_chk_fail" }),
+		require(imports(func(name string) bool { return name == "__stack_chk_fail" }),
 			"a guarded stack (-fstack-protector-strong)")
-		say(imports(func(name string) bool { return name != "__stack_chk_fail" && strings.HasSuffix(name, "_chk") }),
+		require(imports(func(name string) bool { return name != "__stack_chk_fail" && strings.HasSuffix(name, "_chk") }),
 			"checked buffers (-D_FORTIFY_SOURCE=2)")
 	}
 	return missing

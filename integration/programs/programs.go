@@ -82,14 +82,14 @@ func Build(dir string, names ...string) error {
 			c.Args = append(c.Args, module+all[name].folder)
 		}
 		c.Env = append(os.Environ(), key.environment)
-		said, err := c.CombinedOutput()
+		output, err := c.CombinedOutput()
 		what := strings.Join(names, ", ")
 		switch {
 		case c.ProcessState == nil:
 			return fmt.Errorf("building %s: %w; without a go command, set %s to a directory of built programs", what, err,
 				Variable)
 		case err != nil:
-			return fmt.Errorf("building %s: %w: %s", what, err, said)
+			return fmt.Errorf("building %s: %w: %s", what, err, output)
 		}
 		if slices.Contains(names, Relay) { // relays cannot trace an unreadable program; see docs/security.md
 			if err := os.Chmod(filepath.Join(dir, Relay), 0o711); err != nil {

@@ -62,7 +62,7 @@ func TestProgramsThatAreBuiltAlreadyAreTaken(t *testing.T) {
 	}
 }
 
-func TestWithoutTheGoCommandTheErrorSaysWhatToDo(t *testing.T) {
+func TestDirectoryWithoutGoCommandFails(t *testing.T) {
 	t.Setenv(programs.Variable, "")
 	t.Setenv(programs.RunVariable, "")
 	t.Setenv("PATH", "")

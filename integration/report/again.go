@@ -26,8 +26,8 @@ const atMost = 4
 func (s *summary) failedIn(p testPackage) []string {
 	var names []string
 	for _, t := range s.all(failed) {
-		name, is := strings.CutPrefix(t.name, short(p.path)+".")
-		if is && t.place == p.place && !strings.Contains(name, "/") {
+		name, ok := strings.CutPrefix(t.name, short(p.path)+".")
+		if ok && t.place == p.place && !strings.Contains(name, "/") {
 			names = append(names, name)
 		}
 	}

@@ -92,23 +92,23 @@ func (e *countError) Error() string {
 // checkCounts compares the number of cells of each package in a guest with the count in the matrix.
 // A guest runs only tests with a cell, so a lost cell would go unnoticed.
 func checkCounts(cells []cell) error {
-	have, said := map[test]int{}, map[test]int{} // by place and folder
+	have, counted := map[test]int{}, map[test]int{} // by place and folder
 	for _, c := range cells {
 		folder, _, _ := strings.Cut(c.test, ".")
 		switch {
 		case c.state == cellCount:
-			said[test{c.place, c.name}] = c.count
+			counted[test{c.place, c.name}] = c.count
 		case c.test != "" && strings.HasPrefix(c.place, "vm-") && !strings.HasPrefix(folder, "integration/vm"):
 			have[test{c.place, folder}]++
 		}
 	}
 	var wrong []error
 	for at := range have {
-		if _, is := said[at]; !is {
-			said[at] = 0
+		if _, ok := counted[at]; !ok {
+			counted[at] = 0
 		}
 	}
-	for at, n := range said {
+	for at, n := range counted {
 		if have[at] != n {
 			wrong = append(wrong, &countError{at, have[at], n})
 		}
@@ -212,7 +212,7 @@ func (s *summary) compare(cells []cell) {
 			reported[t] = true
 			continue
 		}
-		if by, was := s.skippedBy(t); was {
+		if by, ok := s.skippedBy(t); ok {
 			reported[by] = true
 			if reason := s.results[by].reason; needsRoot(reason) {
 				s.needRoot = append(s.needRoot, s.title(c.place, c.name))
@@ -265,7 +265,7 @@ func isCase(folder string) bool {
 }
 
 // skippedBy returns the test whose skip kept t from running: t or a parent of t.
-func (s *summary) skippedBy(t test) (by test, was bool) {
+func (s *summary) skippedBy(t test) (by test, ok bool) {
 	for {
 		if s.results[t].state == skipped {
 			return t, true

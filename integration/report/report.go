@@ -181,11 +181,11 @@ func (r *reader) take(e event) error {
 	}
 	switch e.Action {
 	case "output":
-		said := r.running[p]
-		if said[e.Test] == nil {
-			said[e.Test] = &strings.Builder{}
+		output := r.running[p]
+		if output[e.Test] == nil {
+			output[e.Test] = &strings.Builder{}
 		}
-		said[e.Test].WriteString(e.Output)
+		output[e.Test].WriteString(e.Output)
 	case "run":
 		r.results[test{e.Place, short(e.Package) + "." + e.Test}] = result{state: began}
 	case "pass", "fail", "skip":
@@ -203,18 +203,18 @@ func (r *reader) endTest(p testPackage, e event) {
 	switch e.Action {
 	case "pass":
 		r.results[t] = result{state: passed}
-		if said := r.running[p][e.Test]; r.words && said != nil {
-			fmt.Fprint(r.out, said)
+		if output := r.running[p][e.Test]; r.words && output != nil {
+			fmt.Fprint(r.out, output)
 		}
 	case "fail":
 		r.results[t] = result{state: failed}
 		return // keep the output for the end of the package
 	case "skip":
-		said := ""
+		output := ""
 		if b := r.running[p][e.Test]; b != nil {
-			said = b.String()
+			output = b.String()
 		}
-		r.results[t] = result{skipped, reason(said)}
+		r.results[t] = result{skipped, reason(output)}
 	}
 	delete(r.running[p], e.Test)
 }
@@ -304,21 +304,21 @@ var position = regexp.MustCompile(`^\s*[\w.-]+\.go:\d+: `)
 
 // reason returns the last output of a skipped test: the argument of Skip.
 func reason(output string) string {
-	var said []string
+	var lines []string
 	for line := range strings.Lines(output) {
 		line = strings.TrimRight(line, "\n")
 		switch {
 		case frame.MatchString(line) || strings.TrimSpace(line) == "":
 		case position.MatchString(line):
-			said = []string{position.ReplaceAllString(line, "")}
+			lines = []string{position.ReplaceAllString(line, "")}
 		default: // a further line of the message before
-			said = append(said, strings.TrimSpace(line))
+			lines = append(lines, strings.TrimSpace(line))
 		}
 	}
-	if len(said) == 0 {
+	if len(lines) == 0 {
 		return "no reason given"
 	}
-	return strings.Join(said, " ")
+	return strings.Join(lines, " ")
 }
 
 // short removes the module's path.

@@ -41,7 +41,7 @@ func madeModule(t *testing.T, dir string, files map[string]string) string {
 }
 
 // The go command makes the events: the tests of the fixture module really run.
-func TestReportOfARealRun(t *testing.T) {
+func TestReportOfRealRunListsResults(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		files map[string]string
@@ -141,7 +141,7 @@ func (f *brokenPipe) Read(p []byte) (int, error) {
 	return copy(p, "go: some complaint\n"), nil
 }
 
-func TestReadPassesOnWhatIsNoEventAndReportsABrokenPipe(t *testing.T) {
+func TestReadPassesOtherLinesAndReportsBrokenPipe(t *testing.T) {
 	var out strings.Builder
 	_, err := read([]string{placeHost}, io.Reader(&brokenPipe{}), &out, false)
 	if !errors.Is(err, syscall.EPIPE) {
@@ -174,7 +174,7 @@ func events(t *testing.T, lines ...string) io.Reader {
 	return strings.NewReader(all.String())
 }
 
-func TestPackagesOfSeveralPlacesAreToldApart(t *testing.T) {
+func TestPackagesOfSeveralPlacesAreSeparate(t *testing.T) {
 	for _, words := range []bool{false, true} {
 		testTwoPlaces(t, words)
 	}

@@ -64,7 +64,7 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 			continue
 		}
 		if p.err != nil {
-			failed = errors.Join(failed, p.said())
+			failed = errors.Join(failed, p.exitError())
 		}
 	}
 	if failed != nil {
@@ -87,8 +87,8 @@ func (s *Slot) LiveInC(c C, bytes, count uint64) {
 
 var statusForm = regexp.MustCompile(`\(status (\d+)\)`)
 
-// said returns the error that a program printed at its end.
-func (v *victim) said() error {
+// exitError returns the error that a program printed at its end.
+func (v *victim) exitError() error {
 	how := &failure{killed: v.wasKilled(), text: fmt.Sprintf("%s: %v: %s", v.name, v.err, &v.stderr)}
 	if m := statusForm.FindStringSubmatch(v.stderr.String()); m != nil {
 		n, err := strconv.ParseUint(m[1], 10, 32)

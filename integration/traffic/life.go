@@ -135,8 +135,8 @@ func (s *Slot) meet(in [2]*container) error {
 	if _, err := both(a, b, first, second); err != nil {
 		return err
 	}
-	for _, way := range [][2]*worker{{a, b}, {b, a}} {
-		from, to := way[0], way[1]
+	for _, direction := range [][2]*worker{{a, b}, {b, a}} {
+		from, to := direction[0], direction[1]
 		listening, err := to.do(order{Do: doListen})
 		if err != nil {
 			return err

@@ -21,7 +21,7 @@ import (
 // directions, while kernels of other processes run on every GPU, and clients and relays are killed.
 type Torture struct {
 	GPUs      string // a value of package testbed
-	Most      int    // GPUs; 0 for every GPU
+	MaxGPUs   int    // GPUs; 0 for every GPU
 	Binaries  string // the directory of peerlane, peerlane-hook and peerlane-relay
 	Seed      uint64
 	Transfers int           // minimum, half by each route
@@ -91,7 +91,7 @@ func (t Torture) Run(ctx context.Context) (result *Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	fleet, err := NewFleet(ctx, h, Options{GPUs: t.Most, PerGPU: cmp.Or(t.Containers, 2), NICs: cmp.Or(t.Containers, 2),
+	fleet, err := NewFleet(ctx, h, Options{GPUs: t.MaxGPUs, PerGPU: cmp.Or(t.Containers, 2), NICs: cmp.Or(t.Containers, 2),
 		rails: t.Rails,
 		Change: func(c *config.Config) {
 			if h.Simulated {

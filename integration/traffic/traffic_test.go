@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-func TestMessagesOfARound(t *testing.T) {
+func TestMessagesOfIterationFitMemory(t *testing.T) {
 	decades := Decades{}
 	odd := [2]int{}
 	for seed := range uint64(300) {

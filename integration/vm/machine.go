@@ -362,11 +362,11 @@ func (m *Machine) explain(err error) error {
 	const lines = 120 // a panic has up to 80 lines
 	console := strings.Split(strings.TrimRight(string(bytes.ReplaceAll(text, []byte("\r"), nil)), "\n"), "\n")
 	console = console[max(0, len(console)-lines):]
-	said := "the console's end:\n" + strings.Join(console, "\n")
+	explanation := "the console's end:\n" + strings.Join(console, "\n")
 	if qemu := strings.TrimSpace(string(m.errs.Bytes())); qemu != "" {
-		said = "QEMU said: " + qemu + "\n" + said
+		explanation = "QEMU said: " + qemu + "\n" + explanation
 	}
-	return fmt.Errorf("%w\n%s", err, said)
+	return fmt.Errorf("%w\n%s", err, explanation)
 }
 
 // Freeze stops the guest's processors, as if the guest hung.

@@ -51,7 +51,7 @@ func TestHostWithRelaysShutsDown(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 6*time.Minute, errors.New("no shutdown"))
 	defer cancel()
 	err = m.Run(ctx, control.Command{
-		Argv: []string{"/share/test/units.test", "-test.run=^TestPowerOffWithRelays$", "-test.v"},
+		Argv: []string{"/share/test/units.test", "-test.run=^TestPowerOffWithRelaysCompletes$", "-test.v"},
 		Env: []string{"PEERLANE_VM_POWEROFF=1", "PEERLANE_TEST_BINARIES=/share/bin",
 			"HOME=/root"}, Dir: "/source/integration/vm/cases/units",
 	}, nil, t.Output(), t.Output())

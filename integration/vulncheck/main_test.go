@@ -21,7 +21,7 @@ func TestDatabaseUnreachableIsOneSentence(t *testing.T) {
 	defer empty.Close()
 	closed := httptest.NewServer(http.NotFoundHandler())
 	closed.Close()
-	for name, test := range map[string]struct{ database, says string }{
+	for name, test := range map[string]struct{ database, want string }{
 		"one that never answers":   {silent.URL, "no answer for 100ms"},
 		"a server without one":     {empty.URL, "404 Not Found"},
 		"a server that is not up":  {closed.URL, "connection refused"},
@@ -35,9 +35,9 @@ func TestDatabaseUnreachableIsOneSentence(t *testing.T) {
 			patience = 100 * time.Millisecond
 		}
 		code := check(test.database, patience, nil, &out, &errOut)
-		said := errOut.String()
-		if code != 1 || !strings.Contains(said, test.says) || strings.Count(said, "\n") != 1 || out.Len() > 0 {
-			t.Errorf("%s: exit status %d, %s%s", name, code, out.String(), said)
+		stderr := errOut.String()
+		if code != 1 || !strings.Contains(stderr, test.want) || strings.Count(stderr, "\n") != 1 || out.Len() > 0 {
+			t.Errorf("%s: exit status %d, %s%s", name, code, out.String(), stderr)
 		}
 	}
 }

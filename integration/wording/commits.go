@@ -113,8 +113,8 @@ func isMerge(root, commit string, parents []string) (bool, error) {
 	return strings.Count(header, "\nparent ") > 1, nil
 }
 
-// checkCommits checks the subjects of the commits after l.base, and that l raises no value
-// and adds no package to limits.txt, compared with the base and each commit after it. In a shallow
+// checkCommits checks the subjects of the commits after l.base, and that the present tree raises no value
+// and adds no package to limits.txt and texts.txt, compared with the base and each commit after it. In a shallow
 // clone without the base, checkCommits checks the commits of
 // the clone that are newer than the base. It returns the number of commits that are not merges,
 // and errNoHistory if root is not a repository or a complete clone lacks the base.
@@ -167,54 +167,80 @@ func checkCommits(root string, l limits) (int, error) {
 			errors.New("check the subjects of commits: the shallow clone has no commit after the base; run git fetch "+
 				"--unshallow"))
 	}
-	// git log without --full-history leaves out the versions of the branches whose file a merge
-	// replaced.
-	versions, err := git(root, append(append([]string{"log", "--full-history", "--format=%h"}, commits...), "--",
-		limitsFile)...)
+	base := l.base
+	if baseMissing {
+		base = ""
+	}
+	texts, err := readTexts(root)
 	if err != nil {
-		return 0, fmt.Errorf("check that limits fall: %w", err)
+		return 0, err
 	}
-	earlier := strings.Fields(versions)
-	if !baseMissing {
-		earlier = append(earlier, l.base)
-	}
-	for _, commit := range earlier {
-		file, err := git(root, "ls-tree", "--name-only", commit, "--", limitsFile)
+	for file, now := range map[string]map[string]allowed{limitsFile: l.values, textsFile: texts} {
+		fall, err := checkFall(root, file, base, commits, now)
 		if err != nil {
 			return 0, fmt.Errorf("check that limits fall: %w", err)
+		}
+		errs = append(errs, fall...)
+	}
+	return count, errors.Join(errs...)
+}
+
+// checkFall returns an error for each value of a list that is above the value of an earlier commit.
+// commits are the arguments of git log that select the commits after the base; base is empty if the
+// repository lacks the base.
+func checkFall(root, name, base string, commits []string, now map[string]allowed) (errs []error, err error) {
+	// git log without --full-history leaves out the versions of the branches whose file a merge
+	// replaced.
+	versions, err := git(root, append(append([]string{"log", "--full-history", "--format=%h"}, commits...), "--", name)...)
+	if err != nil {
+		return nil, err
+	}
+	for _, commit := range strings.Fields(versions + " " + base) {
+		file, err := git(root, "ls-tree", "--name-only", commit, "--", name)
+		if err != nil {
+			return nil, err
 		}
 		if file == "" {
 			continue // no limits yet, or the commit removed the file
 		}
-		text, err := git(root, "cat-file", "blob", commit+":"+limitsFile)
+		text, err := git(root, "cat-file", "blob", commit+":"+name)
 		if err != nil {
-			return 0, fmt.Errorf("check that limits fall: %w", err)
+			return nil, err
 		}
-		before, err := parseLimits(text)
+		before, err := valuesOf(name, text)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("commit %s: %w", commit, err))
 			continue
 		}
-		errs = append(errs, risen(commit, before.values, l.values)...)
+		errs = append(errs, risen(name, commit, before, now)...)
 	}
-	return count, errors.Join(errs...)
+	return errs, nil
+}
+
+// valuesOf parses a version of limits.txt or texts.txt.
+func valuesOf(name, text string) (map[string]allowed, error) {
+	if name == limitsFile {
+		l, err := parseLimits(text)
+		return l.values, err
+	}
+	return parseTexts(text)
 }
 
 // risen returns an error for each package of which a value is above that of an earlier commit,
 // and for each package that the earlier commit does not list, unless the package is a renamed
 // one.
-func risen(commit string, before, now map[string]allowed) (errs []error) {
+func risen(file, commit string, before, now map[string]allowed) (errs []error) {
 	renamed := renames(before, now)
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		b, known := before[name]
 		if known && !now[name].within(b) {
 			errs = append(errs, fmt.Errorf("%s raises the limits of %s above those of commit %s; rewrite the texts instead",
-				limitsFile, name, commit))
+				file, name, commit))
 		}
 		if !known && renamed[name] == "" {
 			errs = append(errs,
 				fmt.Errorf("%s adds %s, which commit %s does not list, and no package with values as large has left the list "+
-					"for it; rewrite the texts instead", limitsFile, name, commit))
+					"for it; rewrite the texts instead", file, name, commit))
 		}
 	}
 	return errs

@@ -99,19 +99,19 @@ func limit(list map[string]allowed, name string) allowed {
 // of list that does not exist.
 func check(list map[string]allowed, found map[string]score) (errs []error) {
 	for _, name := range slices.Sorted(maps.Keys(found)) {
-		s, may := found[name], limit(list, name)
-		if is := s.per(s.relatives); is > may.relatives {
+		s, bound := found[name], limit(list, name)
+		if value := s.per(s.relatives); value > bound.relatives {
 			errs = append(errs, fmt.Errorf("%s: %.1f free relatives per 1,000 words, limit %.1f; name the actor and the object",
-				name, is, may.relatives))
+				name, value, bound.relatives))
 		}
-		if is := s.per(s.pronouns); is > may.pronouns {
+		if value := s.per(s.pronouns); value > bound.pronouns {
 			errs = append(errs, fmt.Errorf("%s: %.1f pronouns and quantifiers per 1,000 words, limit %.0f; repeat the noun",
-				name, is, may.pronouns))
+				name, value, bound.pronouns))
 		}
-		if s.tests > may.tests {
+		if s.tests > bound.tests {
 			errs = append(errs,
 				fmt.Errorf("%s: %d names of tests without the form Test<Subject><Condition><Result>, limit %d; do not begin "+
-					"with an article or a question word, and name the result", name, s.tests, may.tests))
+					"with an article or a question word, and name the result", name, s.tests, bound.tests))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(list)) {

@@ -1,7 +1,7 @@
 // Wording checks the texts of this project: comments and errors of packages, names of tests,
-// subjects of commits, and comparisons of error texts in tests. docs/contributing.md has the rules.
-// limits.txt lists the packages above the limits, with the largest values that pass; texts.txt has
-// the limits of comparisons, lines.txt those of long lines.
+// subjects of commits, comparisons of error texts in tests, and the groups of imports.
+// docs/contributing.md has the rules. limits.txt lists the packages above the limits, with the
+// largest values that pass; texts.txt has the limits of comparisons, lines.txt the limits of long lines.
 package main
 
 import (
@@ -43,6 +43,7 @@ func run(out io.Writer, root string, history, update bool) error {
 	for _, check := range []func() error{
 		func() error { return checkTexts(root, update) },
 		func() error { return checkLines(root, found, update) },
+		func() error { return checkAllImports(root) },
 	} {
 		if err := check(); err != nil {
 			errs = append(errs, err)

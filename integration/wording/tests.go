@@ -5,10 +5,11 @@ import (
 	"regexp"
 )
 
-// A name of a test begins with its subject, and has three words at least:
-// Test<Subject><Condition><Result>.
+// A name of a test begins with its subject, has three words at least, and has neither a free relative
+// nor a verb of speech: Test<Subject><Condition><Result>.
 var (
-	sentence  = regexp.MustCompile(`^Test(The|Who|Whoever|Whose|What|Whatever|An|How|Where|When|That|Nobody|Somebody)[A-Z0-9]|^TestA([A-Z][a-z]|GPU|NIC|CPU|QP)`)
+	sentence  = regexp.MustCompile(`^Test(The|It|Who|Whoever|Whose|What|Whatever|An|How|Where|When|That|Nobody|Somebody)[A-Z0-9]|^TestA([A-Z][a-z]|GPU|NIC|CPU|QP)`)
+	vague     = regexp.MustCompile(`(What|Whatever|Who|Whoever|Whose|Says?|Said|Tells?|Told)(?:[A-Z0-9]|$)`)
 	nameWords = regexp.MustCompile(`[A-Z]+[0-9]*[a-z0-9]*`)
 )
 
@@ -19,6 +20,9 @@ func checkTestName(name string) error {
 	}
 	if begin := sentence.FindString(name); begin != "" {
 		return fmt.Errorf("test %s begins as a sentence; begin with its subject: Test<Subject><Condition><Result>", name)
+	}
+	if word := vague.FindStringSubmatch(name); word != nil {
+		return fmt.Errorf("test %s has the word %s; name object and result: Test<Subject><Condition><Result>", name, word[1])
 	}
 	if words := nameWords.FindAllString(name[4:], -1); len(words) < 3 {
 		return fmt.Errorf("test %s states no result; name subject, condition and result: Test<Subject><Condition><Result>",

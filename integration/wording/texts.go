@@ -20,7 +20,7 @@ const textsFile = "integration/wording/texts.txt"
 
 const textsHeader = `# Checks of the text of an error in tests, by folder: comparisons with err.Error(). A test asserts
 # the type of an error and the fields; a text only for the reason behind the number. The values may
-# only fall: go run ./integration/wording -update
+# only fall, also compared with earlier commits: go run ./integration/wording -update
 `
 
 // matchers are functions that compare texts.
@@ -99,6 +99,31 @@ func checkTexts(root string, update bool) error {
 			folder, count, limit)
 	}, true}
 	return l.check(root, found, update)
+}
+
+// readTexts returns the counts of textsFile, none if the tree has no such file.
+func readTexts(root string) (map[string]allowed, error) {
+	text, err := os.ReadFile(filepath.Join(root, textsFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parseTexts(string(text))
+}
+
+// parseTexts reads the content of textsFile. Versions before the reasons are valid, too.
+func parseTexts(text string) (map[string]allowed, error) {
+	list, _, err := countList{file: textsFile, reasons: true}.parse(text)
+	if err != nil {
+		list, _, err = countList{file: textsFile}.parse(text)
+	}
+	counts := map[string]allowed{}
+	for folder, count := range list {
+		counts[folder] = allowed{tests: count}
+	}
+	return counts, err
 }
 
 // countList is a file with limits of counts by folder; a folder that the file does not name has limit 0.

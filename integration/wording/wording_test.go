@@ -68,7 +68,8 @@ func TestTestNameWithoutFormIsRefused(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"TestTheEndOfWhoOffers", "TestWhoHasToGo", "TestWhatIsReached",
-		"TestAResultAsItWasSaved", "TestAGPUThatIsLost", "TestJain", "TestHelpText", "TestWhereABenchListens"} {
+		"TestAResultAsItWasSaved", "TestAGPUThatIsLost", "TestJain", "TestHelpText", "TestWhereABenchListens",
+		"TestRuntimeReplacesItsProcess", "TestListShowsInjectedEdits", "TestPlanSaysItsReason", "TestRelayIsTold"} {
 		if checkTestName(name) == nil {
 			t.Errorf("%s passes", name)
 		}
@@ -428,6 +429,27 @@ func TestLimitRaisedSinceEarlierCommitIsRefused(t *testing.T) {
 	}
 }
 
+func TestTextsRaisedSinceEarlierCommitAreRefused(t *testing.T) {
+	root, first := repository(t, "The first commit")
+	l := limits{base: first, date: "2026-01-01", values: map[string]allowed{}}
+	for _, step := range []struct {
+		texts   string
+		refused bool
+	}{{"a 3\nb 1\n", false}, {"a 2 a reason\nb 1 a reason\n", false}, {"a 3 a reason\nb 1 a reason\n", true},
+		{"a 2 a reason\n", false}, {"a 2 a reason\nb 1 a reason\n", true}, {"c 2 a reason\n", false}} {
+		file := filepath.Join(root, textsFile)
+		if err := os.WriteFile(file, []byte(step.texts), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := checkCommits(root, l); (err != nil) != step.refused {
+			t.Errorf("%q: %v; want refusal %v", step.texts, err, step.refused)
+		}
+		if !step.refused {
+			mustCommit(t, root, l)
+		}
+	}
+}
+
 func TestLimitsWithNewNameNeedRenamedPackage(t *testing.T) {
 	before := map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}}
 	for name, c := range map[string]struct {
@@ -449,7 +471,7 @@ func TestLimitsWithNewNameNeedRenamedPackage(t *testing.T) {
 		"a value raised":            {map[string]allowed{"a": {5, 51, 1}, "b": {3, 40, 0}}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if errs := risen("abc", before, c.now); len(errs) != c.want {
+			if errs := risen(limitsFile, "abc", before, c.now); len(errs) != c.want {
 				t.Errorf("risen: %v; want %d errors", errs, c.want)
 			}
 		})

@@ -21,7 +21,7 @@ func TestHasErrorComparesTypesAndFields(t *testing.T) {
 	}
 	for _, c := range []struct {
 		err, want error
-		has       bool
+		match     bool
 	}{
 		{nil, nil, true},
 		{nil, sentinel, false},
@@ -39,8 +39,8 @@ func TestHasErrorComparesTypesAndFields(t *testing.T) {
 		{value, &json.UnmarshalTypeError{Value: "string"}, false},
 		{value, &json.SyntaxError{}, false},
 	} {
-		if has := HasError(c.err, c.want); has != c.has {
-			t.Errorf("HasError(%v, %#v) is %t", c.err, c.want, has)
+		if match := HasError(c.err, c.want); match != c.match {
+			t.Errorf("HasError(%v, %#v) is %t", c.err, c.want, match)
 		}
 	}
 }

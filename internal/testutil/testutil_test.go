@@ -78,11 +78,11 @@ func TestUntilWaitsForItsCondition(t *testing.T) {
 }
 
 func TestSucceedsNamesConditionAndLastError(t *testing.T) {
-	said := failureOf(func(t testing.TB) {
+	message := failureOf(func(t testing.TB) {
 		(&lastError{t, new(error)}).Fatalf("%s: waited 1m0s", "the door")
 	})
-	if !strings.HasPrefix(said, "the door: waited 1m0s: ") {
-		t.Errorf("it says %q", said)
+	if !strings.HasPrefix(message, "the door: waited 1m0s: ") {
+		t.Errorf("it says %q", message)
 	}
 	n := 0
 	Succeeds(t, "two failures", func() error {
@@ -115,7 +115,7 @@ func TestContextOfAPastLimitIsADeadline(t *testing.T) {
 	}
 }
 
-func TestStallIsReadFromTheLineOfSome(t *testing.T) {
+func TestReadStallReturnsTotalOfSome(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cpu")
 	if err := os.WriteFile(path, []byte("some avg10=1.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0.00 "+
 		"avg60=0.00 avg300=0.00 total=7\n"), 0o600); err != nil {

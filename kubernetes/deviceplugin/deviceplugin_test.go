@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -20,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/kubernetes/health"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // kubelet is the kubelet's side of the device plugin API.

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"github.com/sirupsen/logrus"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -22,6 +20,7 @@ import (
 	"github.com/peerlane/peerlane/kubernetes/events"
 	"github.com/peerlane/peerlane/kubernetes/health"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Publisher publishes the devices of the node; kubeletplugin.Helper implements Publisher.

@@ -13,13 +13,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Condition is the key of a taint.

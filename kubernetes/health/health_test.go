@@ -7,13 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // node is a host with two NICs, and a clock.

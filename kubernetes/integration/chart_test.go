@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +24,9 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/internal/oci"
 	"github.com/peerlane/peerlane/kubernetes/hostinstall"
+	"github.com/peerlane/peerlane/kubernetes/lanes"
 )
 
 const (
@@ -63,17 +66,49 @@ func (c *cluster) importImage() {
 	c.mustDo("ctr", "--address", c.in("containerd.sock"), "--namespace", "k8s.io", "images", "import", archive)
 }
 
+// importNextVersion gives the engine the image with the plugin of nextVersion, and returns the tag.
+func (c *cluster) importNextVersion() string {
+	c.Helper()
+	const rootfs = "../../bin/image" // of make image
+	repository, _ := c.image()
+	dir := filepath.Join(c.TempDir(), "rootfs")
+	c.mustDo("cp", "-a", rootfs, dir)
+	c.mustDo("cp", next, filepath.Join(dir, "usr/bin/peerlane-kubelet"))
+	layer, err := oci.Layer(dir, time.Unix(0, 0))
+	if err != nil {
+		c.Fatal(err)
+	}
+	path := filepath.Join(c.TempDir(), "next.tar")
+	file, err := os.Create(path)
+	if err != nil {
+		c.Fatal(err)
+	}
+	made := oci.Image{Name: repository + ":" + nextVersion, Architecture: runtime.GOARCH, Time: time.Unix(0, 0),
+		Config: map[string]any{"Entrypoint": []string{"/usr/bin/peerlane-kubelet"}, "Env": []string{"PATH=/usr/bin"}}}
+	if err := errors.Join(made.WriteArchive(file, layer), file.Close()); err != nil {
+		c.Fatal(err)
+	}
+	c.mustDo("ctr", "--address", c.in("containerd.sock"), "--namespace", "k8s.io", "images", "import", path)
+	return nextVersion
+}
+
 // values imports the image into the engine, and returns the settings of the chart for the cluster
-// of a test: a node without a pod network, with a separate root of the host.
+// of a test, with the image.
 func (c *cluster) values() []string {
 	c.Helper()
 	c.importImage()
 	repository, tag := c.image()
+	return append(c.hostValues(), "--set", "image.repository="+repository+
+		",image.pullPolicy=Never,existingSecret=peerlane-key", "--set-string", "image.tag="+tag)
+}
+
+// hostValues returns the settings of the chart for the cluster of a test: a node without a pod network, with a
+// separate root of the host.
+func (c *cluster) hostValues() []string {
+	c.Helper()
 	host, port, _ := strings.Cut(strings.TrimPrefix(apiServer, "https://"), ":")
-	return []string{"--set", strings.Join([]string{
-		"image.repository=" + repository, "image.pullPolicy=Never", "hostNetwork=true", "apiServer.host=" + host,
-		"hostRoot=" + c.Layout.Root, "sysfs=" + c.Plan.Source.Sysfs, "existingSecret=peerlane-key",
-	}, ","), "--set-string", "image.tag=" + tag + ",apiServer.port=" + port}
+	return []string{"--set", strings.Join([]string{"hostNetwork=true", "apiServer.host=" + host,
+		"hostRoot=" + c.Layout.Root, "sysfs=" + c.Plan.Source.Sysfs}, ","), "--set-string", "apiServer.port=" + port}
 }
 
 // plugins returns the pods of the DaemonSet, and an error unless each pod is ready and of the last
@@ -282,11 +317,11 @@ func TestClusterInstallsAndUpgradesByTheChart(t *testing.T) {
 		}
 	}
 
-	// An upgrade of the DaemonSet: the new pod registers beside the old pod, and relays keep
+	// An upgrade to another version of the plugin: the new pod registers beside the old pod, and relays keep
 	// transferring.
 	before, containers := c.relays(), c.containers("a", "b")
-	c.mustDo(append([]string{"helm", "upgrade", "peerlane", chart, "--namespace", namespace, "--set",
-		"metrics.enabled=false,evict=true"}, values...)...)
+	c.mustDo(slices.Concat([]string{"helm", "upgrade", "peerlane", chart, "--namespace", namespace, "--set",
+		"metrics.enabled=false,evict=true"}, values, []string{"--set-string", "image.tag=" + c.importNextVersion()})...)
 	round, upgraded := 1, false
 	for begun := time.Now(); !upgraded || round < 3; round++ {
 		now, err := c.plugins()
@@ -303,6 +338,15 @@ func TestClusterInstallsAndUpgradesByTheChart(t *testing.T) {
 	if after := c.containers("a", "b"); !slices.Equal(containers, after) {
 		t.Errorf("containers and generations are %v, and were %v", after, containers)
 	}
+
+	c.until(maxDelay, "every lane has the attribute of the new version", func() string {
+		for name, d := range c.untilPublished(len(c.Plan.Lanes) + 1) {
+			if v := d.Attributes[lanes.AttributeVersion].VersionValue; v == nil || *v != nextVersion {
+				return fmt.Sprintf("%s: %v", name, d.Attributes)
+			}
+		}
+		return ""
+	})
 
 	// A rotation of the key reaches the host, and restarts neither pods nor relays.
 	rotated := c.key("rotate")
@@ -377,17 +421,19 @@ func TestClusterRunsTheCommandsOfThePage(t *testing.T) {
 	c := startCluster(t, options{accounts: true, twoNodes: true})
 	c.startNVIDIA()
 	second := c.startSecondNode()
-	values := c.values() // imports the image
+	values := c.hostValues()
+	c.startRegistry()
 	// The test replaces paths in the page's text, and adds the values of the cluster.
 	replace := strings.NewReplacer(
 		"bin/peerlane --root", filepath.Join(peerlanes, "peerlane")+" --root",
 		"=cluster/", "="+c.in("keys")+"/", `"$PWD/cluster"`, c.in("keys"),
 		"helm install peerlane kubernetes/chart", "helm install peerlane "+chart+" "+strings.Join(values, " "),
-		"kubernetes/examples/jobs/two-nodes.yaml", c.jobOfTheTest(), "--timeout 10m", "--timeout 2m")
-	repository, tag := c.image()
-	if err := errors.Join(os.Setenv("IMAGE", repository), os.Setenv("TAG", tag)); err != nil {
-		t.Fatal(err)
-	}
+		"kubernetes/examples/jobs/two-nodes.yaml", c.jobOfTheTest(), "--timeout 10m", "--timeout 2m",
+		"oci-archive:dist/image.tar", "oci-archive:"+archive)
+	_, tag := c.image()
+	t.Setenv("IMAGE", registry+"/peerlane-kubelet")
+	t.Setenv("TAG", tag)
+	t.Setenv("SSL_CERT_FILE", c.in("registry.crt")) // of the registry, for skopeo
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(c.mustDo("sh", "-c", "kubectl describe pods --namespace default; cat $0/*", c.reports))
@@ -395,8 +441,8 @@ func TestClusterRunsTheCommandsOfThePage(t *testing.T) {
 	})
 	before := c.carried()
 	for _, command := range commands(t) {
-		if command == "make image" || strings.HasPrefix(command, "skopeo copy oci-archive:dist/image.tar ") {
-			continue // make test-cluster has made the image, and values has imported it
+		if command == "make image" {
+			continue // by make test-cluster
 		}
 		begun := time.Now()
 		out := c.mustDo("sh", "-c", replace.Replace(command))

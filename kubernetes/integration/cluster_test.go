@@ -56,18 +56,23 @@ type options struct {
 	twoNodes bool
 	// tenants is the annotation with the tenant of a container; empty without tenants.
 	tenants string
+	// bare starts the control plane alone, without controllers.
+	bare bool
+	// plugins installs the plugins of NCCL and NIXL, and harnesses.
+	plugins bool
 }
 
 // cluster is a node with the simulated GPUs of a recorded host, and on the node nodeName the control plane.
 type cluster struct {
 	*testing.T
 	*testbed.Host
-	options options
-	node    string
-	dir     string // of the cluster's programs
-	reports string
-	client  kubernetes.Interface
-	daemons map[string]*daemon
+	options     options
+	node        string
+	dir         string // of the cluster's programs
+	reports     string
+	client      kubernetes.Interface
+	daemons     map[string]*daemon
+	pluginFiles []string // files with libraries that the image needs
 }
 
 // configureRelays configures the relays of a node.
@@ -105,8 +110,10 @@ func startCluster(t *testing.T, o options) *cluster {
 	c := newNode(t, o, root, nodeName)
 	c.configure()
 	c.startControlPlane()
-	c.startEngine()
-	c.startKubelet()
+	if !o.bare {
+		c.startEngine()
+		c.startKubelet()
+	}
 	t.Logf("the cluster is ready after %v", time.Since(begun).Round(100*time.Millisecond))
 	return c
 }
@@ -124,6 +131,9 @@ func newNode(t *testing.T, o options, root, name string) *cluster {
 	c := &cluster{T: t, Host: h, options: o, node: name, dir: filepath.Join(root, "k"), reports: filepath.Join(root,
 		"reports"), daemons: map[string]*daemon{}}
 	testbed.MountAnchor(t, h.Layout)
+	if o.plugins {
+		c.installPlugins()
+	}
 	if err := h.Configure(c.configureRelays); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +165,12 @@ func (c *cluster) configure() {
 	if err != nil {
 		c.Fatal(err)
 	}
+	certs := filepath.Join("certs.d", registry)
+	if err := os.MkdirAll(c.in(certs), 0o755); err != nil {
+		c.Fatal(err)
+	}
 	files := map[string]string{
+		filepath.Join(certs, "hosts.toml"): "[host.\"https://" + registry + "\"]\nskip_verify = true\n",
 		"pki/sa.key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY",
 			Bytes: x509.MarshalPKCS1PrivateKey(key)})),
 		"pki/tokens.csv": "admintoken,admin,admin,\"system:masters\"\n",
@@ -191,6 +206,8 @@ conf_dir = "$DIR/cni"
 use_internal_loopback = true
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
 sandbox = "$IMAGE"
+[plugins.'io.containerd.cri.v1.images'.registry]
+config_path = "$DIR/certs.d"
 [plugins.'io.containerd.nri.v1.nri']
 disable = true
 `),
@@ -263,6 +280,9 @@ func (c *cluster) startControlPlane() {
 	common := append([]string{"--kubeconfig=" + c.in("kubeconfig"), "--leader-elect=false", "--secure-port=0"},
 		c.options.controlPlane...)
 	c.daemon("kube-scheduler", nil, append([]string{"kube-scheduler"}, common...)...)
+	if c.options.bare {
+		return
+	}
 	c.daemon("kube-controller-manager", nil, append([]string{"kube-controller-manager",
 		"--controllers=resourceclaim-controller,device-taint-eviction-controller,node-lifecycle-controller," +
 			"taint-eviction-controller," +
@@ -288,7 +308,7 @@ func (c *cluster) connect() {
 // startEngine starts containerd with the image of the tests.
 func (c *cluster) startEngine() {
 	c.Helper()
-	i, err := image.Make(c.in("image"), imageName, c.Libraries...)
+	i, err := image.Make(c.in("image"), imageName, slices.Concat(c.Libraries, c.pluginFiles)...)
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -380,7 +400,8 @@ func (c *cluster) shutDown() {
 		}
 	}
 	c.endContainers()
-	for _, name := range []string{"containerd", "kube-controller-manager", "kube-scheduler", "kube-apiserver", "etcd"} {
+	for _, name := range []string{"containerd", "kube-controller-manager", "kube-scheduler", "kube-apiserver", "etcd",
+		"registry"} {
 		if d := c.daemons[name]; d != nil {
 			d.stop(c.T)
 		}

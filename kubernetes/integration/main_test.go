@@ -35,10 +35,14 @@ printf '127.0.0.1 localhost\n10.213.0.1 n1\n10.214.0.2 n2\n' >/run/hosts
 mount --bind /run/hosts /etc/hosts
 exec "$@"`
 
+// nextVersion is the version of an upgrade's plugin.
+const nextVersion = "9.9.9"
+
 // Directories of programs, set by run.
 var (
 	peerlanes string   // of Peerlane
 	kubelet   string   // of peerlane-kubelet
+	next      string   // of peerlane-kubelet of the version nextVersion
 	installed []string // of Kubernetes and the container engine
 )
 
@@ -46,6 +50,13 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 4 && os.Args[1] == "exchange" {
 		fmt.Fprintln(os.Stderr, exchange(os.Args[2], os.Args[3]))
 		os.Exit(1)
+	}
+	if len(os.Args) == 4 && os.Args[1] == "rank" {
+		if err := rank(os.Args[2], os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	if len(os.Args) == 2 && os.Args[1] == "job" {
 		if err := exchangeOnce(); err != nil {
@@ -85,11 +96,14 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	kubelet = filepath.Join(dir, "peerlane-kubelet")
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", kubelet, "../cmd/peerlane-kubelet")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return 1, fmt.Errorf("build peerlane-kubelet: %w: %s", err, out)
+	kubelet, next = filepath.Join(dir, "peerlane-kubelet"), filepath.Join(dir, "next")
+	for path, version := range map[string]string{kubelet: "", next: nextVersion} {
+		build := exec.Command("go", "build", "-buildvcs=false", "-ldflags",
+			"-s -w -X github.com/peerlane/peerlane/cmd/version.version="+version, "-o", path, "../cmd/peerlane-kubelet")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			return 1, fmt.Errorf("build peerlane-kubelet: %w: %s", err, out)
+		}
 	}
 	path := append(append([]string{}, installed...), "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 	if err := os.Setenv("PATH", strings.Join(path, ":")); err != nil {

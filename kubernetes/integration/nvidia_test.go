@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -99,9 +100,9 @@ func (n nvidia) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHe
 	return kubeletplugin.ErrHealthNotSupported
 }
 
-// startNVIDIA runs the fake of NVIDIA's driver until the end of the test, and creates the driver's
+// startNVIDIA runs the fake of NVIDIA's driver until stop or the end of the test, and creates the driver's
 // class.
-func (c *cluster) startNVIDIA() {
+func (c *cluster) startNVIDIA() (stop func()) {
 	c.Helper()
 	n := nvidia{c.Plan.GPUs}
 	data := filepath.Join(kubeletDir, "plugins", nvidiaDriver)
@@ -118,7 +119,8 @@ func (c *cluster) startNVIDIA() {
 		cancel()
 		c.Fatal(err)
 	}
-	c.Cleanup(func() { cancel(); helper.Stop() })
+	stop = sync.OnceFunc(func() { cancel(); helper.Stop() })
+	c.Cleanup(stop)
 	var slice resourceslice.Slice
 	for _, g := range n.gpus {
 		slice.Devices = append(slice.Devices, n.device(g))
@@ -128,6 +130,7 @@ func (c *cluster) startNVIDIA() {
 		c.Fatal(err)
 	}
 	c.apply(nvidiaClass)
+	return stop
 }
 
 // apply applies a manifest.

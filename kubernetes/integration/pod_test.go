@@ -28,6 +28,8 @@ const bytesEachWay = 64 << 20
 // report is the result of a round in a pod.
 type report struct {
 	Error string `json:"error,omitempty"`
+	// Output is the output of a harness.
+	Output string `json:"output,omitempty"`
 	// Exchange is the result of the exchange; every received byte is compared.
 	Exchange across.Report `json:"exchange"`
 	// GPUs are the device nodes of GPUs.

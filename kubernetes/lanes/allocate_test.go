@@ -3,8 +3,10 @@ package lanes
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,10 +14,13 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // maxAllocation is the time within which Kubernetes' allocator answers each documented claim.
@@ -106,14 +111,18 @@ func nodeSlices(tainted int) []*resourceapi.ResourceSlice {
 	return []*resourceapi.ResourceSlice{slice("gpu.nvidia.com", nvidia), slice(DriverName, Devices(n))}
 }
 
-// allocate runs the allocator of Kubernetes' scheduler for one claim on a node of nodeSlices. It returns the
-// shortest of five times.
-func allocate(t *testing.T, claim *resourceapi.ResourceClaim, tainted int) ([]resourceapi.DeviceRequestAllocationResult,
-	time.Duration) {
+// allocate runs the allocator of Kubernetes' scheduler for one claim on a node of nodeSlices, of which earlier
+// claims have the devices used. It returns the shortest of five times.
+func allocate(t *testing.T, claim *resourceapi.ResourceClaim, tainted int,
+	used ...resourceapi.DeviceRequestAllocationResult) ([]resourceapi.DeviceRequestAllocationResult, time.Duration) {
 	t.Helper()
 	features := structured.Features{ConsumableCapacity: true, DeviceTaints: true, PrioritizedList: true,
 		PartitionableDevices: true}
-	state := structured.AllocatedState{AggregatedCapacity: structured.NewConsumedCapacityCollection()}
+	state := structured.AllocatedState{AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+		AllocatedDevices: sets.New[structured.DeviceID]()}
+	for _, d := range used {
+		state.AllocatedDevices.Insert(structured.MakeDeviceID(d.Driver, d.Pool, d.Device))
+	}
 	a, err := structured.NewAllocator(t.Context(), features, state, manifestClasses(t), nodeSlices(tainted),
 		cel.NewCache(100, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
@@ -156,40 +165,99 @@ func claimOf(template *resourceapi.ResourceClaimTemplate) *resourceapi.ResourceC
 		Spec: template.Spec.Spec}
 }
 
-func TestDocumentedClaimsAreAllocated(t *testing.T) {
-	for _, c := range []struct {
-		file    string
-		tainted int
-		// want is the number of devices, 0 for a claim that the tainted lane makes impossible.
-		want int
-	}{{"lane-claim", taintedLane, 2}, {"all-claim", taintedLane, 0}, {"all-claim", healthy, 16}} {
-		t.Run(fmt.Sprintf("%s/tainted=%d", c.file, c.tainted), func(t *testing.T) {
-			for _, template := range documents[resourceapi.ResourceClaimTemplate](t,
-				filepath.Join("../examples", c.file+".yaml")) {
-				got, took := allocate(t, claimOf(template), c.tainted)
-				if len(got) != c.want {
-					t.Errorf("%d devices are allocated: %v", len(got), got)
-				}
-				t.Logf("%s: %d devices in %s", c.file, len(got), took)
-				if took > maxAllocation {
-					t.Errorf("the allocator needs %s; at most %s are expected", took, maxAllocation)
-				}
-			}
-		})
+// example returns the claim of a file of the examples.
+func example(t *testing.T, file string) *resourceapi.ResourceClaim {
+	t.Helper()
+	templates := documents[resourceapi.ResourceClaimTemplate](t, filepath.Join("../examples", file))
+	if len(templates) != 1 {
+		t.Fatalf("%s has %d documents", file, len(templates))
 	}
-	for k := 1; k <= 8; k++ {
-		t.Run(fmt.Sprintf("lanes-claim/gpus=%d", k), func(t *testing.T) {
-			claim := claimOf(documents[resourceapi.ResourceClaimTemplate](t, "../examples/lanes-claim.yaml")[0])
+	return claimOf(templates[0])
+}
+
+// allocatedInTime calls allocate, and limits the time.
+func allocatedInTime(t *testing.T, claim *resourceapi.ResourceClaim, tainted int,
+	used ...resourceapi.DeviceRequestAllocationResult) []resourceapi.DeviceRequestAllocationResult {
+	t.Helper()
+	got, took := allocate(t, claim, tainted, used...)
+	t.Logf("%d devices in %s", len(got), took)
+	if took > maxAllocation {
+		t.Errorf("the allocator needs %s; at most %s are expected", took, maxAllocation)
+	}
+	return got
+}
+
+// documented are the files of the examples with claims, each with a test for every number of GPUs and
+// with a taint on each lane in turn.
+var documented = map[string]func(t *testing.T, tainted int){
+	// Claims of pods until each lane of the claim's kind is allocated.
+	"lane-claim.yaml": func(t *testing.T, tainted int) {
+		claim, kind := example(t, "lane-claim.yaml"), board(8).Lanes
+		free := 0
+		for i, l := range kind {
+			if l.Kind == planner.KindStaged && i != tainted {
+				free++
+			}
+		}
+		var used []resourceapi.DeviceRequestAllocationResult
+		for k := 1; k <= free; k++ {
+			got := allocatedInTime(t, claim, tainted, used...)
+			if len(got) != 2 {
+				t.Fatalf("claim %d gets %v; %d lanes are free", k, got, free-k+1)
+			}
+			used = append(used, got...)
+		}
+		if got := allocatedInTime(t, claim, tainted, used...); len(got) > 0 {
+			t.Errorf("without a free lane the claim gets %v", got)
+		}
+	},
+	"lanes-claim.yaml": func(t *testing.T, tainted int) {
+		claim := example(t, "lanes-claim.yaml")
+		for k := 1; k <= 8; k++ {
 			claim.Spec.Devices.Requests[0].Exactly.Count = int64(k)
-			got, took := allocate(t, claim, taintedLane)
-			t.Logf("%d GPUs: %s", k, took)
-			if len(got) != k+1 || got[k].Device != Shared {
-				t.Errorf("the allocation is %v", got)
+			if got := allocatedInTime(t, claim, tainted); len(got) != k+1 || got[k].Device != Shared {
+				t.Errorf("the allocation of %d GPUs is %v", k, got)
 			}
-			if took > maxAllocation {
-				t.Errorf("the allocator needs %s; at most %s are expected", took, maxAllocation)
+		}
+	},
+	// A lane with a taint makes the claim impossible.
+	"all-claim.yaml": func(t *testing.T, tainted int) {
+		want := 0
+		if tainted == healthy {
+			want = 16
+		}
+		if got := allocatedInTime(t, example(t, "all-claim.yaml"), tainted); len(got) != want {
+			t.Errorf("the allocation is %v", got)
+		}
+	},
+}
+
+func TestDocumentedClaimsAreAllocatedInTime(t *testing.T) {
+	for _, file := range slices.Sorted(maps.Keys(documented)) {
+		for tainted := healthy; tainted < 8; tainted++ {
+			t.Run(fmt.Sprintf("%s/tainted=%d", file, tainted), func(t *testing.T) { documented[file](t, tainted) })
+		}
+	}
+}
+
+func TestEveryClaimOfTheDocumentsHasATest(t *testing.T) {
+	for _, pattern := range []string{"../examples/*.yaml", "../examples/*/*.yaml", "../../docs/*.md", "../../docs/*/*.md",
+		"../../README.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %v, %v", pattern, files, err)
+		}
+		for _, path := range files {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
 			}
-		})
+			for _, kind := range []string{"kind: ResourceClaim\n", "kind: ResourceClaimTemplate\n"} {
+				if bytes.Contains(text, []byte(kind)) && documented[filepath.Base(path)] == nil {
+					t.Errorf("%s has a claim without a test", path)
+				}
+			}
+		}
 	}
 }
 

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
@@ -14,6 +12,7 @@ import (
 
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // DriverName is the name of the DRA driver, and the domain of its attributes.

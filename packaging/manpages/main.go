@@ -90,11 +90,11 @@ func write(bin, configuration, out string) error {
 
 func output(program string, arguments ...string) (string, error) {
 	c := exec.Command(program, arguments...)
-	var said bytes.Buffer
-	c.Stderr = &said
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
 	text, err := c.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, strings.TrimSpace(said.String()))
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, strings.TrimSpace(stderr.String()))
 	}
 	return string(text), nil
 }

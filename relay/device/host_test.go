@@ -26,7 +26,7 @@ func blocks(t *testing.T, fd int) int64 {
 
 func view(p device.Place, n uint64) []byte { return unsafe.Slice((*byte)(p.Host), n) }
 
-func TestHostMemoryIsThereAndGoes(t *testing.T) {
+func TestHostMemoryIsAllocatedAndReleased(t *testing.T) {
 	made, err := device.CreateHost("test", 5<<20+1)
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func TestImportHostRefusesOtherDescriptors(t *testing.T) {
 
 // Between two memories of the host a processor copies, while the queue's owner does
 // other things.
-func TestMovesWithinTheHost(t *testing.T) {
+func TestMovesWithinHostCopyBytes(t *testing.T) {
 	const size = 8 << 20
 	var places []device.Place
 	for range 2 {

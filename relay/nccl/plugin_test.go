@@ -235,7 +235,7 @@ func TestEachCommunicatorHas32Requests(t *testing.T) {
 }
 
 // More receives at once than a session has places: 64 communicators per direction.
-func TestManyCommunicatorsWithAllTheirReceives(t *testing.T) {
+func TestManyCommunicatorsWithAllReceivesTransfer(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	r := run{
 		plugin:  plugin(t),
@@ -437,7 +437,7 @@ func TestConnectDoesNotWait(t *testing.T) {
 }
 
 // NCCL starts the connects to every peer over every channel before it waits.
-func TestMoreConnectsThanTheRelayTakesAtOnce(t *testing.T) {
+func TestConnectsBeyondRelayQueueWait(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	r := run{
 		plugin:  plugin(t),

@@ -1,9 +1,8 @@
 package network
 
 import (
-	"testing"
-
 	"net/netip"
+	"testing"
 
 	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/relay/wire"

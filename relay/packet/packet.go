@@ -699,7 +699,7 @@ const takeAtOnce = 64
 // quiet reports that there is nothing to do: most ports of an iteration have no message, and a
 // message of a port waits for the remaining ports.
 func (p *Port) quiet() bool {
-	return len(p.outbox) == 0 && !p.leaving && (p.shared == nil || atomic.LoadUint64(p.shared.in.tail) == p.shared.in.at)
+	return len(p.outbox) == 0 && (p.shared == nil || atomic.LoadUint64(p.shared.in.tail) == p.shared.in.at)
 }
 
 // Poll sends queued messages, and reads messages from shared memory.
@@ -708,7 +708,7 @@ func (p *Port) Poll() bool {
 		return false
 	}
 	progress := p.shared != nil && p.readShared(takeAtOnce)
-	for len(p.outbox) > 0 && !p.closed() {
+	for len(p.outbox) > 0 { // empty on a closed port
 		head := p.outbox[0]
 		send := p.write
 		if head.plain {

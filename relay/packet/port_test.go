@@ -185,6 +185,16 @@ func TestPortQueuedMessageThatFailsEndsPort(t *testing.T) {
 	}
 }
 
+// An empty message with descriptors looks like an end.
+func TestPortEmptyMessageWithDescriptorsIsInvalid(t *testing.T) {
+	p, f := newPorted(t), newFile(t)
+	f.sendEmpty(p.remote)
+	if e := p.next("an empty message"); !malformed(e.end) {
+		t.Errorf("%T, %v", e.m, e.end)
+	}
+	f.wait("an empty message")
+}
+
 func TestPortPollReportsProgress(t *testing.T) {
 	p := newPorted(t)
 	p.fill()
@@ -263,10 +273,17 @@ func TestPortLeavingReceivesNothing(t *testing.T) {
 	send(t, p.remote, int(f.Fd()))
 	f.wait("a message to a port that leaves")
 	p.none("a message to a port that leaves")
-	go drainConn(p.remote)
-	testutil.Until(t, "the port closes after its messages", func() (closed bool) {
-		p.loop.Call(func() { closed = p.port.fd < 0 })
-		return closed
+	p.loop.Call(func() {
+		for p.port.Waiting() > 0 {
+			if _, _, _, err := p.remote.Receive(); err != nil {
+				t.Error(err)
+				return
+			}
+			p.port.Poll()
+		}
+		if !p.port.closed() {
+			t.Error("the port is open after its messages")
+		}
 	})
 	p.none("the end")
 }
@@ -397,6 +414,8 @@ func TestPortWithoutSharedMemoryHasNoWindow(t *testing.T) {
 	}
 	p = newPorted(t)
 	p.loop.Call(func() { p.port.TakeShared(false) })
+	send(t, p.remote)
+	p.message("a message before the memory", 0)
 	if err := p.remote.Send(&wire.PeerShare{}, 1); err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -198,7 +199,11 @@ func TestSharedMemoryIsReadAfterAnswer(t *testing.T) {
 	if arm() || atomic.LoadUint32(s.out.sleeps) != 1 {
 		t.Error("a port without messages does not sleep")
 	}
-	p.loop.Call(p.port.Disarm)
+	p.loop.Call(func() { // the loop arms the port again
+		if p.port.Disarm(); atomic.LoadUint32(s.out.sleeps) != 0 {
+			t.Error("Disarm leaves the port asleep")
+		}
+	})
 	if err := p.remote.Send(&wire.PeerShared{}, 0); err != nil { // a second answer has no turn
 		t.Fatal(err)
 	}
@@ -270,5 +275,83 @@ func TestTakeSharedAnswersOnce(t *testing.T) {
 	}
 	if e := p.next("a second memory"); !malformed(e.end) {
 		t.Errorf("%T, %v", e.m, e.end)
+	}
+}
+
+// Releases share memory with each other.
+func TestSharedMemoryHasFixedPositions(t *testing.T) {
+	for maker, base := range map[bool]int{true: 0, false: halfBytes} {
+		memory := make([]byte, SharedBytes(true))
+		s := newShared(memory, maker)
+		*s.out.tail, *s.out.head, *s.out.sleeps = 1, 2, 3
+		for at, want := range map[int]byte{0: 1, 64: 2, 128: 3} {
+			if got := memory[base+at]; got != want {
+				t.Errorf("byte %d of the half at %d is %d, want %d", at, base, got, want)
+			}
+		}
+		s.out.slots[0], s.windows[0] = 4, 5
+		if memory[base+4096] != 4 || memory[2*(4096+128*128)] != 5 {
+			t.Errorf("slots or windows are elsewhere: %d, %d", memory[base+4096], memory[2*(4096+128*128)])
+		}
+	}
+}
+
+func TestSharedMemoryFollowsQueuedMessages(t *testing.T) {
+	p := newPorted(t)
+	p.fill()
+	p.loop.Call(func() {
+		if err := p.port.Share(false); err != nil {
+			t.Error(err)
+			return
+		}
+		p.port.Send(&wire.PeerWritten{Grant: 9}, 0)
+	})
+	for {
+		m, _, fds, err := p.remote.Receive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := m.(*wire.PeerShare); !ok {
+			continue
+		}
+		s, err := openShared(fds[0], SharedBytes(false))
+		CloseAll(fds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		testutil.Until(t, "the last message is in the memory", func() bool { return s.waiting() > 0 })
+		if m, ok := s.take(t).(*wire.PeerWritten); !ok || m.Grant != 9 || s.waiting() > 0 {
+			t.Errorf("in the memory is %+v, and %d messages", m, s.waiting())
+		}
+		if err := unix.Munmap(s.memory); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+}
+
+// A port that waits for a message of the socket sleeps, whatever follows in the memory.
+func TestSharedMemoryWaitsForAnnouncedMessage(t *testing.T) {
+	p, s := sharingPorted(t)
+	for _, data := range [][]byte{nil, wire.Encode(&wire.PeerWritten{Grant: 2}, 0)} {
+		if ok, err := s.out.put(data); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+	}
+	if err := p.remote.Send(&wire.PeerShared{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	testutil.Until(t, "the port reads the announcement", func() bool { return atomic.LoadUint64(s.out.head) == 1 })
+	p.loop.Call(func() {
+		if p.port.Arm() {
+			t.Error("the port reads past the announcement")
+		}
+	})
+	p.none("a message behind the announcement")
+	send(t, p.remote)
+	for _, want := range []uint64{7, 2} {
+		if m, ok := p.next("the messages in order").m.(*wire.PeerWritten); !ok || m.Grant != want {
+			t.Errorf("%+v, want %d", m, want)
+		}
 	}
 }

@@ -231,7 +231,6 @@ func (p *Port) writeShared(data []byte, fds []int) error {
 		if err := p.put(nil); err != nil {
 			return err
 		}
-		s.told = true
 	}
 	err := p.sendmsg(data, fds)
 	s.told = err == unix.EAGAIN

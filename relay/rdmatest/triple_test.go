@@ -155,7 +155,7 @@ func TestTripleOfFaultyDeviceIsWrong(t *testing.T) {
 	}
 }
 
-func TestTripleThatCannotBeTestedSaysWhy(t *testing.T) {
+func TestUntestableTripleHasReason(t *testing.T) {
 	good := softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"}
 	with := func(change func(*softdevice.Device)) softdevice.Device { d := good; change(&d); return d }
 	for _, c := range []struct {

@@ -10,9 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/fault"
-	"golang.org/x/sys/unix"
 )
 
 func TestGeneratedFilesMatchTheDescription(t *testing.T) {

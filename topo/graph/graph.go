@@ -154,7 +154,7 @@ func newGraph(h *topo.Host, rules topo.Rules) *graph {
 			return CPUID(host, numa)
 		}
 		up := NodeID{SwitchNode, host, p.Switch}
-		if into, is := merged[up]; is {
+		if into, ok := merged[up]; ok {
 			return into
 		}
 		return up
@@ -171,7 +171,7 @@ func newGraph(h *topo.Host, rules topo.Rules) *graph {
 	}
 	for _, s := range h.Switches {
 		id := NodeID{SwitchNode, s.Host, s.BusID}
-		if _, is := merged[id]; !is {
+		if _, ok := merged[id]; !ok {
 			plug(id, s.Place, s.NUMA)
 		}
 	}
@@ -231,7 +231,7 @@ func (g *graph) joinPeers(switches []topo.Switch, merged map[NodeID]NodeID) {
 		for _, peer := range s.Peers {
 			a, b := NodeID{SwitchNode, s.Host, s.BusID}, NodeID{SwitchNode, s.Host, peer}
 			for _, end := range []*NodeID{&a, &b} {
-				if into, is := merged[*end]; is {
+				if into, ok := merged[*end]; ok {
 					*end = into
 				}
 			}
@@ -259,8 +259,8 @@ func mergedSwitches(switches []topo.Switch) map[NodeID]NodeID {
 	settled := map[NodeID]bool{}
 	var settle func(id NodeID)
 	settle = func(id NodeID) {
-		s, there := byID[id]
-		if settled[id] || !there {
+		s, ok := byID[id]
+		if settled[id] || !ok {
 			return
 		}
 		settled[id] = true
@@ -284,11 +284,11 @@ func mergedSwitches(switches []topo.Switch) map[NodeID]NodeID {
 // broadcomGeneration returns the PCIe generation of a Broadcom switch in base mode, 0 for
 // another device. level is 0 for the upper half and 1 for the lower half (NCCL's getBcmGen).
 func broadcomGeneration(d topo.PCIIdentity, level uint64) int {
-	const most = 0xfffffffffffff000
+	const mask = 0xfffffffffffff000
 	switch id := d.Number(); {
-	case id&most == 0x1000c0101000a000:
+	case id&mask == 0x1000c0101000a000:
 		return 4
-	case id&most == 0x1000c03010000000|level*0x1000:
+	case id&mask == 0x1000c03010000000|level*0x1000:
 		return 5
 	}
 	return 0
@@ -403,13 +403,13 @@ func (s *search) from(base int, bandwidth float64) {
 						via = topo.NVB
 					}
 				}
-				way := step{topo.Path{Type: max(so.Type, via), Bandwidth: min(so.Bandwidth, l.bandwidth)}, so.hops + 1, at}
+				next := step{topo.Path{Type: max(so.Type, via), Bandwidth: min(so.Bandwidth, l.bandwidth)}, so.hops + 1, at}
 				switch {
 				case l.to != otherCPUs:
-					s.offer(l.to, way)
+					s.offer(l.to, next)
 				case so.from < 0 || g.nodes[so.from].Kind != CPUNode:
 					for _, to := range g.cpus[g.nodes[at].Host] {
-						s.offer(to, way)
+						s.offer(to, next)
 					}
 					// Otherwise the CPU before this node offered an equal path to the other
 					// CPUs.
@@ -448,19 +448,19 @@ type Nearest struct {
 	from  int
 }
 
-// Ways are the paths of a search, kept while the PathFinder searches again. next is the
+// PathTree has the paths of a search, kept while the PathFinder searches again. next is the
 // following node on the path; -1 at the end.
-type Ways struct {
+type PathTree struct {
 	graph *graph
 	next  []int32
 }
 
-// Ways returns the paths of the last search; nil where a matrix states the paths.
-func (f PathFinder) Ways() *Ways {
+// PathTree returns the paths of the last search; nil where a matrix states the paths.
+func (f PathFinder) PathTree() *PathTree {
 	if f.graph == nil {
 		return nil
 	}
-	t := &Ways{f.graph, make([]int32, len(f.graph.nodes))}
+	t := &PathTree{f.graph, make([]int32, len(f.graph.nodes))}
 	for at := range t.next {
 		t.next[at] = int32(f.search.found.best[at].from)
 	}
@@ -471,11 +471,11 @@ func (f PathFinder) Ways() *Ways {
 type Route struct {
 	topo.Path
 	from int
-	in   *Ways
+	in   *PathTree
 }
 
 // Route keeps a path of in.
-func (w Nearest) Route(in *Ways) Route { return Route{w.Path, w.from, in} }
+func (w Nearest) Route(in *PathTree) Route { return Route{w.Path, w.from, in} }
 
 // Nodes returns the nodes of the path, from the first device to the last; nil for DIS, and
 // where a matrix states the path.
@@ -520,11 +520,11 @@ func (f PathFinder) To(b Endpoint) func(a Endpoint) Nearest {
 	}
 	f.search.from(f.graph.index[b.ID], bandwidth)
 	found := f.search.found
-	return func(a Endpoint) Nearest { return f.way(found, f.graph.index[a.ID], &a, &b) }
+	return func(a Endpoint) Nearest { return f.nearest(found, f.graph.index[a.ID], &a, &b) }
 }
 
-// way returns a path of a search.
-func (f PathFinder) way(found *found, from int, a, b *Endpoint) Nearest {
+// nearest returns a path of a search.
+func (f PathFinder) nearest(found *found, from int, a, b *Endpoint) Nearest {
 	s := &found.best[from]
 	return Nearest{finish(s.Path, a, b, f.rules), s.hops, found, from}
 }
@@ -545,11 +545,11 @@ func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int)
 		plain[i] = f.rules == topo.RulesNCCL && ends[i].rate == 0
 	}
 	for _, j := range to {
-		way := f.To(ends[j])
+		nearest := f.To(ends[j])
 		if f.graph == nil {
 			for i := range ends {
 				if i != j && wanted(i, j) {
-					yield(i, j, way(ends[i]))
+					yield(i, j, nearest(ends[i]))
 				}
 			}
 			continue
@@ -562,7 +562,7 @@ func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int)
 				s := &found.best[node]
 				yield(i, j, Nearest{s.Path, s.hops, found, node})
 			default:
-				yield(i, j, f.way(found, node, &ends[i], &ends[j]))
+				yield(i, j, f.nearest(found, node, &ends[i], &ends[j]))
 			}
 		}
 	}
@@ -599,7 +599,7 @@ func (f PathFinder) alike(ends []Endpoint) []int {
 			continue
 		}
 		l := leaf{f.graph.nodes[node].Kind, links[0], e.hostBridge, e.rate, e.c2c}
-		if before, is := known[l]; is {
+		if before, ok := known[l]; ok {
 			first[i] = before
 		} else {
 			known[l] = i
@@ -620,8 +620,8 @@ func (f PathFinder) stated(a, b Endpoint) Nearest {
 	if a.ID == b.ID && a.Name == b.Name {
 		return Nearest{Path: topo.Path{Type: topo.LOC, Bandwidth: 0}}
 	}
-	t, there := f.host.Matrix[[2]string{a.Name, b.Name}]
-	if !there {
+	t, ok := f.host.Matrix[[2]string{a.Name, b.Name}]
+	if !ok {
 		t = topo.DIS
 	}
 	return Nearest{Path: topo.Path{Type: t}}

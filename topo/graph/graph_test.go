@@ -70,12 +70,12 @@ func (d drawn) graph() *graph {
 // updates the nodes at the other end of its edges.
 func (d drawn) plain(base int, rules topo.Rules) []step {
 	paths := map[int]step{base: {topo.Path{Type: topo.LOC, Bandwidth: bandwidths.Local}, 0, -1}}
-	tell := func(node, remote int, e drawnEdge) bool {
+	update := func(node, remote int, e drawnEdge) bool {
 		path := paths[node]
 		fromKind, toKind := d.kinds[node], d.kinds[remote]
 		if node != base && fromKind == GPUNode {
-			neighbours := path.hops <= 1 && e.via == topo.NVL && toKind == GPUNode
-			if !neighbours || rules == topo.RulesSMI {
+			adjacent := path.hops <= 1 && e.via == topo.NVL && toKind == GPUNode
+			if !adjacent || rules == topo.RulesSMI {
 				return false
 			}
 		}
@@ -89,8 +89,8 @@ func (d drawn) plain(base int, rules topo.Rules) []step {
 			kind = topo.NVB
 		}
 		offer := step{topo.Path{Type: max(path.Type, kind), Bandwidth: min(path.Bandwidth, e.bandwidth)}, path.hops + 1, node}
-		known, is := paths[remote]
-		worse := is && (offer.Type > known.Type ||
+		known, ok := paths[remote]
+		worse := ok && (offer.Type > known.Type ||
 			offer.Type == known.Type && offer.Bandwidth < known.Bandwidth ||
 			offer.Type == known.Type && offer.Bandwidth == known.Bandwidth && offer.hops >= known.hops)
 		if !worse {
@@ -109,7 +109,7 @@ func (d drawn) plain(base int, rules topo.Rules) []step {
 				case e.b:
 					remote = e.a
 				}
-				if remote >= 0 && tell(node, remote, e) && !slices.Contains(next, remote) {
+				if remote >= 0 && update(node, remote, e) && !slices.Contains(next, remote) {
 					next = append(next, remote)
 				}
 			}

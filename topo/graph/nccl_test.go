@@ -63,8 +63,8 @@ func compareWithNCCL(t *testing.T, pairs []graph.Pair, table string, want int) {
 			&via); err != nil {
 			t.Fatalf("%q: %v", row, err)
 		}
-		p, there := byEnds[from+"\t"+to]
-		if !there || p.Policy == nil {
+		p, ok := byEnds[from+"\t"+to]
+		if !ok || p.Policy == nil {
 			t.Errorf("%s to %s: no path, or no policy: %+v", from, to, p)
 			continue
 		}

@@ -111,8 +111,8 @@ func NewTable(h *topo.Host, rules topo.Rules) *Table {
 	unknown := func(i, j int) bool { return t.rows[t.first[i]][j] < 0 }
 	finder.between(ends, firsts, unknown, func(i, j int, w Nearest) {
 		if lastAt < 0 || w.Path != last {
-			at, is := known[w.Path]
-			if !is {
+			at, ok := known[w.Path]
+			if !ok {
 				at = int32(len(t.Paths))
 				known[w.Path] = at
 				t.Paths = append(t.Paths, w.Path)

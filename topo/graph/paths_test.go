@@ -7,13 +7,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
-
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
+	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 	"github.com/peerlane/peerlane/topo/ncclxml"
 )
 
@@ -133,7 +132,7 @@ func TestPXNGoesThroughTheGPUThatIsNearTheNIC(t *testing.T) {
 	}
 }
 
-func TestWithoutGPUDirectTheWayIsThroughTheCPU(t *testing.T) {
+func TestPathWithoutGPUDirectCrossesCPU(t *testing.T) {
 	h := ncclfile.ReadXML(t, strings.ReplaceAll(topotest.System(topotest.CPUXML(0,
 		topotest.Bridge("0000:01:00.0", "0x15b3 0x1979 0x0000 0x0000",
 			topotest.GPUXML("0000:02:00.0", 0, "")+topotest.NetXML("0000:03:00.0", "mlx5_0")))), `gdr="1"/></nic>`,
@@ -158,7 +157,7 @@ func TestNetWithoutSpeedHasTenGigabits(t *testing.T) {
 	}
 }
 
-func TestNVLinkThroughAGPUIsNoWayForSMI(t *testing.T) {
+func TestSMIPathsCrossNoGPU(t *testing.T) {
 	nvlink := func(to ...string) (s string) {
 		for _, target := range to {
 			s += `<nvlink target="` + target + `" count="2" tclass="0x030200"/>`
@@ -179,7 +178,7 @@ func TestNVLinkThroughAGPUIsNoWayForSMI(t *testing.T) {
 	}
 }
 
-func TestGPUsThatCannotBeRelayedSayWhy(t *testing.T) {
+func TestRefusedGPUHasReason(t *testing.T) {
 	for word, g := range map[string]topo.GPU{
 		"MIG": {MIG: true}, "vGPU": {VGPU: true}, "exclusive": {ComputeMode: "exclusive-process"},
 		"prohibited": {ComputeMode: "prohibited"}, "peer-to-peer": {NoP2P: true}, "AMD": {Vendor: "AMD"},

@@ -53,31 +53,31 @@ func MakePolicy(h *topo.Host, withoutPXN bool) *policy {
 	p.gpuDirect, p.NICDirect, p.Via = Matrix[bool](gpus, gpus), Matrix[bool](gpus, nics), Matrix[int](gpus, nics)
 	// NCCL searches a path backwards, from the destination.
 	for g := range p.GPUs {
-		way := finder.To(ends[g])
+		pathFrom := finder.To(ends[g])
 		for q := range p.GPUs {
-			p.toGPU[q][g] = way(ends[q]).Path
+			p.toGPU[q][g] = pathFrom(ends[q]).Path
 		}
 		for n := range p.NICs {
-			p.back[g][n], p.Via[g][n] = way(ends[gpus+n]).Path, -1
+			p.back[g][n], p.Via[g][n] = pathFrom(ends[gpus+n]).Path, -1
 		}
 		for c := range cpus {
-			p.cpuGPU[g][c] = way(cpus[c]).Path
+			p.cpuGPU[g][c] = pathFrom(cpus[c]).Path
 		}
 	}
 	for n := range p.NICs {
-		way := finder.To(ends[gpus+n])
+		pathFrom := finder.To(ends[gpus+n])
 		for g := range p.GPUs {
-			p.toNIC[g][n] = way(ends[g]).Path
+			p.toNIC[g][n] = pathFrom(ends[g]).Path
 		}
 	}
 	for c := range cpus {
-		way := finder.To(cpus[c])
+		pathFrom := finder.To(cpus[c])
 		for g := range p.GPUs {
-			w := way(ends[g])
+			w := pathFrom(ends[g])
 			p.gpuCPU[g][c] = step{Path: w.Path, hops: w.hops}
 		}
 		for n := range p.NICs {
-			p.nicCPU[n][c] = way(ends[gpus+n]).Path
+			p.nicCPU[n][c] = pathFrom(ends[gpus+n]).Path
 		}
 	}
 	for g := range p.GPUs {
@@ -187,10 +187,10 @@ func (p *policy) peerToPeer() {
 	}
 	for a := range p.GPUs {
 		for b := range p.GPUs {
-			way := &p.toGPU[a][b]
-			p.gpuDirect[a][b] = way.Type <= limit && (a == b || !p.GPUs[a].NoP2P && !p.GPUs[b].NoP2P)
+			path := &p.toGPU[a][b]
+			p.gpuDirect[a][b] = path.Type <= limit && (a == b || !p.GPUs[a].NoP2P && !p.GPUs[b].NoP2P)
 			if c := p.local[b]; !p.gpuDirect[a][b] && c >= 0 {
-				*way = joined(p.gpuCPU[a][c].Path, p.cpuGPU[b][c])
+				*path = joined(p.gpuCPU[a][c].Path, p.cpuGPU[b][c])
 			}
 		}
 	}

@@ -131,7 +131,7 @@ func TestPathReasonNamesLinks(t *testing.T) {
 	} {
 		want := graph.Pair{From: tt.from, To: tt.to, Path: tt.path, Hops: tt.hops, Reason: tt.want}
 		for form, pairs := range map[string][]graph.Pair{"pairs": graph.All(tt.host, tt.rules),
-			"table": pairsOf(tt.host, graph.NewWayTable(tt.host, tt.rules))} {
+			"table": pairsOf(tt.host, graph.NewPathTable(tt.host, tt.rules))} {
 			found := false
 			for _, p := range pairs {
 				if p.From != tt.from || p.To != tt.to {
@@ -204,7 +204,7 @@ func TestRouteHasNodesOfPath(t *testing.T) {
 	ends := graph.Devices(h)
 	finder := graph.NewPathFinder(h, topo.RulesNCCL)
 	way := finder.To(ends[3])
-	kept, near := finder.Ways(), way(ends[1])
+	kept, near := finder.PathTree(), way(ends[1])
 	route := near.Route(kept)
 	finder.To(ends[0]) // another search
 	var got []string
@@ -220,13 +220,13 @@ func TestRouteHasNodesOfPath(t *testing.T) {
 	ends = graph.Devices(h)
 	finder = graph.NewPathFinder(h, topo.RulesNCCL)
 	way = finder.To(ends[3])
-	if nodes := way(ends[1]).Route(finder.Ways()).Nodes(); nodes != nil {
+	if nodes := way(ends[1]).Route(finder.PathTree()).Nodes(); nodes != nil {
 		t.Errorf("without a path: %v", nodes)
 	}
 	h.Matrix = map[[2]string]topo.PathType{{topotest.Bus(1), topotest.Bus(3)}: topo.PHB}
 	finder = graph.NewPathFinder(h, topo.RulesNCCL)
 	way = finder.To(ends[3])
-	if route := way(ends[1]).Route(finder.Ways()); route.Nodes() != nil || route.Type != topo.PHB {
+	if route := way(ends[1]).Route(finder.PathTree()); route.Nodes() != nil || route.Type != topo.PHB {
 		t.Errorf("of a matrix: %v", route)
 	}
 }

@@ -490,8 +490,8 @@ func flag(text string) (*bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	is := n != 0
-	return &is, nil
+	ok := n != 0
+	return &ok, nil
 }
 
 // addC2C adds the chip-to-chip link. The unit of bw is MB/s.
@@ -614,8 +614,8 @@ func joinDataDirect(h *topo.Host) {
 	}
 	joined := map[int]bool{}
 	for i, n := range h.NICs {
-		own, is := strings.CutSuffix(n.Name, DataDirectSuffix)
-		if !is || own == "" || n.BusID == "" || n.Ethernet {
+		own, ok := strings.CutSuffix(n.Name, DataDirectSuffix)
+		if !ok || own == "" || n.BusID == "" || n.Ethernet {
 			continue
 		}
 		at, both := places[name{n.Host, own}]

@@ -345,7 +345,7 @@ func FuzzReadNCCLXML(f *testing.F) {
 		}
 		for _, g := range h.GPUs {
 			for _, n := range h.NICs {
-				there, err := graph.Between(h, g.BusID, n.Name)
+				path, err := graph.Between(h, g.BusID, n.Name)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -354,8 +354,8 @@ func FuzzReadNCCLXML(f *testing.F) {
 					t.Fatal(err)
 				}
 				bad := func(p topo.Path) bool { return p.Type < topo.PIX || p.Bandwidth < 0 || math.IsNaN(p.Bandwidth) }
-				if bad(there) || bad(back) || (there.Type == topo.DIS) != (back.Type == topo.DIS) {
-					t.Errorf("%s to %s: %v, and back %v", g.BusID, n.Name, there, back)
+				if bad(path) || bad(back) || (path.Type == topo.DIS) != (back.Type == topo.DIS) {
+					t.Errorf("%s to %s: %v, and back %v", g.BusID, n.Name, path, back)
 				}
 			}
 		}

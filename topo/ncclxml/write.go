@@ -329,7 +329,7 @@ func hostsKnownByClass(h *topo.Host) map[string]bool {
 		inOrder := g.Index == next[g.Host] && (g.Index == 0 || topo.CompareBusID(last[g.Host], g.BusID) < 0)
 		next[g.Host]++
 		last[g.Host] = g.BusID
-		if was, seen := bare[g.Host]; !seen || was {
+		if isBare, seen := bare[g.Host]; !seen || isBare {
 			bare[g.Host] = !known && inOrder && pci.Graphics(g.Device.Class, g.Device.Vendor) &&
 				pci.MakerOf(g.Device.Vendor) == g.Vendor && (g.Vendor == "" || ofRCCL(g))
 		}
@@ -555,11 +555,11 @@ func (w *ncclWriter) addGPU(g topo.GPU) error {
 // ofRCCL: AMD's library knows a GPU, and NVIDIA's does not.
 func ofRCCL(g topo.GPU) bool { return g.Vendor == "AMD" || g.Vendor == "Hygon" }
 
-func flagText(is *bool) string {
+func flagText(value *bool) string {
 	switch {
-	case is == nil:
+	case value == nil:
 		return ""
-	case *is:
+	case *value:
 		return "1"
 	}
 	return "0"

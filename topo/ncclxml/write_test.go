@@ -11,18 +11,17 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/internal/testutil"
-	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
 	"github.com/peerlane/peerlane/topo/internal/cpuset"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 	"github.com/peerlane/peerlane/topo/internal/topotest/kernelhost"
+	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 	"github.com/peerlane/peerlane/topo/ncclxml"
 	"github.com/peerlane/peerlane/topo/planner"
 	"github.com/peerlane/peerlane/topo/reader"
@@ -273,7 +272,7 @@ func TestWriteUnreadableValueFails(t *testing.T) {
 		change(h)
 		return h
 	}
-	is := func(want error) func(error) bool { return func(err error) bool { return testutil.HasError(err, want) } }
+	errorIs := func(want error) func(error) bool { return func(err error) bool { return testutil.HasError(err, want) } }
 	text := func(text string) func(error) bool {
 		return func(err error) bool {
 			e, ok := errors.AsType[*ncclxml.UnwritableError](err)
@@ -281,16 +280,16 @@ func TestWriteUnreadableValueFails(t *testing.T) {
 		}
 	}
 	for name, tt := range map[string]struct {
-		host *topo.Host
-		is   func(error) bool
+		host    *topo.Host
+		errorIs func(error) bool
 	}{
-		"without a tree": {&topo.Host{Matrix: map[[2]string]topo.PathType{}}, is(ncclxml.ErrNoTree)},
+		"without a tree": {&topo.Host{Matrix: map[[2]string]topo.PathType{}}, errorIs(ncclxml.ErrNoTree)},
 		"a quote":        {one(func(h *topo.Host) { h.NICs[0].Name = `a"b` }), text(`a"b`)},
 		"an entity":      {one(func(h *topo.Host) { h.NICs[0].Name = "a&b" }), text("a&b")},
 		"a control": {one(func(h *topo.Host) { h.CPUs[0].Vendor = "a\nb" }),
-			is(&ncclxml.UnwritableError{What: "attribute vendor of a <cpu>", Text: "a\nb"})},
+			errorIs(&ncclxml.UnwritableError{What: "attribute vendor of a <cpu>", Text: "a\nb"})},
 		"no UTF-8": {one(func(h *topo.Host) { h.NICs[0].GUID = "\xff" }),
-			is(&ncclxml.UnwritableError{What: "attribute guid of a <net>", Text: "\xff"})},
+			errorIs(&ncclxml.UnwritableError{What: "attribute guid of a <net>", Text: "\xff"})},
 		"a long name": {one(func(h *topo.Host) { h.NICs[0].Name = strings.Repeat("n", 254) }),
 			text(strings.Repeat("n", 254))},
 		"a node not there": {one(func(h *topo.Host) { h.CPUs = h.CPUs[:1] }), func(err error) bool {
@@ -302,9 +301,9 @@ func TestWriteUnreadableValueFails(t *testing.T) {
 			return ok && e.Switch == "0000:99:00.0"
 		}},
 		"a circle": {one(func(h *topo.Host) { h.Switches[0].Switch = h.Switches[1].BusID }),
-			is(&ncclxml.SwitchError{BusID: "0000:01:00.0"})},
+			errorIs(&ncclxml.SwitchError{BusID: "0000:01:00.0"})},
 		"a switch twice": {one(func(h *topo.Host) { h.Switches = append(h.Switches, h.Switches[1]) }),
-			is(&ncclxml.SwitchError{BusID: "0000:05:00.0", Twice: true})},
+			errorIs(&ncclxml.SwitchError{BusID: "0000:05:00.0", Twice: true})},
 		"many elements": {one(func(h *topo.Host) {
 			for i := range 240 {
 				h.GPUs = append(h.GPUs, topo.GPU{BusID: fmt.Sprintf("0001:%02x:00.0", i), Index: 9 + i})
@@ -315,7 +314,7 @@ func TestWriteUnreadableValueFails(t *testing.T) {
 		}},
 	} {
 		text, err := ncclxml.Write(tt.host)
-		if !tt.is(err) || text != nil {
+		if !tt.errorIs(err) || text != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

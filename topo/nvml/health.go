@@ -106,7 +106,8 @@ func (q *query) health(all []query) GPUHealth {
 func (q *query) refused(all []query, why map[string]string) {
 	for i := range all {
 		peer := &all[i]
-		if peer.gpu.Index == q.gpu.Index || peer.device == nil || peer.gpu.BusID == "" || !q.has("nvmlDeviceGetP2PStatus") {
+		if peer.gpu.Index == q.gpu.Index || peer.device == nil || peer.gpu.BusID == "" ||
+			!q.supports("nvmlDeviceGetP2PStatus") {
 			continue
 		}
 		for _, direction := range []struct {

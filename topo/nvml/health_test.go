@@ -26,11 +26,11 @@ func TestHealthReadsDriverAndGPUs(t *testing.T) {
 			return nvml.Memory{Total: 80 << 30, Free: 79 << 30}, nvml.SUCCESS
 		}
 		d.GetPersistenceModeFunc = func() (nvml.EnableState, nvml.Return) { return mode[i], nvml.SUCCESS }
-		d.GetP2PStatusFunc = func(_ nvml.Device, way nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
+		d.GetP2PStatusFunc = func(_ nvml.Device, index nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
 			switch {
-			case i == 0 && way == nvml.P2P_CAPS_INDEX_WRITE:
+			case i == 0 && index == nvml.P2P_CAPS_INDEX_WRITE:
 				return nvml.P2P_STATUS_CHIPSET_NOT_SUPPORTED, nvml.SUCCESS
-			case i == 0 && way == nvml.P2P_CAPS_INDEX_READ:
+			case i == 0 && index == nvml.P2P_CAPS_INDEX_READ:
 				return nvml.P2P_STATUS_DISABLED_BY_REGKEY, nvml.SUCCESS
 			}
 			return nvml.P2P_STATUS_OK, nvml.SUCCESS

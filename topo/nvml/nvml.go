@@ -133,8 +133,8 @@ func (q *query) succeeded(call string, result nvml.Return) bool {
 	return false
 }
 
-// has reports whether the library has a function that older drivers lack; false for a lost GPU.
-func (q *query) has(symbol string) bool { return !q.gpu.Lost && q.library.has(symbol) }
+// supports reports whether the library has a function that older drivers lack; false for a lost GPU.
+func (q *query) supports(symbol string) bool { return !q.gpu.Lost && q.library.supports(symbol) }
 
 func (q *query) all() {
 	device, result := q.library.nvml.DeviceGetHandleByIndex(q.gpu.Index)
@@ -167,7 +167,7 @@ func (q *query) processes() (all []topo.GPUProcess) {
 		{"nvmlDeviceGetComputeRunningProcesses", device.GetComputeRunningProcesses, false},
 		{"nvmlDeviceGetGraphicsRunningProcesses", device.GetGraphicsRunningProcesses, true},
 	} {
-		if !q.has(kind.call) {
+		if !q.supports(kind.call) {
 			continue
 		}
 		running, result := kind.ask()
@@ -209,11 +209,11 @@ func (q *query) names() {
 
 // modes reads the modes that prevent sharing of the GPU.
 func (q *query) modes() {
-	if q.has("nvmlDeviceGetMigMode") {
+	if q.supports("nvmlDeviceGetMigMode") {
 		current, _, result := q.device.GetMigMode()
 		q.gpu.MIG = q.succeeded("nvmlDeviceGetMigMode", result) && current == nvml.DEVICE_MIG_ENABLE
 	}
-	if q.has("nvmlDeviceGetComputeMode") {
+	if q.supports("nvmlDeviceGetComputeMode") {
 		mode, result := q.device.GetComputeMode()
 		switch {
 		case !q.succeeded("nvmlDeviceGetComputeMode", result):
@@ -223,7 +223,7 @@ func (q *query) modes() {
 			q.gpu.ComputeMode = "exclusive-process"
 		}
 	}
-	if q.has("nvmlDeviceGetVirtualizationMode") {
+	if q.supports("nvmlDeviceGetVirtualizationMode") {
 		mode, result := q.device.GetVirtualizationMode()
 		q.gpu.VGPU = q.succeeded("nvmlDeviceGetVirtualizationMode", result) && mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
 	}
@@ -259,7 +259,7 @@ func (q *query) links() {
 			continue
 		}
 		kind := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_UNKNOWN)
-		if q.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
+		if q.supports("nvmlDeviceGetNvLinkRemoteDeviceType") {
 			far, result := q.device.GetNvLinkRemoteDeviceType(link)
 			if q.linkSucceeded("nvmlDeviceGetNvLinkRemoteDeviceType", link, result) {
 				kind = far
@@ -320,7 +320,7 @@ const maxC2C = 64
 
 // field reads a field of 32 bits; 0 without an answer.
 func (q *query) field(id, scope int) (value uint32, ok bool) {
-	if !q.has("nvmlDeviceGetFieldValues") {
+	if !q.supports("nvmlDeviceGetFieldValues") {
 		return 0, false
 	}
 	values := []nvml.FieldValue{{FieldId: uint32(id), ScopeId: uint32(scope)}}
@@ -341,12 +341,12 @@ func (q *query) noP2P(all []query) bool {
 		if peer.gpu.Index == q.gpu.Index || peer.device == nil || peer.gpu.Lost {
 			continue
 		}
-		if q.device == nil || !q.has("nvmlDeviceGetP2PStatus") {
+		if q.device == nil || !q.supports("nvmlDeviceGetP2PStatus") {
 			return false
 		}
 		denied := false
-		for _, way := range []nvml.GpuP2PCapsIndex{nvml.P2P_CAPS_INDEX_READ, nvml.P2P_CAPS_INDEX_WRITE} {
-			status, result := q.device.GetP2PStatus(peer.device, way)
+		for _, index := range []nvml.GpuP2PCapsIndex{nvml.P2P_CAPS_INDEX_READ, nvml.P2P_CAPS_INDEX_WRITE} {
+			status, result := q.device.GetP2PStatus(peer.device, index)
 			lost := q.gpu.Lost // the call does not identify the lost GPU of the two
 			ok := q.succeeded(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
 			q.gpu.Lost = lost
@@ -360,9 +360,9 @@ func (q *query) noP2P(all []query) bool {
 	return refused > 0
 }
 
-// has reports whether the library has a function that older drivers lack. Calling a missing
+// supports reports whether the library has a function that older drivers lack. Calling a missing
 // function would end the process.
-func (l *Library) has(symbol string) bool {
+func (l *Library) supports(symbol string) bool {
 	return l.nvml.Extensions().LookupSymbol(symbol) == nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
@@ -86,9 +87,9 @@ func device(links []link, mig int) *mock.Device {
 func fields(d *mock.Device, known map[field]uint32) {
 	d.GetFieldValuesFunc = func(values []nvml.FieldValue) nvml.Return {
 		for i := range values {
-			value, there := known[field{values[i].FieldId, values[i].ScopeId}]
+			value, ok := known[field{values[i].FieldId, values[i].ScopeId}]
 			binary.NativeEndian.PutUint32(values[i].Value[:], value)
-			if !there {
+			if !ok {
 				binary.NativeEndian.PutUint32(values[i].Value[:], 1)
 				values[i].NvmlReturn = uint32(nvml.ERROR_NOT_SUPPORTED)
 			}
@@ -163,7 +164,7 @@ func TestGPUsAreDescribed(t *testing.T) {
 	}
 }
 
-func TestModesThatKeepAGPUFromBeingShared(t *testing.T) {
+func TestExclusiveModesRefuseGPU(t *testing.T) {
 	d := device(nil, -1)
 	d.GetComputeModeFunc = func() (nvml.ComputeMode, nvml.Return) {
 		return nvml.COMPUTEMODE_EXCLUSIVE_PROCESS,
@@ -173,8 +174,8 @@ func TestModesThatKeepAGPUFromBeingShared(t *testing.T) {
 		return nvml.GPU_VIRTUALIZATION_MODE_VGPU, nvml.SUCCESS
 	}
 	allowed := false
-	d.GetP2PStatusFunc = func(_ nvml.Device, way nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
-		if way == nvml.P2P_CAPS_INDEX_READ || allowed {
+	d.GetP2PStatusFunc = func(_ nvml.Device, index nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
+		if index == nvml.P2P_CAPS_INDEX_READ || allowed {
 			return nvml.P2P_STATUS_OK, nvml.SUCCESS
 		}
 		return nvml.P2P_STATUS_DISABLED_BY_REGKEY, nvml.SUCCESS
@@ -575,7 +576,7 @@ func TestProcessesAreNamed(t *testing.T) {
 	}
 }
 
-func TestProcessesOfALibraryThatFails(t *testing.T) {
+func TestProcessesOfFailingLibraryReturnError(t *testing.T) {
 	l, m := library(device(nil, -1))
 	m.InitFunc = func() nvml.Return { return nvml.ERROR_DRIVER_NOT_LOADED }
 	if got, err := l.Processes(); err == nil || errors.Is(err, topo.ErrNoNVML) || len(got) > 0 {

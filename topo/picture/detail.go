@@ -55,7 +55,7 @@ func (p *Picture) shares(l *lane) string {
 	if alike {
 		return ""
 	}
-	var ways []string
+	var parts []string
 	for _, m := range l.Members {
 		percent := fmt.Sprintf("%d %% ", (100*m.Weight+l.Weights()/2)/l.Weights())
 		switch l.KindOf(m) {
@@ -68,9 +68,9 @@ func (p *Picture) shares(l *lane) string {
 				percent += "staged on " + n.name + ", to "
 			}
 		}
-		ways = append(ways, percent+m.NIC)
+		parts = append(parts, percent+m.NIC)
 	}
-	return strings.Join(ways, "; ")
+	return strings.Join(parts, "; ")
 }
 
 func (p *Picture) serverNames(l *lane) string {

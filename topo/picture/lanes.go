@@ -246,13 +246,13 @@ func (p *Picture) placeLanes(deck float64) (right float64) {
 
 // parts returns the weights of a lane's members, as text for unequal members.
 func (p *Picture) parts(l *lane) string {
-	const most = 4 // the available space
+	const maxParts = 4 // the available space
 	var parts []string
 	for _, m := range l.Members {
 		parts = append(parts, strconv.Itoa(m.Weight))
 	}
-	if len(parts) > most {
-		parts = append(parts[:most], "…")
+	if len(parts) > maxParts {
+		parts = append(parts[:maxParts], "…")
 	}
 	return " " + strings.Join(parts, ":")
 }
@@ -299,19 +299,19 @@ func (p *Picture) markLinks(l *lane) {
 		if a == nil || b == nil || by < topo.PIX || by == topo.DIS {
 			return
 		}
-		var way []*node
+		var path []*node
 		shared := a
 		for ; shared != nil && !b.below(shared); shared = shared.parent {
-			way = append(way, shared)
+			path = append(path, shared)
 		}
 		for n := b; n != shared; n = n.parent {
-			way = append(way, n)
+			path = append(path, n)
 		}
 		throughCPU := shared == nil || shared.kind == kindRoot
 		if throughCPU && by <= topo.PXB {
 			return
 		}
-		links = append(links, way...)
+		links = append(links, path...)
 	}
 	first := func(path *topo.Path) topo.PathType {
 		if path == nil {
@@ -356,11 +356,11 @@ func (p *Picture) placeBars(left float64) (right float64) {
 		return left
 	}
 	left += 24
-	most := 0.0
+	highest := 0.0
 	for _, e := range p.estimate.GPUs {
-		most = max(most, e.Relay, e.NCCL, e.HostMemory)
+		highest = max(highest, e.Relay, e.NCCL, e.HostMemory)
 	}
-	if most == 0 {
+	if highest == 0 {
 		return left
 	}
 	for _, l := range p.lanes {
@@ -369,7 +369,7 @@ func (p *Picture) placeBars(left float64) (right float64) {
 		}
 		b := bar{x: left, y: l.start.y + 2, lane: l, detail: l.detail}
 		for i, rate := range []float64{l.estimate.Relay, l.estimate.NCCL, l.estimate.HostMemory} {
-			b.widths[i] = max(1, barWidth*rate/most)
+			b.widths[i] = max(1, barWidth*rate/highest)
 			words, style := figure(rate), styleSmall
 			if i == 0 {
 				words, style = gbs(rate), styleRate

@@ -214,14 +214,14 @@ func (n *node) stack(y float64) float64 {
 		}
 		y = c.stack(y)
 	}
-	least := swHeight
+	minWidth := swHeight
 	if n.kind == kindRoot {
-		least = rootHeight
+		minWidth = rootHeight
 		if n.hidden {
-			least = 0
+			minWidth = 0
 		}
 	}
-	n.h = max(least, y-n.y)
+	n.h = max(minWidth, y-n.y)
 	if short := n.y + n.h - y; short > 0 {
 		// Centre the nodes below n.
 		n.eachBelow(1, func(c *node, _ int) { c.shift(short / 2) })
@@ -290,7 +290,7 @@ func (p *Picture) joinRoots() {
 			continue
 		}
 		x, first, last := margin+5, nodes[0], nodes[len(nodes)-1]
-		least, most := math.Inf(1), 0.0
+		left, right := math.Inf(1), 0.0
 		path := fmt.Sprintf("M%s %sH%sV%sH%s", coordinate(first.x), coordinate(first.middle()), coordinate(x),
 			coordinate(last.middle()), coordinate(last.x))
 		for k, n := range nodes {
@@ -298,18 +298,18 @@ func (p *Picture) joinRoots() {
 				path += fmt.Sprintf("M%s %sH%s", coordinate(x), coordinate(n.middle()), coordinate(n.x))
 			}
 			if n.cpu.Socket > 0 && n.cpu.Socket < unlimited {
-				least, most = min(least, n.cpu.Socket), max(most, n.cpu.Socket)
+				left, right = min(left, n.cpu.Socket), max(right, n.cpu.Socket)
 			}
 		}
 		l := line{class: "link between", path: path, width: 2.5, detail: "Links between NUMA nodes"}
 		words := ""
 		switch {
-		case most == 0:
+		case right == 0:
 			l.detail += ": NCCL has no figure for these processors"
-		case least == most:
-			words = gbs(most) + " between nodes"
+		case left == right:
+			words = gbs(right) + " between nodes"
 		default:
-			words = figure(least) + " to " + gbs(most) + " between nodes"
+			words = figure(left) + " to " + gbs(right) + " between nodes"
 		}
 		if words != "" {
 			l.detail += ": " + words + ", by NCCL's figures for processors"
@@ -392,11 +392,11 @@ func (p *Picture) placeNotes() {
 	if p.tree.skipped > 0 {
 		notes = append(notes, count(p.tree.skipped, "PCIe switch")+" without a GPU or NIC left out")
 	}
-	const most = 5
+	const maxNotes = 5
 	more := 0
-	if len(notes) > most {
-		more = len(notes) - most + 1
-		notes = notes[:most-1]
+	if len(notes) > maxNotes {
+		more = len(notes) - maxNotes + 1
+		notes = notes[:maxNotes-1]
 	}
 	room := p.width - 2*margin
 	y := p.height + 8

@@ -206,26 +206,26 @@ func (a *allocation) measure() {
 	for f, g := range a.flows {
 		for k := range a.routes[f] {
 			c := &a.routes[f][k]
-			loads = append(loads, n.load(carried{gpu: g, parts: c.parts}, bothWays))
+			loads = append(loads, n.load(carried{gpu: g, parts: c.parts}, bothDirections))
 			a.rank(g, c)
 		}
 	}
 	// A collision of a single 64-bit signature would merge two different links.
 	sign, seeds := make([][2]uint64, len(n.pipes)), [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
-	most := make([]float64, len(n.pipes))
+	busiest := make([]float64, len(n.pipes))
 	for i, l := range loads {
 		for _, on := range l {
 			for k := range seeds {
 				sign[on.pipe][k] = sign[on.pipe][k]*0x9e3779b97f4a7c15 + maphash.Comparable(seeds[k],
 					[2]float64{float64(i), on.weight})
 			}
-			most[on.pipe] = max(most[on.pipe], on.weight)
+			busiest[on.pipe] = max(busiest[on.pipe], on.weight)
 		}
 	}
 	rowOf, row := map[[2]uint64]int{}, slices.Repeat([]int{-1}, len(n.pipes))
 	var rate []float64
 	for i, pipe := range n.pipes {
-		if most[i] == 0 || most[i]*traffic < pipe.rate*(1-1e-9) {
+		if busiest[i] == 0 || busiest[i]*traffic < pipe.rate*(1-1e-9) {
 			continue // no candidate crosses the link, or all NICs together do not fill the link
 		}
 		r, known := rowOf[sign[i]]
@@ -334,7 +334,7 @@ func (a *allocation) loadOf(f int, m mix) (l load) {
 // alone returns the rate of a lane with the host to itself.
 func (a *allocation) alone(f int, m mix) float64 {
 	n := a.p.network
-	return alone(n.load(carried{gpu: a.flows[f], parts: a.partsOf(f, m)}, bothWays), n.capacity())
+	return alone(n.load(carried{gpu: a.flows[f], parts: a.partsOf(f, m)}, bothDirections), n.capacity())
 }
 
 func (a *allocation) partsOf(f int, m mix) (parts []part) {
@@ -430,12 +430,12 @@ const (
 
 // close reports whether rates, from the slowest upwards, are below the optimum by at most part.
 func (a *allocation) close(rates []float64, part float64) bool {
-	is, best := slices.Sorted(slices.Values(rates)), slices.Sorted(slices.Values(a.optimum))
-	for i := range is {
-		if is[i] < best[i]*(1-part) {
+	reached, best := slices.Sorted(slices.Values(rates)), slices.Sorted(slices.Values(a.optimum))
+	for i := range reached {
+		if reached[i] < best[i]*(1-part) {
 			return false
 		}
-		if is[i] > best[i]*(1+part) {
+		if reached[i] > best[i]*(1+part) {
 			break
 		}
 	}
@@ -488,8 +488,8 @@ func (a *allocation) simplify(lanes []mix) {
 }
 
 // round replaces the weights by whole numbers. A lane gets the smallest sum of weights that
-// overloads no link. If the sum exceeds most, rounded chooses the weights.
-func (a *allocation) round(lanes []mix, most int) {
+// overloads no link. If the sum exceeds maxWeight, rounded chooses the weights.
+func (a *allocation) round(lanes []mix, maxWeight int) {
 	const little = 1e-5
 	rates := a.rates(lanes)
 	on := make([]float64, a.rows)
@@ -521,7 +521,7 @@ func (a *allocation) round(lanes []mix, most int) {
 			continue
 		}
 		found := false
-		for sum := len(m); sum <= most && !found; sum++ {
+		for sum := len(m); sum <= maxWeight && !found; sum++ {
 			out, left := slices.Clone(m), sum
 			for i := len(m) - 1; i > 0; i-- {
 				out[i].weight = max(1, math.Round(m[i].weight*float64(sum)))
@@ -584,26 +584,26 @@ func (a *allocation) choose() (lanes []mix, ahead string) {
 	}
 	solved := a.solve()
 	name, nccl := a.nccl()
-	least := a.slowest(nccl)
-	if best := max(least, a.slowest(solved)); a.bound < best {
+	lowest := a.slowest(nccl)
+	if best := max(lowest, a.slowest(solved)); a.bound < best {
 		a.bound = best // an unproven bound can be below a known rate
 	}
 	for _, try := range []struct {
-		simpler bool
-		most    int // largest sum of the weights of a lane
+		simpler   bool
+		maxWeight int // largest sum of the weights of a lane
 	}{{true, 64}, {true, maxWeights}, {false, maxWeights}} {
 		lanes = slices.Clone(solved)
 		if try.simpler {
 			a.simplify(lanes)
 			a.polish(lanes)
 		}
-		a.round(lanes, try.most)
+		a.round(lanes, try.maxWeight)
 		rates := a.rates(lanes)
-		if a.slowestOf(rates) >= least*(1-1e-9) && a.close(rates, simplerCost+roundCost) {
+		if a.slowestOf(rates) >= lowest*(1-1e-9) && a.close(rates, simplerCost+roundCost) {
 			return lanes, ""
 		}
 	}
-	if a.slowest(lanes) >= least*(1-1e-9) {
+	if a.slowest(lanes) >= lowest*(1-1e-9) {
 		return lanes, ""
 	}
 	for f := range a.open {
@@ -664,7 +664,7 @@ func (a *allocation) nccl() (name string, lanes []mix) {
 // cachedDefaults caches ncclDefaults, which is slow and has several callers.
 func (p *planner) cachedDefaults(gpus []int, pxn bool) []carried {
 	same := func(c carried, g int) bool { return c.gpu == g }
-	if known, is := p.defaults[pxn]; is && slices.EqualFunc(known, gpus, same) {
+	if known, ok := p.defaults[pxn]; ok && slices.EqualFunc(known, gpus, same) {
 		return known
 	}
 	if p.defaults == nil {

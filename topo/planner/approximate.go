@@ -130,19 +130,19 @@ func (a *allocation) pieces(gpus []int, staged bool) *pieces {
 		}
 		nodes := n.nicCPU[i].Nodes()
 		b.nicAt[i] = cpu(nodes[0])
-		n.thereAndBack(&b.down[i], nodes, 1, 1, bothWays)
+		n.thereAndBack(&b.down[i], nodes, 1, 1, bothDirections)
 		for _, pipe := range n.port(i) {
 			n.add(&b.down[i], pipe, 1)
 		}
 		if rate := n.looped(i, throughMemory); rate > 0 {
-			n.looping(&b.down[i], i, hostMemory, rate, 1, bothWays)
+			n.looping(&b.down[i], i, hostMemory, rate, 1, bothDirections)
 		}
 		for _, pipe := range n.forwarding(nodes[0]) {
 			n.add(&b.memory[i], pipe, 1)
 		}
 		for _, s := range p.beside[i] {
 			var l load
-			n.gdr(&l, s, i, 1, bothWays)
+			n.gdr(&l, s, i, 1, bothDirections)
 			for _, pipe := range n.port(i) {
 				n.add(&l, pipe, 1)
 			}
@@ -159,21 +159,21 @@ func (a *allocation) pieces(gpus []int, staged bool) *pieces {
 		nodes := n.gpuCPU[g].Nodes()
 		slices.Reverse(nodes)
 		b.gpuAt[g] = cpu(nodes[len(nodes)-1])
-		n.thereAndBack(&b.up[g], nodes, 1, 1, bothWays)
+		n.thereAndBack(&b.up[g], nodes, 1, 1, bothDirections)
 		b.own[g] = n.h.GPUs[g].C2C != 0 || n.h.GPUs[g].NVLinkCPU != 0
 		b.copies[g] = make([]load, all)
 		for s := range all {
 			if s == g || len(b.served[s]) == 0 || n.toGPU[g][s].Type >= topo.DIS || p.exclude.toGPU[[2]int{g, s}] {
 				continue
 			}
-			n.copies(&b.copies[g][s], g, s, 1, bothWays)
+			n.copies(&b.copies[g][s], g, s, 1, bothDirections)
 		}
 	}
 	b.sockets = graph.Matrix[load](len(cpus), len(cpus))
 	for i, from := range cpus {
 		for j, to := range cpus {
 			if i != j {
-				n.thereAndBack(&b.sockets[i][j], []graph.NodeID{from, to}, 1, 1, bothWays)
+				n.thereAndBack(&b.sockets[i][j], []graph.NodeID{from, to}, 1, 1, bothDirections)
 			}
 		}
 	}
@@ -272,11 +272,11 @@ func (b *pieces) nicCosts(p *prices) *nicCosts {
 }
 
 // cheapest returns the cheapest route of a GPU.
-func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, least float64) {
-	least = math.Inf(1)
+func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, lowest float64) {
+	lowest = math.Inf(1)
 	take := func(server, nic int, cost float64) {
-		if cost < least {
-			best, least = part{server, nic, 1}, cost
+		if cost < lowest {
+			best, lowest = part{server, nic, 1}, cost
 		}
 	}
 	planner := b.a.p
@@ -284,7 +284,7 @@ func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, least float
 		take(g, q.nic, p.cost(q.load))
 	}
 	if planner.config.Near == nearDirect && len(b.direct[g]) > 0 {
-		return best, least
+		return best, lowest
 	}
 	up := p.cost(b.up[g])
 	far := c.sockets[b.gpuAt[g]]
@@ -299,7 +299,7 @@ func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, least float
 		take(throughMemory, i, up+far[b.nicAt[i]]+half)
 	}
 	for s, l := range b.copies[g] {
-		if l == nil || c.served[s] >= least {
+		if l == nil || c.served[s] >= lowest {
 			continue
 		}
 		copies := p.cost(l)
@@ -313,7 +313,7 @@ func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, least float
 			}
 		}
 	}
-	return best, least
+	return best, lowest
 }
 
 // whole is the load of a route of a GPU.
@@ -413,7 +413,7 @@ func (a *allocation) roughly() []mix {
 			if f < a.open {
 				add(f, a.routes[f][k].parts[0])
 			} else {
-				m.add(f, part{}, a.parts.pinned(a.p.network.load(carried{a.flows[f], a.routes[f][k].parts}, bothWays)), 0)
+				m.add(f, part{}, a.parts.pinned(a.p.network.load(carried{a.flows[f], a.routes[f][k].parts}, bothDirections)), 0)
 			}
 		}
 	}

@@ -113,7 +113,7 @@ func judgeWith(t testing.TB, h *topo.Host, c Config) (j judged, ok bool) {
 		return j, false
 	}
 	a.solve()
-	least := func(of func(GPUEstimate) float64) float64 {
+	lowest := func(of func(GPUEstimate) float64) float64 {
 		var all []float64
 		for _, g := range e.GPUs {
 			all = append(all, of(g))
@@ -121,22 +121,22 @@ func judgeWith(t testing.TB, h *topo.Host, c Config) (j judged, ok bool) {
 		return slices.Min(all)
 	}
 	return judged{
-		least(func(g GPUEstimate) float64 { return g.NCCL }), least(func(g GPUEstimate) float64 { return g.Send.PXN }),
-		least(func(g GPUEstimate) float64 { return g.Send.Relay }), least(func(g GPUEstimate) float64 { return g.Relay }),
+		lowest(func(g GPUEstimate) float64 { return g.NCCL }), lowest(func(g GPUEstimate) float64 { return g.Send.PXN }),
+		lowest(func(g GPUEstimate) float64 { return g.Send.Relay }), lowest(func(g GPUEstimate) float64 { return g.Relay }),
 		a.bound,
 	}, true
 }
 
 // bounded fails the test if a plan is below the bounds: the share least of the optimum, and the
 // rates of NCCL.
-func bounded(t testing.TB, name string, h *topo.Host, least float64) (j judged, ok bool) {
+func bounded(t testing.TB, name string, h *topo.Host, lowest float64) (j judged, ok bool) {
 	t.Helper()
 	if j, ok = judge(t, h); !ok {
 		return j, false
 	}
-	if j.planned < least*j.optimum {
+	if j.planned < lowest*j.optimum {
 		t.Errorf("%s: the slowest lane has %.4g GB/s, %.3f of the %.4g that are possible, want %.2f", name, j.planned,
-			j.planned/j.optimum, j.optimum, least)
+			j.planned/j.optimum, j.optimum, lowest)
 	}
 	if j.planned < j.nccl*(1-1e-9) {
 		t.Errorf("%s: the slowest lane has %.6g GB/s, and with NCCL's defaults the slowest GPU has %.6g", name, j.planned,
@@ -258,8 +258,8 @@ func TestPlanByColumnsReachesTheOptimumOfTheDenseAlgorithm(t *testing.T) {
 				}
 				h := sortedHost(tt.build(r, gpus, nics))
 				c := tt.config(r, h)
-				solved := func(most int) (slowest, bound float64) {
-					maxCandidates = most
+				solved := func(limit int) (slowest, bound float64) {
+					maxCandidates = limit
 					p, err := newPlanner(h, c)
 					if err != nil {
 						t.Fatal(err)
@@ -677,11 +677,11 @@ func TestPlanByColumnsTakesPinnedLanesOverExcludedNICs(t *testing.T) {
 		b := p.newAllocation(true)
 		exact := b.slowest(b.solve())
 		maxCandidates = 0
-		most := 0.0
+		largest := 0.0
 		for i := range h.NICs {
-			most += p.nicRate(i) / float64(a.open)
+			largest += p.nicRate(i) / float64(a.open)
 		}
-		if a.bound < exact*(1-1e-4) || a.bound > most*(1+1e-9) || rate > a.bound*(1+1e-4) || rate < 0.98*exact {
+		if a.bound < exact*(1-1e-4) || a.bound > largest*(1+1e-9) || rate > a.bound*(1+1e-4) || rate < 0.98*exact {
 			t.Errorf("seed %d: the optimum is %.4g GB/s; columns reach %.4g, and a bound of %.4g", seed, exact, rate, a.bound)
 		}
 	}

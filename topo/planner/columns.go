@@ -85,8 +85,8 @@ func (m *master) add(flow int, route part, l load, cost float64) bool {
 	}
 	c := column{flow: flow, route: route, cost: cost}
 	for _, on := range l {
-		r, is := m.rowOf[on.pipe]
-		if !is {
+		r, ok := m.rowOf[on.pipe]
+		if !ok {
 			r = len(m.pipes)
 			m.rowOf[on.pipe], m.pipes = r, append(m.pipes, on.pipe)
 			_, golden := math.Modf(float64(float64(r+1) * math.Phi))
@@ -437,24 +437,24 @@ func (m *master) spent(k int) (sum float64) {
 // improve brings columns and slacks into the basis while the level rises, or while the cost
 // falls if the level is not basic. improve reports whether the search ended within the limit of
 // pivots.
-func (m *master) improve(most int) bool {
+func (m *master) improve(maxColumns int) bool {
 	byCost := m.levelAt < 0
 	own := make([][]int, m.flows)
 	for k, c := range m.columns {
 		own[c.flow] = append(own[c.flow], k)
 	}
 	fresh := 0 // pivots for which prices were updated, and not computed
-	for most += m.pivots; m.pivots < most; {
+	for maxColumns += m.pivots; m.pivots < maxColumns; {
 		if byCost && fresh == 0 {
 			m.priceCost()
 		} else if !byCost {
 			m.priceLevel()
 		}
-		least := masterCost
+		minCost := masterCost
 		if byCost {
-			least = masterCheaper
+			minCost = masterCheaper
 		}
-		best, gain := m.entering(own, byCost, least)
+		best, gain := m.entering(own, byCost, minCost)
 		if best == theLevel {
 			return true
 		}
@@ -516,20 +516,20 @@ func (m *master) entering(own [][]int, byCost bool, gain float64) (int, float64)
 func (m *master) fix() bool {
 	m.priceLevel()
 	rate := m.now()
-	most := -1 // a full link: the inverse has no row for another
+	fullest := -1 // a full link: the inverse has no row for another
 	for r, y := range m.price {
-		if m.slackAt[r] < 0 && (most < 0 || y > m.price[most]) {
-			most = r
+		if m.slackAt[r] < 0 && (fullest < 0 || y > m.price[fullest]) {
+			fullest = r
 		}
 	}
-	if most >= 0 && m.price[most] <= masterPivot { // rounding, or too few pivots
+	if fullest >= 0 && m.price[fullest] <= masterPivot { // rounding, or too few pivots
 		for _, r := range m.full {
-			if math.Abs(m.price[r]) > math.Abs(m.price[most]) {
-				most = r
+			if math.Abs(m.price[r]) > math.Abs(m.price[fullest]) {
+				fullest = r
 			}
 		}
 	}
-	if most < 0 || math.Abs(m.price[most]) <= masterPivot {
+	if fullest < 0 || math.Abs(m.price[fullest]) <= masterPivot {
 		// No link can take the place of the level, which stays in the basis.
 		for f := range m.flows {
 			if !m.fixed[f] {
@@ -540,7 +540,7 @@ func (m *master) fix() bool {
 	}
 	// The slack of the dearest link takes the place of the level, and stays zero.
 	for _, i := range m.taken {
-		m.alpha[i] = m.inverse[most][i]
+		m.alpha[i] = m.inverse[fullest][i]
 	}
 	m.touch()
 	stuck, some := make([]bool, m.flows), false
@@ -548,7 +548,7 @@ func (m *master) fix() bool {
 		stuck[f] = !m.fixed[f] && m.spent(m.key[f]) > stuckCost
 		some = some || stuck[f]
 	}
-	m.replace(m.levelAt, slackOf(most), 0)
+	m.replace(m.levelAt, slackOf(fullest), 0)
 	left := false
 	for f := range m.flows {
 		if stuck[f] || !some && !m.fixed[f] {

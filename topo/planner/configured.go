@@ -252,11 +252,11 @@ func (p *planner) evenly(nics, servers []string) (members []Member) {
 			slowest = min(slowest, rates[i])
 		}
 	}
-	most := maxWeights / max(1, len(nics)*len(servers)) // per member
+	maxWeight := maxWeights / max(1, len(nics)*len(servers)) // per member
 	for i, name := range nics {
 		weight := math.Round(cmp.Or(rates[i], slowest) / slowest)
 		for _, s := range servers {
-			members = append(members, Member{s, name, max(1, min(most, int(weight)))})
+			members = append(members, Member{s, name, max(1, min(maxWeight, int(weight)))})
 		}
 	}
 	return members

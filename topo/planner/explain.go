@@ -17,9 +17,9 @@ import (
 func (p *Plan) Explain(h *topo.Host, name string) ([]string, error) {
 	gpu, err := p.GPU(name)
 	if err != nil {
-		index, is := strings.CutPrefix(strings.ToLower(name), "gpu")
+		index, ok := strings.CutPrefix(strings.ToLower(name), "gpu")
 		byIndex, unknown := p.GPU(index)
-		if _, notNumber := strconv.Atoi(index); !is || notNumber != nil || unknown != nil {
+		if _, notNumber := strconv.Atoi(index); !ok || notNumber != nil || unknown != nil {
 			return nil, err
 		}
 		gpu = byIndex
@@ -34,7 +34,7 @@ func (p *Plan) Explain(h *topo.Host, name string) ([]string, error) {
 		return e.sentences, nil
 	}
 	e.paths()
-	e.say("Its lane: %s.", lane.Reason)
+	e.add("Its lane: %s.", lane.Reason)
 	e.legs()
 	if err := e.rates(); err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ type explanation struct {
 	sentences []string
 }
 
-func (e *explanation) say(format string, args ...any) {
+func (e *explanation) add(format string, args ...any) {
 	e.sentences = append(e.sentences, fmt.Sprintf(format, args...))
 }
 
@@ -63,11 +63,11 @@ func (e *explanation) who() {
 	who := fmt.Sprintf("GPU %d (%s) is %s", e.gpu.Index, what, e.lane.Role)
 	switch e.lane.Role {
 	case RoleNear:
-		e.say("%s: a NIC may read and write its memory directly.", who)
+		e.add("%s: a NIC may read and write its memory directly.", who)
 	case RoleRefused:
-		e.say("%s, so it has no lane and serves no lane: %s.", who, e.lane.Reason)
+		e.add("%s, so it has no lane and serves no lane: %s.", who, e.lane.Reason)
 	default:
-		e.say("%s: no NIC that can carry a lane is within gdr.max_path.", who)
+		e.add("%s: no NIC that can carry a lane is within gdr.max_path.", who)
 	}
 }
 
@@ -94,13 +94,13 @@ func (e *explanation) paths() {
 		}
 	}
 	if len(paths) > 0 {
-		e.say("Without a relay it reaches %s.", some(paths))
+		e.add("Without a relay it reaches %s.", some(paths))
 	}
 	if len(nowhere) > 0 {
-		e.say("No path leads to %s.", some(nowhere))
+		e.add("No path leads to %s.", some(nowhere))
 	}
 	if len(useless) > 0 && len(e.lane.NICs) > 0 { // otherwise the lane's reason names the devices
-		e.say("No lane can use %s.", some(useless))
+		e.add("No lane can use %s.", some(useless))
 	}
 }
 
@@ -128,13 +128,13 @@ func (e *explanation) legs() {
 		}
 		sentence += fmt.Sprintf(", and %s %s there (%s)", list(e.lane.NICs), verbs, describe(*e.lane.Network))
 	}
-	e.say("%s; unless copies use NVLink, each byte crosses the link of a server GPU twice.", sentence)
+	e.add("%s; unless copies use NVLink, each byte crosses the link of a server GPU twice.", sentence)
 }
 
 func (e *explanation) rates() error {
 	all, err := e.plan.Estimate(e.h)
 	if errors.Is(err, ErrNoBandwidths) {
-		e.say("No estimate: the source does not state the bandwidth of every link.")
+		e.add("No estimate: the source does not state the bandwidth of every link.")
 		return nil
 	}
 	if err != nil {
@@ -148,14 +148,14 @@ func (e *explanation) rates() error {
 		if g.Limit != "" {
 			busy += ", because " + g.Limit + " is full"
 		}
-		e.say("%s; with NCCL's defaults it would be %s, with GPUDirect RDMA off everywhere %s.", busy, gbs(g.NCCL),
+		e.add("%s; with NCCL's defaults it would be %s, with GPUDirect RDMA off everywhere %s.", busy, gbs(g.NCCL),
 			gbs(g.HostMemory))
 		if all.PXN {
-			e.say("With PXN, where the GPUs share a container, NCCL would send %s and receive %s, all GPUs busy; as planned "+
+			e.add("With PXN, where the GPUs share a container, NCCL would send %s and receive %s, all GPUs busy; as planned "+
 				"it sends %s and receives %s.",
 				gbs(g.Send.PXN), gbs(g.Receive.PXN), gbs(g.Send.Relay), gbs(g.Receive.Relay))
 		}
-		e.say("Alone it carries %s; with NCCL's defaults %s, with GPUDirect RDMA off everywhere %s.", gbs(g.Alone.Relay),
+		e.add("Alone it carries %s; with NCCL's defaults %s, with GPUDirect RDMA off everywhere %s.", gbs(g.Alone.Relay),
 			gbs(g.Alone.NCCL), gbs(g.Alone.HostMemory))
 	}
 	return nil
@@ -177,13 +177,13 @@ func (e *explanation) others() {
 		}
 	}
 	if len(with) > maxListed {
-		e.say("It shares %d of its NICs with other GPUs.", len(with))
+		e.add("It shares %d of its NICs with other GPUs.", len(with))
 		clear(with)
 	}
 	for _, gpus := range slices.SortedFunc(maps.Keys(with), func(a, b string) int {
 		return slices.Index(e.lane.NICs, with[a][0]) - slices.Index(e.lane.NICs, with[b][0])
 	}) {
-		e.say("It shares %s with %s.", some(with[gpus]), gpus)
+		e.add("It shares %s with %s.", some(with[gpus]), gpus)
 	}
 	var served []string
 	for _, l := range e.plan.Lanes {
@@ -192,7 +192,7 @@ func (e *explanation) others() {
 		}
 	}
 	if len(served) > 0 {
-		e.say("It serves %s.", e.indices(served))
+		e.add("It serves %s.", e.indices(served))
 	}
 }
 

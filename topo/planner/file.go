@@ -40,14 +40,14 @@ func Parse(text []byte) (*Plan, error) {
 	err := json.Unmarshal(text, &p)
 	readable := func(version int) bool { return version >= oldestPlanVersion && version <= Version }
 	if err != nil || !readable(p.Version) {
-		var is struct {
+		var header struct {
 			Version int `json:"version"`
 		}
-		if err := json.Unmarshal(text, &is); err != nil {
+		if err := json.Unmarshal(text, &header); err != nil {
 			return nil, err
 		}
-		if !readable(is.Version) {
-			return nil, &versionError{is.Version}
+		if !readable(header.Version) {
+			return nil, &versionError{header.Version}
 		}
 		return nil, err
 	}

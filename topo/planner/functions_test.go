@@ -147,11 +147,11 @@ func TestExplanationNamesNoFoldedFunctions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	said, err := p.Explain(h, "0")
+	got, err := p.Explain(h, "0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text := strings.Join(said, "\n"); strings.Contains(text, "mlx5_100") || !strings.Contains(text, "mlx5_0") {
+	if text := strings.Join(got, "\n"); strings.Contains(text, "mlx5_100") || !strings.Contains(text, "mlx5_0") {
 		t.Errorf("%s", text)
 	}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // Well-known machines, with the lanes that an expert expects.
-func TestPlansOfWellKnownMachines(t *testing.T) {
+func TestPlansOfKnownMachinesHaveExpectedLanes(t *testing.T) {
 	each := func(first int, format string, count int) (lines []string) {
 		for i := range count {
 			lines = append(lines, fmt.Sprintf(format, first+i, first+i))

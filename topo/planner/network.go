@@ -46,7 +46,7 @@ type directions int
 const (
 	sending directions = 1 << iota
 	receiving
-	bothWays = sending | receiving
+	bothDirections = sending | receiving
 )
 
 // network holds the links of a host, with a pipe per direction, and the routes over the links.
@@ -141,12 +141,12 @@ func newNetwork(h *topo.Host) *network {
 		n.known = n.known && (nic.Link > 0 || nic.Refusal() != "")
 	}
 	n.owners = topo.Owners(h.NICs)
-	n.findWays()
+	n.findRoutes()
 	return n
 }
 
-// findWays finds the routes between devices, and between devices and CPUs.
-func (n *network) findWays() {
+// findRoutes finds the routes between devices, and between devices and CPUs.
+func (n *network) findRoutes() {
 	h := n.h
 	finder := graph.NewPathFinder(h, topo.RulesPlan)
 	n.toGPU, n.toNIC = graph.Matrix[graph.Route](len(h.GPUs), len(h.GPUs)),
@@ -156,9 +156,9 @@ func (n *network) findWays() {
 	var direct *graph.PathFinder
 	for j, peer := range gpus {
 		to := finder.To(peer)
-		found := finder.Ways()
+		found := finder.PathTree()
 		var toWithoutNVB func(graph.Endpoint) graph.Nearest
-		var withoutNVB *graph.Ways
+		var withoutNVB *graph.PathTree
 		for i, g := range gpus {
 			w, in := to(g), found
 			if w.Type == topo.NVB {
@@ -169,7 +169,7 @@ func (n *network) findWays() {
 				}
 				if withoutNVB == nil {
 					toWithoutNVB = direct.To(peer)
-					withoutNVB = direct.Ways()
+					withoutNVB = direct.PathTree()
 				}
 				w, in = toWithoutNVB(g), withoutNVB
 			}
@@ -182,7 +182,7 @@ func (n *network) findWays() {
 	}
 	for j, nic := range nics {
 		to := finder.To(nic)
-		found := finder.Ways()
+		found := finder.PathTree()
 		for i, g := range gpus {
 			n.toNIC[i][j] = to(g).Route(found)
 		}
@@ -190,7 +190,7 @@ func (n *network) findWays() {
 			device := h.NICs[j].OwnFunction()
 			if device.CardFunction() != h.NICs[j].CardFunction() { // another function reaches host memory
 				to = finder.To(graph.NICEndpoint(device, h.Source))
-				found = finder.Ways()
+				found = finder.PathTree()
 			}
 			n.nicCPU = append(n.nicCPU, to(n.cpu(device.Host, device.Place, device.NUMA)).Route(found))
 		}
@@ -277,7 +277,7 @@ func (n *network) separateRates(send, receive []carried) (sent, received []float
 func (n *network) loads(all []carried) []load {
 	loads := make([]load, len(all))
 	for i, c := range all {
-		loads[i] = n.load(c, bothWays)
+		loads[i] = n.load(c, bothDirections)
 	}
 	return loads
 }

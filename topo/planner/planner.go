@@ -446,7 +446,7 @@ func (p *planner) compare(lanes []Lane) {
 		if other == nil {
 			continue
 		}
-		own, changed := loads[g], p.network.load(carried{g, other}, bothWays)
+		own, changed := loads[g], p.network.load(carried{g, other}, bothDirections)
 		capacity := p.capacity() // after the load of changed, which can add pipes
 		busy, _ := share(loads, capacity)
 		loads[g] = changed
@@ -603,9 +603,9 @@ func (p *planner) mixture(g int, l Lane) string {
 		}
 		parts = append(parts, words)
 	}
-	const most = 8
-	if len(parts) > most {
-		parts = append(parts[:most], fmt.Sprintf("and %d more routes", len(parts)-most))
+	const maxServers = 8
+	if len(parts) > maxServers {
+		parts = append(parts[:maxServers], fmt.Sprintf("and %d more routes", len(parts)-maxServers))
 	}
 	why := "so that the slowest lane of the host is as fast as possible"
 	if p.isNear(g) && l.Kind != KindDirect {

@@ -122,16 +122,16 @@ func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, rest, found := strings.Cut(string(text), begin)
-	is, after, ended := strings.Cut(rest, end)
+	body, after, ended := strings.Cut(rest, end)
 	if !found || !ended {
 		t.Fatalf("%s has no part for this table", document)
 	}
 	want := "| machine | less | NCCL today | PXN sends | planned | optimum |\n|---|---|---|---|---|---|\n" + table.String()
-	if is == want {
+	if body == want {
 		return
 	}
 	if os.Getenv("PEERLANE_TEST_UPDATE") == "" {
-		t.Fatalf("the table of %s is\n%s\nand the results are\n%s\nPEERLANE_TEST_UPDATE=1 writes the table", document, is,
+		t.Fatalf("the table of %s is\n%s\nand the results are\n%s\nPEERLANE_TEST_UPDATE=1 writes the table", document, body,
 			want)
 	}
 	if err := os.WriteFile(document, []byte(before+begin+want+end+after), 0o644); err != nil {

@@ -180,7 +180,7 @@ func (t *tableau) maximize() {
 		if enter < 0 {
 			return
 		}
-		leave, least := -1, math.Inf(1)
+		leave, lowest := -1, math.Inf(1)
 		for i := range t.rows {
 			cell := t.cells[i*t.columns+enter]
 			if cell <= tinyCell || t.basis[i] < 0 {
@@ -188,17 +188,17 @@ func (t *tableau) maximize() {
 			}
 			ratio := t.right[i] / cell
 			switch {
-			case ratio < least-1e-12:
-				leave, least = i, ratio
-			case ratio <= least+1e-12 && leave >= 0 && t.basis[i] < t.basis[leave] &&
+			case ratio < lowest-1e-12:
+				leave, lowest = i, ratio
+			case ratio <= lowest+1e-12 && leave >= 0 && t.basis[i] < t.basis[leave] &&
 				(still > stalled || cell > t.cells[leave*t.columns+enter]/2):
-				leave, least = i, min(least, ratio)
+				leave, lowest = i, min(lowest, ratio)
 			}
 		}
 		if leave < 0 {
 			return // unbounded: no link bounds a flow
 		}
-		if least > 1e-12 {
+		if lowest > 1e-12 {
 			still = 0
 		} else {
 			still++

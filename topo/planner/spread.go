@@ -120,12 +120,12 @@ func (s *spreading) choose() []int {
 			bounds = append(bounds, (float64(k)+s.onNIC[n])/rate)
 		}
 	}
-	nic := least(bounds, func(b float64) bool { return fits(b, worst, room) })
+	nic := smallest(bounds, func(b float64) bool { return fits(b, worst, room) })
 	var types []float64
 	for t := topo.LOC; t <= topo.DIS; t++ {
 		types = append(types, float64(t))
 	}
-	worst = topo.PathType(least(types, func(t float64) bool { return fits(nic, topo.PathType(t), room) }))
+	worst = topo.PathType(smallest(types, func(t float64) bool { return fits(nic, topo.PathType(t), room) }))
 
 	bounds = nil
 	servers := s.groupServers(group, groups)
@@ -144,7 +144,7 @@ func (s *spreading) choose() []int {
 			}
 			return r
 		}
-		server := least(bounds, func(b float64) bool { return fits(nic, worst, rooms(b)) })
+		server := smallest(bounds, func(b float64) bool { return fits(nic, worst, rooms(b)) })
 		room = rooms(server)
 	}
 	f.bound(caps(nic), worst, room)
@@ -155,8 +155,8 @@ func (s *spreading) choose() []int {
 	return choice
 }
 
-// least returns the least value that suits. The greatest value must suit.
-func least(values []float64, suits func(float64) bool) float64 {
+// smallest returns the smallest value that suits. The greatest value must suit.
+func smallest(values []float64, suits func(float64) bool) float64 {
 	slices.Sort(values)
 	values = slices.Compact(values)
 	i, _ := slices.BinarySearchFunc(values, true, func(v float64, _ bool) int {
@@ -259,11 +259,11 @@ func (s *spreading) overlap(group []int, servers []map[int]float64) bool {
 
 // groupBusy returns the load of the busiest server GPU of a group that stages the number of lanes.
 func (s *spreading) groupBusy(servers map[int]float64, lanes int) float64 {
-	most := 0.0
+	busiest := 0.0
 	for server, own := range servers {
-		most = max(most, (own+relayedCrossings*float64(lanes)/float64(len(servers)))/s.link[server])
+		busiest = max(busiest, (own+relayedCrossings*float64(lanes)/float64(len(servers)))/s.link[server])
 	}
-	return most
+	return busiest
 }
 
 // direct returns the number of lanes with a direct option to a NIC of group g.

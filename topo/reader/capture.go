@@ -264,22 +264,22 @@ func (p *unpacking) header() (captureHeader, error) {
 
 // check returns an error for values that NVML cannot return.
 func (n *capturedNVML) check() error {
-	const most = 1 << 12 // GPUs, and links of a GPU
-	if len(n.Answer) > most {
-		return &countError{items: "GPUs in NVML's answer", count: len(n.Answer), max: most}
+	const limit = 1 << 12 // GPUs, and links of a GPU
+	if len(n.Answer) > limit {
+		return &countError{items: "GPUs in NVML's answer", count: len(n.Answer), max: limit}
 	}
 	for i, g := range n.Answer {
 		links := g.NVLinksCPU
-		if len(g.Failures) > most || g.NVLinksCPU < 0 || g.C2C < 0 || g.C2C > most || g.C2CBandwidth < 0 ||
+		if len(g.Failures) > limit || g.NVLinksCPU < 0 || g.C2C < 0 || g.C2C > limit || g.C2CBandwidth < 0 ||
 			g.C2CBandwidth > 1<<30 {
 			return &answerError{i, "failures or links to the CPU"}
 		}
 		for _, count := range g.NVLinks {
-			if links += count; count < 0 || links > most {
+			if links += count; count < 0 || links > limit {
 				return &answerError{i, "number of NVLinks"}
 			}
 		}
-		if g.Index < 0 || g.Index >= most || g.Minor < -1 || g.Minor >= 1<<20 || g.Capability < 0 || g.Capability > 10000 {
+		if g.Index < 0 || g.Index >= limit || g.Minor < -1 || g.Minor >= 1<<20 || g.Capability < 0 || g.Capability > 10000 {
 			return &answerError{i, fmt.Sprintf("index %d, minor %d or capability %d", g.Index, g.Minor, g.Capability)}
 		}
 	}
@@ -362,15 +362,15 @@ func escapes(dir, target string) bool {
 
 // hold adds an entry, and the directories above.
 func (p *unpacking) hold(at string, e heldFile) error {
-	if old, there := p.held[at]; there {
+	if old, ok := p.held[at]; ok {
 		if old.names != nil && e.names != nil {
 			return nil // the directory follows a file of the directory
 		}
 		return errTwice
 	}
 	if dir := path.Dir(at); dir != at {
-		above, there := p.held[dir]
-		if !there {
+		above, ok := p.held[dir]
+		if !ok {
 			if err := p.hold(dir, heldFile{names: map[string]bool{}}); err != nil {
 				return err
 			}

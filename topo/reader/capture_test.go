@@ -148,7 +148,7 @@ func TestCaptureHasEveryFileOfReaders(t *testing.T) {
 		t.Fatal(err)
 	}
 	for at := range read {
-		if _, there := all[strings.TrimPrefix(at, root+"/")]; !there {
+		if _, ok := all[strings.TrimPrefix(at, root+"/")]; !ok {
 			t.Errorf("the reader looks at %s, and a capture has no such file", at)
 		}
 	}
@@ -597,7 +597,7 @@ func TestHeldFilesBehaveAsFilesOnDisk(t *testing.T) {
 		paths = append(paths, "/sys/"+link)
 	}
 	// Paths in errors lose the root, and errors are compared by kind.
-	said := func(v any, err error) string {
+	errorText := func(v any, err error) string {
 		var pe *fs.PathError
 		if errors.As(err, &pe) {
 			err = pe.Err
@@ -609,7 +609,7 @@ func TestHeldFilesBehaveAsFilesOnDisk(t *testing.T) {
 		for _, e := range entries {
 			all = append(all, e.Name()+" "+e.Type().String())
 		}
-		return said(all, err)
+		return errorText(all, err)
 	}
 	asked := 0
 	for _, name := range paths {
@@ -620,13 +620,13 @@ func TestHeldFilesBehaveAsFilesOnDisk(t *testing.T) {
 		asked++
 		text, err := machine{}.ReadFile(root + name)
 		got, gotErr := p.held.ReadFile(name)
-		if want, got := said(string(text), err), said(string(got), gotErr); want != got {
+		if want, got := errorText(string(text), err), errorText(string(got), gotErr); want != got {
 			t.Errorf("reading %s: on disk %s, in memory %s", name, want, got)
 		}
-		if want, got := said(machine{}.ReadLink(root+name)), said(p.held.ReadLink(name)); want != got {
+		if want, got := errorText(machine{}.ReadLink(root+name)), errorText(p.held.ReadLink(name)); want != got {
 			t.Errorf("reading the link %s: on disk %s, in memory %s", name, want, got)
 		}
-		if want, got := said(machine{}.Resolve(root+name)), said(p.held.Resolve(name)); want != got {
+		if want, got := errorText(machine{}.Resolve(root+name)), errorText(p.held.Resolve(name)); want != got {
 			t.Errorf("resolving %s: on disk %s, in memory %s", name, want, got)
 		}
 		if want, got := names(machine{}.ReadDir(root+name)), names(p.held.ReadDir(name)); want != got {

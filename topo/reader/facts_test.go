@@ -3,12 +3,11 @@ package reader
 import (
 	"testing"
 
-	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
-
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
+	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 )
 
 // facts holds the values that topotest.Plain ignores.

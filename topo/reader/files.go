@@ -75,19 +75,19 @@ func resolved(path string) (at string, ok bool) {
 func (machine) ReadDir(path string) ([]fs.DirEntry, error) { return readDir(path, maxEntries) }
 
 // readDir lists a directory that has so many entries at most, in order.
-func readDir(path string, most int) ([]fs.DirEntry, error) {
+func readDir(path string, limit int) ([]fs.DirEntry, error) {
 	// os.ReadDir would wait for the writer of a pipe.
 	dir, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }() // opened for reading: closing loses nothing
-	entries, err := dir.ReadDir(most + 1)
+	entries, err := dir.ReadDir(limit + 1)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	if len(entries) > most {
-		return nil, &fs.PathError{Op: "readdirent", Path: path, Err: &countError{items: "entries", max: most,
+	if len(entries) > limit {
+		return nil, &fs.PathError{Op: "readdirent", Path: path, Err: &countError{items: "entries", max: limit,
 			countless: true}}
 	}
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
@@ -351,8 +351,8 @@ func (h held) find(op, name string, follow bool) (string, heldFile, error) {
 			return failed(syscall.ENOTDIR)
 		}
 		next := path.Join(at, element)
-		found, there := h[next]
-		if !there {
+		found, ok := h[next]
+		if !ok {
 			return failed(syscall.ENOENT)
 		}
 		if found.target != "" && (below != "" || follow) {

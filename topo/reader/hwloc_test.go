@@ -9,15 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/internal/testutil"
-	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
-
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/textfile"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
+	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 	"github.com/peerlane/peerlane/topo/ncclxml"
 	"github.com/peerlane/peerlane/topo/planner"
 )

@@ -211,7 +211,7 @@ func TestSysfsListsPCIePortsOfPath(t *testing.T) {
 		if diff := cmp.Diff(want, h.PCIePorts); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		if said := len(notesWith(h, "only root can read configuration space")); said != map[string]int{"cut": 1}[name] {
+		if count := len(notesWith(h, "only root can read configuration space")); count != map[string]int{"cut": 1}[name] {
 			t.Errorf("%s: %q", name, h.Notes)
 		}
 	}

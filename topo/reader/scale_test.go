@@ -297,16 +297,16 @@ func TestPathsOfLargeHostTakeLittleMemory(t *testing.T) {
 	}
 }
 
-func TestWayTableOfLargeHostIsSmall(t *testing.T) {
+func TestPathTableOfLargeHostIsSmall(t *testing.T) {
 	h, err := hostOfCapture(bytes.NewReader(grownCapture(t, 1792, 256)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var table *graph.WayTable
-	if used := topotest.Allocated(func() { table = graph.NewWayTable(h, topo.RulesNCCL) }); used > 16<<20 {
+	var table *graph.PathTable
+	if used := topotest.Allocated(func() { table = graph.NewPathTable(h, topo.RulesNCCL) }); used > 16<<20 {
 		t.Errorf("the table allocates %d KiB", used>>10)
 	}
-	if len(table.Ways) > 1500 || table.Devices() != 384 {
-		t.Errorf("%d ways between %d devices", len(table.Ways), table.Devices())
+	if len(table.Paths) > 1500 || table.Devices() != 384 {
+		t.Errorf("%d ways between %d devices", len(table.Paths), table.Devices())
 	}
 }

@@ -318,10 +318,10 @@ func (r *smiReader) row(l smiLine) error {
 func (r *smiReader) symmetric() error {
 	for i, l := range r.rows {
 		for j := range i {
-			here, there := l.words[1+j], r.rows[j].words[1+i]
-			if here.text != there.text {
+			here, mirror := l.words[1+j], r.rows[j].words[1+i]
+			if here.text != mirror.text {
 				return l.fail(here.column, "%s from %s to %s, but %s in the other direction (line %d, column %d)",
-					here.text, r.labels[i], r.labels[j], there.text, r.rows[j].number, there.column)
+					here.text, r.labels[i], r.labels[j], mirror.text, r.rows[j].number, mirror.column)
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
@@ -236,9 +237,9 @@ func TestSMIMatrixAboveLimitFails(t *testing.T) {
 	}
 }
 
-// TestMatricesOfRealMachines compares SMI with a simple parser on the matrix of the tree and on the
+// TestMatricesOfRealMachinesMatchSimpleParser compares SMI with a simple parser on the matrix of the tree and on the
 // matrices of the collection.
-func TestMatricesOfRealMachines(t *testing.T) {
+func TestMatricesOfRealMachinesMatchSimpleParser(t *testing.T) {
 	for _, file := range topotest.Files(t, "../internal/topotest/testdata/smi-*.txt", "smi-*.txt") {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -309,7 +310,7 @@ func checkRead(t *testing.T, h *topo.Host) {
 	topotest.CheckNumbers(t, h)
 	for _, g := range h.GPUs[:min(len(h.GPUs), 16)] {
 		for _, n := range h.NICs[:min(len(h.NICs), 16)] {
-			there, err := graph.Between(h, g.BusID, n.Name)
+			path, err := graph.Between(h, g.BusID, n.Name)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -317,8 +318,8 @@ func checkRead(t *testing.T, h *topo.Host) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if there != back || there.Bandwidth < 0 {
-				t.Errorf("%s to %s: %v, and back %v", g.BusID, n.Name, there, back)
+			if path != back || path.Bandwidth < 0 {
+				t.Errorf("%s to %s: %v, and back %v", g.BusID, n.Name, path, back)
 			}
 		}
 	}

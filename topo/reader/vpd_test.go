@@ -8,17 +8,16 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
-
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/pci"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
+	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 	"github.com/peerlane/peerlane/topo/ncclxml"
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-func TestVPDTellsCardAndManagement(t *testing.T) {
+func TestVPDNamesCardAndManagement(t *testing.T) {
 	const card = "5b8f2b1e-3d5e-11ef-8000-b83fd2d6d2a0"
 	whole := topotest.VPD("V3="+card, "VA=MLX:MODL=CX7:SMDL=SW_MNG")
 	read := func(data string) product {

@@ -98,7 +98,7 @@ func TestFilesKeepEveryByte(t *testing.T) {
 	}
 }
 
-func TestOrderOfAnArchive(t *testing.T) {
+func TestArchiveEntriesAreSorted(t *testing.T) {
 	a := archive{}
 	check := func(err error) {
 		t.Helper()

@@ -122,7 +122,7 @@ func TestEveryLinkOfTheRecordedHostLeadsSomewhere(t *testing.T) {
 	}
 }
 
-func TestUnpackSaysWhereItFailed(t *testing.T) {
+func TestUnpackErrorNamesPath(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)

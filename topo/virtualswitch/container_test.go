@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
-
 	"github.com/peerlane/peerlane/topo/planner"
 )
 

@@ -7,12 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
-
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
 	"github.com/peerlane/peerlane/topo/internal/topotest/kernelhost"
+	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 	"github.com/peerlane/peerlane/topo/ncclxml"
 	"github.com/peerlane/peerlane/topo/planner"
 )
@@ -175,19 +174,19 @@ func TestVirtualSwitchKeepsThePathsBetweenGPUs(t *testing.T) {
 	v, _ := virtual(t, h, planner.Config{})
 	for a, from := range h.GPUs {
 		for b, to := range h.GPUs {
-			was, err := graph.Between(h, from.BusID, to.BusID)
+			before, err := graph.Between(h, from.BusID, to.BusID)
 			if err != nil {
 				t.Fatal(err)
 			}
-			is, err := graph.Between(v, v.GPUs[a].BusID, v.GPUs[b].BusID)
+			after, err := graph.Between(v, v.GPUs[a].BusID, v.GPUs[b].BusID)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if was.Type == topo.PIX {
-				was.Type = topo.PXB
+			if before.Type == topo.PIX {
+				before.Type = topo.PXB
 			}
-			if a != b && is != was {
-				t.Errorf("GPU %d to %d: %v, and without virtual NICs %v", a, b, is, was)
+			if a != b && after != before {
+				t.Errorf("GPU %d to %d: %v, and without virtual NICs %v", a, b, after, before)
 			}
 		}
 	}
@@ -195,7 +194,7 @@ func TestVirtualSwitchKeepsThePathsBetweenGPUs(t *testing.T) {
 
 // NCCL asks the host for missing values of switches. The answers of ranks differ, and the
 // merged topology then has a switch twice.
-func TestVirtualSwitchLeavesNothingToAskOfSwitches(t *testing.T) {
+func TestVirtualSwitchStatesAllValuesOfSwitches(t *testing.T) {
 	_, text := virtual(t, fourGPUs(t), planner.Config{})
 	for line := range strings.Lines(text) {
 		if !strings.Contains(line, `class="0x060400"`) {
@@ -210,7 +209,7 @@ func TestVirtualSwitchLeavesNothingToAskOfSwitches(t *testing.T) {
 	}
 }
 
-func TestVirtualNICOfAnEmulatedOne(t *testing.T) {
+func TestVirtualNICOfUnknownNICHasLinkOfGPU(t *testing.T) {
 	v, text := virtual(t, fourGPUs(t), planner.Config{Lanes: []planner.Assignment{{GPU: "2", Servers: []string{"0"},
 		NICs: []string{"emulated0"}}}})
 	if n := v.NICs[2]; n.Name != "peerlane_2" || n.GUID != "" || n.RateGbps() != 0 || n.Link != 48 {
@@ -221,7 +220,7 @@ func TestVirtualNICOfAnEmulatedOne(t *testing.T) {
 	}
 }
 
-func TestVirtualSwitchOfManyGPUs(t *testing.T) {
+func TestVirtualSwitchOfManyGPUsHasDistinctAddresses(t *testing.T) {
 	h := fourGPUs(t)
 	for i := range 100 {
 		h.GPUs = append(h.GPUs, topo.GPU{BusID: fmt.Sprintf("0001:%02x:00.0", i), Index: 4 + i, Place: topo.Place{Link: 48}})
@@ -340,7 +339,7 @@ func TestNICOfRateOutsideLimitsIsUnknown(t *testing.T) {
 	}
 }
 
-func TestLinksToPeers(t *testing.T) {
+func TestPeerMbpsFollowsNVLinks(t *testing.T) {
 	for _, c := range []struct {
 		g    topo.GPU
 		want uint32

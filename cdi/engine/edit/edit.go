@@ -84,8 +84,8 @@ func Set(l Language, text []byte, keys ...Key) ([]byte, error) {
 // Get returns the value of a key, nil if the key is missing.
 func Get(tree map[string]any, path ...string) any {
 	for i, name := range path {
-		value, there := tree[name]
-		if !there {
+		value, found := tree[name]
+		if !found {
 			return nil
 		}
 		if i == len(path)-1 {
@@ -151,12 +151,12 @@ func Depth(tree map[string]any, path []string) int {
 func apply(tree map[string]any, k Key) error {
 	tables := []map[string]any{tree}
 	for i, name := range k.Path[:len(k.Path)-1] {
-		value, there := tree[name]
+		value, found := tree[name]
 		below, ok := value.(map[string]any)
-		if there && !ok {
+		if found && !ok {
 			return &Error{0, fmt.Sprintf("%s is not a table, so it cannot contain %s", strings.Join(k.Path[:i+1], "."), k)}
 		}
-		if !there {
+		if !found {
 			if k.Value == nil {
 				return nil
 			}
@@ -171,7 +171,7 @@ func apply(tree map[string]any, k Key) error {
 		tree[last] = plain(k.Value)
 		return nil
 	}
-	if _, there := tree[last]; !there {
+	if _, ok := tree[last]; !ok {
 		return nil
 	}
 	delete(tree, last)

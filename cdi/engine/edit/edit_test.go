@@ -111,7 +111,7 @@ func TestSetImpossibleChangeIsRefused(t *testing.T) {
 		language   Language
 		path       []string
 		line       int
-		says       string
+		want       string
 	}{
 		{"torn TOML", "[a]\nb = 1\n[c\n", TOML, []string{"a", "c"}, 3, ""},
 		{"a key twice", "[a]\nb = 1\nb = 2\n", TOML, []string{"a", "c"}, 3, "already"},
@@ -128,7 +128,7 @@ func TestSetImpossibleChangeIsRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			text, err := Set(c.language, []byte(c.text), Key{Path: c.path, Value: true})
 			var at *Error
-			if !errors.As(err, &at) || at.Line != c.line || !strings.Contains(at.Reason, c.says) {
+			if !errors.As(err, &at) || at.Line != c.line || !strings.Contains(at.Reason, c.want) {
 				t.Fatalf("%q, %v", text, err)
 			}
 		})
@@ -157,14 +157,14 @@ func checkSet(t *testing.T, l Language, text []byte, path []string, which uint8,
 	if got := Get(tree, path...); l == TOML && !Same(value, got) {
 		t.Fatalf("%q became %q with %v for %v", text, after, got, value)
 	}
-	had := Get(before, path...)
-	switch had.(type) {
+	oldValue := Get(before, path...)
+	switch oldValue.(type) {
 	case nil:
 	case bool, string, int64:
 	default:
 		return // Set does not remove an empty table
 	}
-	back, err := Set(l, after, Key{Path: path, Value: had, Keep: Depth(before, path)})
+	back, err := Set(l, after, Key{Path: path, Value: oldValue, Keep: Depth(before, path)})
 	if err != nil {
 		t.Fatalf("%q became %q, which does not become the old one: %v", text, after, err)
 	}
@@ -174,7 +174,7 @@ func checkSet(t *testing.T, l Language, text []byte, path []string, which uint8,
 	}
 	// An existing empty table keeps its header, which has no effect.
 	header := "[" + tomlKey(path[:len(path)-1]) + "]"
-	if had == nil && normal(text) != normal(back) &&
+	if oldValue == nil && normal(text) != normal(back) &&
 		normal(text) != normal(bytes.TrimSuffix(bytes.TrimRight(back, "\r\n"), []byte(header))) {
 		t.Fatalf("%q became %q and then %q", text, after, back)
 	}

@@ -433,9 +433,9 @@ type stage struct {
 	// staging is the staging memory of clients that copy themselves, in bytes per direction.
 	staging uint64
 	workers []*worker
-	// way describes the first connection of a pair over software devices.
-	way  string
-	stop func() error
+	// connection describes the first connection of a pair over software devices.
+	connection string
+	stop       func() error
 }
 
 // stage configures the host for a route, and starts software devices if the route requires NICs.
@@ -626,7 +626,7 @@ func (s *stage) pair(bytes uint64) (a, b *worker, err error) {
 	if err := errors.Join(s.connect(a, b), s.connect(b, a)); err != nil || !s.run.host.Software() {
 		return a, b, err
 	}
-	s.way, err = s.run.softwareWay(a)
+	s.connection, err = s.run.softwareConnection(a)
 	return a, b, err
 }
 

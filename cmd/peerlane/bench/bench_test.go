@@ -27,13 +27,13 @@ func result() *Report {
 		GPUs: []string{"GPU <1>", "GPU <1>"},
 		Rows: []Row{
 			{Table: "copy", What: "client to slot", Size: 64 << 10, Depth: 16, Value: 20, Unit: GBs, Baseline: "raw 64 KiB",
-				Asked: least(0.9)},
+				Asked: atLeast(0.9)},
 			{Table: "copy", What: "client to slot", Size: 1 << 20, Depth: 16, Value: 190, Unit: GBs, Baseline: "raw 1.0 MiB",
-				Asked: least(0.95)},
+				Asked: atLeast(0.95)},
 			{Table: "latency", What: "a relay's copy", Size: 8, Value: 8, Unit: microseconds,
 				Times: &measure.Times{Count: 9, P50: 8, P90: 9, P99: 10, P999: 11, Max: 12}, Baseline: "local 8 B",
-				Asked: most(1.15)},
-			{Table: "uniformity", What: "slowest over fastest", Value: 0.97, Unit: index, Asked: least(0.95)},
+				Asked: atMost(1.15)},
+			{Table: "uniformity", What: "slowest over fastest", Value: 0.97, Unit: index, Asked: atLeast(0.95)},
 		},
 		Baselines: []Baseline{
 			{Name: "raw 64 KiB", Value: 25, Unit: GBs}, {Name: "raw 1.0 MiB", Value: 200, Unit: GBs},
@@ -83,13 +83,13 @@ func TestResultWithoutBaselineIsRefused(t *testing.T) {
 func TestRatioOfRowReachesBound(t *testing.T) {
 	r := result()
 	for i, want := range []struct {
-		ratio    float64
-		has, met bool
+		ratio   float64
+		ok, met bool
 	}{{0.8, true, false}, {0.95, true, true}, {8.0 / 7, true, true}, {0, false, true}} {
-		ratio, has := r.Ratio(r.Rows[i])
+		ratio, ok := r.Ratio(r.Rows[i])
 		met, known := r.met(r.Rows[i])
-		if math.Abs(ratio-want.ratio) > 1e-9 || has != want.has || met != want.met || !known {
-			t.Errorf("row %d: ratio %v (%v), reached %v (%v), want %+v", i, ratio, has, met, known, want)
+		if math.Abs(ratio-want.ratio) > 1e-9 || ok != want.ok || met != want.met || !known {
+			t.Errorf("row %d: ratio %v (%v), reached %v (%v), want %+v", i, ratio, ok, met, known, want)
 		}
 	}
 	if got, want := r.Summary(), "4 rows; 3 of 4 bounds met; farthest from its bound is copy, client "+
@@ -105,7 +105,7 @@ func TestRatioOfRowReachesBound(t *testing.T) {
 	}
 	// A row without its baseline has no ratio, and the output shows none.
 	r.Rows[0].Baseline = ""
-	if _, has := r.Ratio(r.Rows[0]); has {
+	if _, ok := r.Ratio(r.Rows[0]); ok {
 		t.Error("a row without a baseline has a ratio")
 	}
 }
@@ -123,9 +123,9 @@ func TestVerdictsNameWorstRow(t *testing.T) {
 	const copies, local, even, cpu, memory = "relay's copy", "8 bytes", "uniformity", "processor time", "GPU memory"
 	r := result()
 	r.Rows = append(r.Rows,
-		Row{Table: "memory", What: "of a server GPU", State: "GPU 1", Value: 0, Unit: miB, Asked: most(0)},
+		Row{Table: "memory", What: "of a server GPU", State: "GPU 1", Value: 0, Unit: miB, Asked: atMost(0)},
 		Row{Table: "memory", What: "of a GPU that is not the container's", State: "GPU 2", Value: 2, Unit: miB,
-			Asked: most(0)},
+			Asked: atMost(0)},
 		Row{Table: "routes", What: "container A to container B", Route: staged, Size: 16 << 20, Value: 160, Unit: GBs})
 	r.Missing = []Missing{{"cpu", "at full rate", "no relay"}}
 	for what, want := range map[string]Verdict{
@@ -159,7 +159,7 @@ func TestVerdictsNameWorstRow(t *testing.T) {
 // Read returns a saved result unchanged, including bounds of 0.
 func TestResultSavedIsReadBack(t *testing.T) {
 	r := result()
-	r.Rows[3].Asked = most(0)
+	r.Rows[3].Asked = atMost(0)
 	r.Missing = []Missing{{"memory", "all of it", "why"}}
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -291,7 +291,7 @@ func TestJainOfRatesIsExact(t *testing.T) {
 	}
 }
 
-func TestOptionsThatMakeNoSense(t *testing.T) {
+func TestBenchInvalidOptionIsRefused(t *testing.T) {
 	good := Options{Tables: []string{"copy"}, Routes: []string{direct}, GPUs: "auto"}
 	if err := good.Check(); err != nil {
 		t.Error(err)

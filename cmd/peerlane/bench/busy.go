@@ -26,8 +26,8 @@ var loads = []struct {
 	{measure.LoadMemory, "memory-bound", 3},
 }
 
-// way is a copy of a relay, which the client's GPU issues.
-type way struct{ what, from, to string }
+// leg is a copy of a relay, which the client's GPU issues.
+type leg struct{ what, from, to string }
 
 // busy measures a relay's copies while the kernels of another process keep GPUs busy, and compares
 // the results with the same copies on idle GPUs and with raw copies in the same state. The
@@ -51,9 +51,9 @@ func (r *run) busy() (err error) {
 			return err
 		}
 	}
-	ways := []way{{"client to slot", client, server}, {"slot to client", server, client}}
+	legs := []leg{{"client to slot", client, server}, {"slot to client", server, client}}
 	idle := r.busyState("idle")
-	for _, w := range ways {
+	for _, w := range legs {
 		if err := idle.measure(w, nil, 0); err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func (r *run) busy() (err error) {
 					return err // closing the occupants ends the kernels
 				}
 			}
-			for _, w := range ways {
+			for _, w := range legs {
 				err = errors.Join(err, state.measure(w, idle, load.slower))
 			}
 			for _, busID := range started {
@@ -114,9 +114,9 @@ func (r *run) busyState(name string) *busyState {
 	return &busyState{r, name, map[string]*measure.Times{}, map[string]float64{}}
 }
 
-// measure measures a way in this state and, unless idle is nil, adds the rows that compare the
+// measure measures a leg in this state and, unless idle is nil, adds the rows that compare the
 // state with the idle state.
-func (s *busyState) measure(w way, idle *busyState, slower float64) error {
+func (s *busyState) measure(w leg, idle *busyState, slower float64) error {
 	const small = 8
 	r := s.run
 	large := r.largeCopy()
@@ -164,7 +164,7 @@ func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 		asked            *Bound
 	}{
 		{"p50", times.P50, before.P50, local.Times.P50, nil},
-		{"p99", times.P99, before.P99, local.Times.P99, most(slower)},
+		{"p99", times.P99, before.P99, local.Times.P99, atMost(slower)},
 	} {
 		row.Value, row.What = p.now, w.what+", "+p.name+" of idle"
 		row.Asked = p.asked
@@ -173,7 +173,7 @@ func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 		compared(row, BaselineLocal, "copy and synchronise, "+p.name, s.name, p.local)
 	}
 	row = Row{Size: large, Depth: 16, Unit: GBs, Value: s.large[w.what]}
-	row.What, row.Asked = w.what+", rate of raw by the client's GPU", least(0.9)
+	row.What, row.Asked = w.what+", rate of raw by the client's GPU", atLeast(0.9)
 	compared(row, BaselineRaw, "raw, executed by the client's GPU", s.name, raw.GBs)
 	if w.from != client {
 		peer, err := r.do(measure.Job{Kind: BaselineRaw, From: w.from, To: w.to, Issuer: client, Size: large})
@@ -214,7 +214,7 @@ func (r *run) bystander() (err error) {
 		if err != nil {
 			return err
 		}
-		for _, w := range []way{{"client to slot", client, server}, {"slot to client", server, client}} {
+		for _, w := range []leg{{"client to slot", client, server}, {"slot to client", server, client}} {
 			r.progress("bystander, %s, %s", load.words, w.what)
 			leg := r.legJob(w.from, w.to, client, size, 16)
 			leg.Duration = 5 * r.Duration
@@ -245,7 +245,7 @@ func (r *run) bystander() (err error) {
 				row.What = "the same, of those less the relay's share of memory bandwidth"
 				row.Baseline = r.compareWith("rounds without a relay less its share, "+state, alone.PerSecond*(1-share), perSecond)
 			}
-			row.Asked = least(0.97)
+			row.Asked = atLeast(0.97)
 			r.row(row)
 		}
 	}

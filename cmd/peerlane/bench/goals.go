@@ -15,7 +15,7 @@ type goal struct {
 
 // goals returns the goals for Peerlane's speed, in the order of the tables.
 func goals() []goal {
-	has := func(text string) func(Row) bool {
+	containing := func(text string) func(Row) bool {
 		return func(row Row) bool { return strings.Contains(row.What, text) }
 	}
 	by := func(route string) func(Row) bool {
@@ -26,22 +26,22 @@ func goals() []goal {
 			"≥ 0.98 from 4 MiB, 0.95 at 1 MiB, 0.90 at 64 KiB", "copy", nil},
 		{"client copy with gpu=, event handed over, of a raw copy", "≥ 0.95 from 4 MiB", "client-copy", nil},
 		{"8 bytes asked for and completed, of copy and synchronise in one process", "≤ 1.15", "latency",
-			has("a relay's copy")},
-		{"added by ring, wake-up and completion, while busy", "p50 ≤ 1 µs, p99 ≤ 5 µs", "latency", has("rings")},
+			containing("a relay's copy")},
+		{"added by ring, wake-up and completion, while busy", "p50 ≤ 1 µs, p99 ≤ 5 µs", "latency", containing("rings")},
 		{"route direct, of a raw copy", "≥ 0.95 from 16 MiB", "routes", by(direct)},
 		{"route staged over verbs, of the slowest raw leg", "≥ 0.95 from 16 MiB, four GPUs", "routes", by(staged)},
 		{"whole routes, of the best bounce", "≥ 6 from 16 MiB", "bounce", nil},
 		{"uniformity: one stream per GPU, paced NICs", "slowest over fastest ≥ 0.95, total ≥ 0.95", "uniformity", nil},
 		{"many clients, of one raw copy", "≥ 0.95, Jain's index ≥ 0.99", "many-clients", nil},
 		{"GPUs kept busy by another process: small copies, p99 of idle", "SMs held ≤ 2, memory-bound ≤ 3", "busy",
-			has("p99")},
-		{"the same: large copies, of raw in the same state", "≥ 0.9", "busy", has("rate")},
+			containing("p99")},
+		{"the same: large copies, of raw in the same state", "≥ 0.9", "busy", containing("rate")},
 		{"bystander: the server GPU's owner computes, less the relay's share of memory", "≥ 0.97", "bystander", nil},
 		{"GPU memory: of others besides staging; of the client's own GPU", "0; ≤ 270 MiB", "memory", nil},
 		{"processor time: idle in 60 s; at ≥ 0.9 of the bandwidth", "≤ 10 ms; ≤ 1 core", "cpu", nil},
 		{"lists of 40,064 × 8 KiB and 112,000 × 44 KiB; post; a relay's processor time for an entry",
 			"≤ 30 and 80 ms; ≤ 2 ms; ≤ 0.7 µs", "kv", nil},
-		{"first copy after start, above CUDA's own start", "≤ 60 ms", "first-copy", has("above")},
+		{"first copy after start, above CUDA's own start", "≤ 60 ms", "first-copy", containing("above")},
 		{"two relays of one host over TCP, of the best plain sockets", "reported", tableNetwork, nil},
 		{"lanes between two hosts, of the best plain sockets between them", "reported", tableHosts, nil},
 	}

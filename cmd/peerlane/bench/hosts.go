@@ -200,14 +200,14 @@ func (s *stage) transport() string { return s.run.host.Config.Relay.Transport }
 // acrossHosts starts a client on the other host, and connects it with the client of this host in
 // both directions.
 func (r *run) acrossHosts(s *stage, f *far, here *worker, bytes uint64) (b between, err error) {
-	there := &worker{name: "of " + f.name, far: f}
+	remote := &worker{name: "of " + f.name, far: f}
 	if _, err := f.ask(benchTask{Task: taskAttach, Transport: s.transport(), order: order{Bytes: bytes}}); err != nil {
 		return b, err
 	}
-	if err := errors.Join(s.connect(here, there), s.connect(there, here)); err != nil {
+	if err := errors.Join(s.connect(here, remote), s.connect(remote, here)); err != nil {
 		return b, fmt.Errorf("lanes between the hosts: %w", err)
 	}
-	return between{table: tableHosts, ends: [2]*worker{here, there}, names: [2]string{"A", "B"},
+	return between{table: tableHosts, ends: [2]*worker{here, remote}, names: [2]string{"A", "B"},
 		plain: func(_ int, p plain) (measure.Result, error) { return r.plainWith(f, p) },
 		look:  func() ([2]launch.ConnectionFigures, error) { return r.lookWith(f, here) }}, nil
 }
@@ -229,21 +229,21 @@ func (r *run) lookWith(f *far, here *worker) (sees [2]launch.ConnectionFigures, 
 
 // plainWith measures plain sockets to the address of the relay on the other host.
 func (r *run) plainWith(f *far, p plain) (measure.Result, error) {
-	there, err := f.ask(benchTask{Task: taskPlain, Plain: &p})
+	remote, err := f.ask(benchTask{Task: taskPlain, Plain: &p})
 	if err != nil {
 		return measure.Result{}, err
 	}
-	at, err := netip.ParseAddrPort(there.Address)
-	if err != nil || len(there.Token) != tokenBytes {
+	at, err := netip.ParseAddrPort(remote.Address)
+	if err != nil || len(remote.Token) != tokenBytes {
 		return measure.Result{}, fmt.Errorf("the bench on %s has plain sockets at %q, with a token of %d bytes", f.name,
-			there.Address, len(there.Token))
+			remote.Address, len(remote.Token))
 	}
 	if zone, err := netip.ParseAddrPort(f.conn.RemoteAddr().String()); err == nil && at.Addr().Is6() &&
 		at.Addr().IsLinkLocalUnicast() {
 		// The zone of the other host has no meaning on this host.
 		at = netip.AddrPortFrom(at.Addr().WithZone(zone.Addr().Zone()), at.Port())
 	}
-	ours, err := dialPlain(r.ctx, at, there.Token, p)
+	ours, err := dialPlain(r.ctx, at, remote.Token, p)
 	if err != nil {
 		err = fmt.Errorf("to %v: %w", at, err)
 	}

@@ -86,7 +86,7 @@ func mustLocal(t *testing.T, o Options) *network.Local {
 	return own
 }
 
-func TestBenchesThatDoNotMeet(t *testing.T) {
+func TestBenchWithoutPartnerFails(t *testing.T) {
 	keys := newKeys()
 	o := withKey(t, keys)
 	hangsUp := func(*lines) {}
@@ -125,17 +125,17 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	is := func(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
+	errorIs := func(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
 	for name, c := range map[string]struct {
-		to string
-		is func(error) bool
+		to      string
+		errorIs func(error) bool
 	}{
 		"nobody is there": {gone.Addr().String(), func(err error) bool {
 			f, ok := errors.AsType[*fault.Error](err)
 			return ok && f.Object == gone.Addr().String() && errors.Is(err, syscall.ECONNREFUSED)
 		}},
-		"one that says nothing": {silent.Addr().String(), is(os.ErrDeadlineExceeded)},
-		"another key":           {answering(t, mustLocal(t, withKey(t, newKeys())), hangsUp), is(fault.KeyNotProven)},
+		"one that says nothing": {silent.Addr().String(), errorIs(os.ErrDeadlineExceeded)},
+		"another key":           {answering(t, mustLocal(t, withKey(t, newKeys())), hangsUp), errorIs(fault.KeyNotProven)},
 		"another version": {answering(t, later, hangsUp), func(err error) bool {
 			return wire.StatusOf(err) == wire.StatusVersion
 		}},
@@ -143,7 +143,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 			e, ok := errors.AsType[*lostError](err)
 			return ok && e.when == "before its answer (meet)"
 		}},
-		"one that does not say who": {answering(t, mustLocal(t, o), answers("{}")), is(errNoName)},
+		"one that does not say who": {answering(t, mustLocal(t, o), answers("{}")), errorIs(errNoName)},
 		"one of another language": {answering(t, mustLocal(t, o), answers("hello")), func(err error) bool {
 			return testutil.HasError(err, &json.SyntaxError{Offset: 1})
 		}},
@@ -157,7 +157,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 				return ok && e.simulated && e.other == "b" && !e.simulatedOthers
 			}},
 		"a bench of the same host": {answering(t, mustLocal(t, o), answers(jsonOf(t, taskResult{Side: &same}))),
-			is(errOneHost)},
+			errorIs(errOneHost)},
 	} {
 		own := mustLocal(t, o)
 		if name == "one that says nothing" {
@@ -168,7 +168,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 			err = f.giveUp(r.withHost(f))
 			f.conn.Close()
 		}
-		if !c.is(err) {
+		if !c.errorIs(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -183,7 +183,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 }
 
 // If plain sockets fail because the other bench has ended, the error says so.
-func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
+func TestPlainSocketsOfEndedBenchReportItsEnd(t *testing.T) {
 	o := withKey(t, newKeys())
 	gone := locally(t)
 	gone.Close()
@@ -225,10 +225,10 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 		return ok && e.when == "before the end"
 	}
 	for name, c := range map[string]struct {
-		says []string
+		want []string
 		// answer is the answer to the last line.
-		answer string
-		is     func(error) bool
+		answer  string
+		errorIs func(error) bool
 	}{
 		"one that goes away": {[]string{side}, `"gpus":`, lost},
 		"one that gives up": {[]string{side, `{"task": "end", "why": "no lane here"}`}, "", func(err error) bool {
@@ -259,12 +259,12 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 				t.Fatal(err)
 			}
 			conversation := newLines(s.Conn)
-			for i, text := range c.says {
+			for i, text := range c.want {
 				if _, err := s.Conn.Write([]byte(text + "\n")); err != nil {
 					t.Fatal(err)
 				}
 				line, err := conversation.next()
-				if last := i == len(c.says)-1; last && c.answer != "" && (err != nil || !strings.Contains(string(line), c.answer)) {
+				if last := i == len(c.want)-1; last && c.answer != "" && (err != nil || !strings.Contains(string(line), c.answer)) {
 					t.Errorf("%s is answered %q, %v; want %q", text, line, err, c.answer)
 				} else if last && c.answer != "" {
 					// A second bench gets the error that another bench is connected.
@@ -275,7 +275,7 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 				}
 			}
 			s.Conn.Close()
-			if got := <-ended; !c.is(got.err) {
+			if got := <-ended; !c.errorIs(got.err) {
 				t.Errorf("error %v, %v", got.Report, got.err)
 			}
 		})
@@ -292,7 +292,7 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 // The bench detects the end of the other bench while its client executes a task, and ends every
 // wait.
 func TestListenNoticesLostBench(t *testing.T) {
-	for name, says := range map[string]string{
+	for name, want := range map[string]string{
 		"it waits for a connection": `{"do": "accept"}`,
 		"it waits for messages":     `{"do": "receive", "size": 8, "depth": 1, "duration": 1000}`,
 	} {
@@ -311,13 +311,13 @@ func TestListenNoticesLostBench(t *testing.T) {
 				died <- client.Wait()
 				silence.Close()
 			}()
-			g.has(&worker{name: "of this host", command: client, in: in, out: json.NewDecoder(answers)})
+			g.register(&worker{name: "of this host", command: client, in: in, out: json.NewDecoder(answers)})
 			ended := make(chan error, 1)
 			go func() {
 				_, err := g.serve()
 				ended <- err
 			}()
-			if _, err := conn.Write([]byte(says + "\n")); err != nil {
+			if _, err := conn.Write([]byte(want + "\n")); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := bufio.NewReader(orders).ReadString('\n'); err != nil { // the task has started
@@ -366,7 +366,7 @@ func jsonOf(t *testing.T, v any) string {
 }
 
 // The receiver of plain sockets, or the side that asks, has the result.
-func TestPlainSocketsBothWays(t *testing.T) {
+func TestPlainSocketsInBothDirectionsReturnResult(t *testing.T) {
 	r := &run{ctx: context.Background()}
 	for _, back := range []bool{false, true} {
 		found, err := r.onLoopback(0, plain{Sockets: measure.Sockets{Threads: 2, Each: 2}, Duration: 5 * time.Millisecond,
@@ -404,8 +404,8 @@ func TestPlainSocketsBothWays(t *testing.T) {
 
 // A row names one transport per direction; a change of the transport is an error.
 func TestRowsOfChangingTransportAreRefused(t *testing.T) {
-	by := func(there, back string) (sees [2]launch.ConnectionFigures) {
-		sees[0].Transport, sees[1].Transport = there, back
+	by := func(outbound, back string) (sees [2]launch.ConnectionFigures) {
+		sees[0].Transport, sees[1].Transport = outbound, back
 		return sees
 	}
 	for _, c := range []struct {
@@ -417,15 +417,16 @@ func TestRowsOfChangingTransportAreRefused(t *testing.T) {
 		{"verbs verbs", "verbs tcp", &transportError{"B", "A", "verbs", "tcp"}},
 		{"verbs verbs", "verbs ", &transportError{"B", "A", "verbs", ""}},
 	} {
-		there, back, _ := strings.Cut(c.before, " ")
+		outbound, back, _ := strings.Cut(c.before, " ")
 		after, afterBack, _ := strings.Cut(c.after, " ")
-		err := unchanged([2]string{"A", "B"}, by(there, back), by(after, afterBack))
+		err := unchanged([2]string{"A", "B"}, by(outbound, back), by(after, afterBack))
 		if !testutil.HasError(err, c.want) {
 			t.Errorf("%s, then %s: %v", c.before, c.after, err)
 		}
-		is := bothWays(by(there, back))
-		if mixes := there != back; mixes != (is != there) || !strings.Contains(is, there) || !strings.Contains(is, back) {
-			t.Errorf("to and fro over %s is %q", c.before, is)
+		got := transports(by(outbound, back))
+		if mixes := outbound != back; mixes != (got != outbound) || !strings.Contains(got, outbound) ||
+			!strings.Contains(got, back) {
+			t.Errorf("to and fro over %s is %q", c.before, got)
 		}
 	}
 }

@@ -17,14 +17,14 @@ type shape struct {
 	layers, blocks uint64
 	// size is the size of a block of one layer in bytes.
 	size uint64
-	// most is the goal in ms.
-	most float64
+	// max is the goal in ms.
+	max float64
 }
 
 // shapes are two transfers of inference engines.
 var shapes = []shape{
-	{name: "A", layers: 64, blocks: 626, size: 8 << 10, most: 30},
-	{name: "B", layers: 64, blocks: 1750, size: 44 << 10, most: 80},
+	{name: "A", layers: 64, blocks: 626, size: 8 << 10, max: 30},
+	{name: "B", layers: 64, blocks: 1750, size: 44 << 10, max: 80},
 }
 
 // kv measures reads and writes of the shapes.
@@ -104,12 +104,12 @@ func (r *run) lists(st *stage, a, b *worker, s shape) error {
 			r.row(row)
 		}
 		n, list := float64(s.entries()), found.List.Seconds()
-		add("a list", list*1e3, milliseconds, most(s.most))
-		add("post", found.Post.Seconds()*1e3, milliseconds, most(2))
+		add("a list", list*1e3, milliseconds, atMost(s.max))
+		add("post", found.Post.Seconds()*1e3, milliseconds, atMost(2))
 		add("entries", n/list, entriesPerSecond, nil)
 		add("rate", n*float64(s.size)/list/1e9, GBs, nil)
 		each := (after - before).Seconds() * 1e6 / float64(2*(rounds+1)) / n
-		add("processor time of each relay for an entry", each, microseconds, most(0.7))
+		add("processor time of each relay for an entry", each, microseconds, atMost(0.7))
 	}
 	return nil
 }
@@ -144,13 +144,13 @@ func (s *serving) list(ctx context.Context, o order) (r reply, err error) {
 	if o.Reads {
 		post, memory, key = c.Sending.ReadList, c.Incoming.Memory, o.Keys[0]
 	}
-	there := rand.New(rand.NewPCG(1, 2)).Perm(int(o.Blocks))
+	remote := rand.New(rand.NewPCG(1, 2)).Perm(int(o.Blocks))
 	entries := make([]client.ListEntry, 0, o.Layers*o.Blocks)
 	for layer := range o.Layers {
 		for i := range o.Blocks {
 			entries = append(entries, client.ListEntry{
 				Memory: memory, Offset: (layer*o.Blocks + i) * o.Size, Length: o.Size,
-				Key: key, At: (layer*o.Blocks + uint64(there[i])) * o.Size,
+				Key: key, At: (layer*o.Blocks + uint64(remote[i])) * o.Size,
 			})
 		}
 	}

@@ -247,13 +247,13 @@ func (g *guest) attach(e benchTask) error {
 	s, w, err := g.startRemote(e.Transport, e.Bytes)
 	g.stage = s
 	if err == nil {
-		g.has(w)
+		g.register(w)
 	}
 	return err
 }
 
-// has registers the client. If the other bench disconnects, the client ends its work.
-func (g *guest) has(w *worker) {
+// register registers the client. If the other bench disconnects, the client ends its work.
+func (g *guest) register(w *worker) {
 	g.client, g.spare = w, context.AfterFunc(g.here, w.abandon)
 }
 

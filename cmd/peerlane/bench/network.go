@@ -86,20 +86,20 @@ func (r *run) socketSets() (list []measure.Sockets) {
 }
 
 // bestSockets adds the best rate of plain sockets between the ends as a baseline.
-func (r *run) bestSockets(b between, from int, way string) (string, error) {
+func (r *run) bestSockets(b between, from int, direction string) (string, error) {
 	var best measure.Result
 	var how measure.Sockets
 	for _, set := range r.socketSets() {
-		r.progress("plain TCP %s, threads × sockets: %v", way, set)
+		r.progress("plain TCP %s, threads × sockets: %v", direction, set)
 		found, err := b.plain(from, plain{Sockets: set, Duration: r.Duration, Back: from == 1})
 		if err != nil {
-			return "", fmt.Errorf("plain TCP %s: %w", way, err)
+			return "", fmt.Errorf("plain TCP %s: %w", direction, err)
 		}
 		if found.GBs > best.GBs {
 			best, how = found, set
 		}
 	}
-	name := fmt.Sprintf("plain TCP %s, the best of threads × sockets: %v", way, how)
+	name := fmt.Sprintf("plain TCP %s, the best of threads × sockets: %v", direction, how)
 	r.keep(name, best)
 	return name, nil
 }
@@ -114,16 +114,16 @@ func (r *run) between(b between) error {
 		return err
 	}
 	for from, name := range b.names {
-		way := name + " to " + b.names[1-from]
+		title := name + " to " + b.names[1-from]
 		a, other, seen := b.ends[from], b.ends[1-from], sees[from]
-		row := Row{Table: b.table, What: way, Route: seen.Route, Transport: seen.Transport, Note: seen.Path}
-		stream, err := r.bestSockets(b, from, way)
+		row := Row{Table: b.table, What: title, Route: seen.Route, Transport: seen.Transport, Note: seen.Path}
+		stream, err := r.bestSockets(b, from, title)
 		if err != nil {
 			return err
 		}
 		for _, size := range r.sizesOfNetwork() {
 			for _, depth := range r.depths(1, 16) {
-				r.progress("%s over %s, %s, %d in flight", way, seen.Transport, sizeText(size), depth)
+				r.progress("%s over %s, %s, %d in flight", title, seen.Transport, sizeText(size), depth)
 				found, err := r.stream(a, other, size, depth)
 				if err != nil {
 					return err
@@ -137,13 +137,13 @@ func (r *run) between(b between) error {
 			return err
 		}
 	}
-	way := bothWays(sees)
-	r.progress("hand-off over %s", way)
+	title := transports(sees)
+	r.progress("hand-off over %s", title)
 	times, err := r.handOff(b.ends[0], b.ends[1])
 	if err != nil {
 		return err
 	}
-	r.row(Row{Table: b.table, What: "hand-off by timelines, half of to and fro", Route: sees[0].Route, Transport: way,
+	r.row(Row{Table: b.table, What: "hand-off by timelines, half of to and fro", Route: sees[0].Route, Transport: title,
 		Size: 8, Depth: 1, Value: times.P50, Unit: microseconds, Times: times, Note: "stream to stream"})
 	after, err := b.look()
 	if err != nil {
@@ -152,8 +152,8 @@ func (r *run) between(b between) error {
 	return unchanged(b.names, sees, after)
 }
 
-// bothWays returns the transports of both directions in words.
-func bothWays(sees [2]launch.ConnectionFigures) string {
+// transports returns the transports of both directions in words.
+func transports(sees [2]launch.ConnectionFigures) string {
 	if sees[0].Transport == sees[1].Transport {
 		return sees[0].Transport
 	}
@@ -164,8 +164,8 @@ func bothWays(sees [2]launch.ConnectionFigures) string {
 // names one transport.
 func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error {
 	for from, name := range names {
-		if was, is := before[from].Transport, after[from].Transport; was != is {
-			return &transportError{name, names[1-from], was, is}
+		if old, current := before[from].Transport, after[from].Transport; old != current {
+			return &transportError{name, names[1-from], old, current}
 		}
 	}
 	return nil

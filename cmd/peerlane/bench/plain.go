@@ -70,9 +70,9 @@ func (l *plainListener) accept() {
 		strangers <- struct{}{}
 		go func() {
 			defer func() { <-strangers }()
-			said := make([]byte, tokenBytes)
+			received := make([]byte, tokenBytes)
 			_ = c.SetReadDeadline(time.Now().Add(plainTimeout)) // fails only if the socket is closed, and so does the read
-			if _, err := io.ReadFull(c, said); err != nil || !hmac.Equal(said, l.token) {
+			if _, err := io.ReadFull(c, received); err != nil || !hmac.Equal(received, l.token) {
 				c.Close()
 				return
 			}

@@ -137,8 +137,8 @@ func (r *Report) figures() []figure {
 			}
 			bandwidth.add(title, kind, true, point{at, b.Value})
 			p := ratios.add(title, name, false, point{at, row.Value / b.Value})
-			if row.Asked != nil && row.Asked.Least != nil && !slices.Contains(p.asked, *row.Asked.Least) {
-				p.asked = append(p.asked, *row.Asked.Least)
+			if row.Asked != nil && row.Asked.Min != nil && !slices.Contains(p.asked, *row.Asked.Min) {
+				p.asked = append(p.asked, *row.Asked.Min)
 			}
 		}
 		if row.Unit == GBs {

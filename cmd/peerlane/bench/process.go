@@ -84,10 +84,10 @@ func (r *run) idle(s *stage, a *worker) error {
 		asked *Bound
 		note  string
 	}{
-		{"idle relay without a client, in 60 s", took[1], most(10), threads[1]},
+		{"idle relay without a client, in 60 s", took[1], atMost(10), threads[1]},
 		{"a process with a CUDA context alone, in 60 s", took[2], nil, threads[2]},
-		{"idle relay with clients and connections, in 60 s", took[0], most(10), threads[0]},
-		{"the same, above a CUDA context alone", max(0, took[0]-took[2]), most(10), ""},
+		{"idle relay with clients and connections, in 60 s", took[0], atMost(10), threads[0]},
+		{"the same, above a CUDA context alone", max(0, took[0]-took[2]), atMost(10), ""},
 	} {
 		row.What, row.Value, row.Asked, row.Note = found.what, found.value, found.asked, found.note
 		r.row(row)
@@ -121,12 +121,12 @@ func (r *run) busyRelay(a, b *worker, route string, size uint64) error {
 	}
 	row := Row{Table: "cpu", Route: route, Transport: transportOf(route), Size: size, Depth: 16}
 	row.What, row.Value, row.Unit, row.Asked = "the sender's relay at full rate",
-		(after.sum-before.sum).Seconds()/time.Since(started).Seconds(), cores, most(1)
+		(after.sum-before.sum).Seconds()/time.Since(started).Seconds(), cores, atMost(1)
 	row.Note = busiest(before, after, 1)
 	r.row(row)
 	row.What, row.Value, row.Unit, row.Asked, row.Note = "the rate meanwhile", found.GBs, GBs, nil, ""
 	if row.Baseline = raw; raw != "" && comparable {
-		row.Asked = least(0.9)
+		row.Asked = atLeast(0.9)
 	}
 	r.row(row)
 	return nil
@@ -155,17 +155,17 @@ type processorTimes struct {
 // busiest returns the threads of a process with the most time, in words. busiest multiplies times by
 // factor.
 func busiest(before, after processorTimes, factor float64) string {
-	had := func(name string) time.Duration { return after.byName[name] - before.byName[name] }
+	spent := func(name string) time.Duration { return after.byName[name] - before.byName[name] }
 	var names []string
 	for name := range after.byName {
-		if had(name) > 0 {
+		if spent(name) > 0 {
 			names = append(names, name)
 		}
 	}
-	slices.SortFunc(names, func(a, b string) int { return int(had(b) - had(a)) })
+	slices.SortFunc(names, func(a, b string) int { return int(spent(b) - spent(a)) })
 	text := ""
 	for _, name := range names[:min(len(names), 3)] {
-		text += fmt.Sprintf(", %s %.2f ms", name, factor*float64(had(name).Microseconds())/1e3)
+		text += fmt.Sprintf(", %s %.2f ms", name, factor*float64(spent(name).Microseconds())/1e3)
 	}
 	return strings.TrimPrefix(text, ", ")
 }
@@ -258,7 +258,7 @@ func (r *run) first(route string) (err error) {
 	row.What, row.Value, row.Baseline = "attach, connect and first message, relay's context included", median(ours), name
 	r.row(row)
 	row.What, row.Value, row.Baseline, row.Asked = "the same, above one start of CUDA", max(0, median(ours)-start), "",
-		most(60)
+		atMost(60)
 	r.row(row)
 	return nil
 }
@@ -415,15 +415,15 @@ func (r *run) memory() (err error) {
 		row := Row{Table: "memory", State: "GPU " + strconv.Itoa(g.Index), Unit: miB}
 		switch {
 		case g.BusID == w.gpu.BusID:
-			row.What, row.Value, row.Asked = "of the client's own GPU, by its relay", took-2*bytes/mib, most(270)
+			row.What, row.Value, row.Asked = "of the client's own GPU, by its relay", took-2*bytes/mib, atMost(270)
 			row.Note = fmt.Sprintf("%.0f MiB less %d MiB that the client made itself", took, 2*bytes/mib)
 		case slices.Contains(w.lane.Servers, g.BusID):
-			row.What, row.Value, row.Asked = "of a server GPU, besides staging", took-staging[g.BusID], most(0)
+			row.What, row.Value, row.Asked = "of a server GPU, besides staging", took-staging[g.BusID], atMost(0)
 			row.Note = fmt.Sprintf("%.0f MiB, of which %.0f are staging", took, staging[g.BusID])
 		default:
-			row.What, row.Value, row.Asked = "of a GPU that is not the container's", took, most(0)
+			row.What, row.Value, row.Asked = "of a GPU that is not the container's", took, atMost(0)
 		}
-		if row.Value < 0 || *row.Asked.Most > 0 && row.Value == 0 {
+		if row.Value < 0 || *row.Asked.Max > 0 && row.Value == 0 {
 			// A relay's context uses memory, and a relay frees no memory.
 			r.miss("memory", row.What, fmt.Sprintf("other processes released memory of %s meanwhile: it changed by %.0f MiB "+
 				"in all",

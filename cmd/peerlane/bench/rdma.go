@@ -7,9 +7,9 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// softwareWay describes the RDMA connection of a client's relay. softwareWay fails if the data
+// softwareConnection describes the RDMA connection of a client's relay. softwareConnection fails if the data
 // does not use queue pairs and GPU memory.
-func (r *run) softwareWay(w *worker) (string, error) {
+func (r *run) softwareConnection(w *worker) (string, error) {
 	c, err := r.sending(w)
 	if err != nil {
 		return "", err

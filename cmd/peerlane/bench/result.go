@@ -94,39 +94,39 @@ type Baseline struct {
 
 // Bound is a minimum or a maximum, never both.
 type Bound struct {
-	Least *float64 `json:"least,omitempty"`
-	Most  *float64 `json:"most,omitempty"`
+	Min *float64 `json:"min,omitempty"`
+	Max *float64 `json:"max,omitempty"`
 }
 
-func least(f float64) *Bound { return &Bound{Least: &f} }
-func most(f float64) *Bound  { return &Bound{Most: &f} }
+func atLeast(f float64) *Bound { return &Bound{Min: &f} }
+func atMost(f float64) *Bound  { return &Bound{Max: &f} }
 
 func (b *Bound) String() string {
 	switch {
 	case b == nil:
 		return ""
-	case b.Most != nil:
-		return fmt.Sprintf("≤ %g", *b.Most)
+	case b.Max != nil:
+		return fmt.Sprintf("≤ %g", *b.Max)
 	}
-	return fmt.Sprintf("≥ %g", *b.Least)
+	return fmt.Sprintf("≥ %g", *b.Min)
 }
 
 func (b *Bound) met(value float64) bool {
-	if b.Most != nil {
-		return value <= *b.Most
+	if b.Max != nil {
+		return value <= *b.Max
 	}
-	return value >= *b.Least
+	return value >= *b.Min
 }
 
 // margin returns 1 for a value at the bound, and less for a value that misses the bound.
 func (b *Bound) margin(value float64) float64 {
 	switch {
-	case b.Most == nil:
-		return value / *b.Least
+	case b.Max == nil:
+		return value / *b.Min
 	case value <= 0:
 		return math.Inf(1)
 	}
-	return *b.Most / value
+	return *b.Max / value
 }
 
 // of returns the baseline of a row.
@@ -210,7 +210,7 @@ func (r *Report) check() error {
 	for _, row := range r.Rows {
 		unit, measured := units[row.Baseline]
 		switch {
-		case row.Asked != nil && (row.Asked.Least == nil) == (row.Asked.Most == nil):
+		case row.Asked != nil && (row.Asked.Min == nil) == (row.Asked.Max == nil):
 			return fmt.Errorf("%s needs either a minimum or a maximum", row.name())
 		case !finite(row.Value) || row.Value < 0:
 			return &rowError{row.name(), row.Value}
@@ -240,7 +240,7 @@ func sizeText(n uint64) string {
 // worst returns the row with the smallest margin, and its judged value. Without bounds, the
 // returned row has no bound.
 func (r *Report) worst(rows []Row) (worst Row, value float64) {
-	least := math.Inf(1)
+	lowest := math.Inf(1)
 	for _, row := range rows {
 		if row.Asked == nil {
 			continue
@@ -249,8 +249,8 @@ func (r *Report) worst(rows []Row) (worst Row, value float64) {
 		if !ok {
 			continue
 		}
-		if margin := row.Asked.margin(v); worst.Asked == nil || margin < least {
-			worst, value, least = row, v, margin
+		if margin := row.Asked.margin(v); worst.Asked == nil || margin < lowest {
+			worst, value, lowest = row, v, margin
 		}
 	}
 	return worst, value
@@ -286,15 +286,15 @@ func (r *Report) Summary() string {
 
 // summaryOfHosts returns the best rate of the lanes between two hosts in each direction.
 func (r *Report) summaryOfHosts() string {
-	var ways []string
+	var directions []string
 	short := ""
-	for _, way := range []string{"A to B", "B to A"} {
+	for _, direction := range []string{"A to B", "B to A"} {
 		var best Row
 		for _, row := range r.Rows {
-			if row.What == way && row.Unit == GBs && row.Value >= best.Value {
+			if row.What == direction && row.Unit == GBs && row.Value >= best.Value {
 				best = row
 			}
-			if strings.HasPrefix(row.What, way+",") && row.Times != nil && short == "" {
+			if strings.HasPrefix(row.What, direction+",") && row.Times != nil && short == "" {
 				short = fmt.Sprintf("; %s in %.1f µs, p99 %.1f", sizeText(row.Size), row.Times.P50, row.Times.P99)
 				if ratio, ok := r.Ratio(row); ok {
 					short += fmt.Sprintf(" (%.2f of plain TCP's time)", ratio)
@@ -304,13 +304,13 @@ func (r *Report) summaryOfHosts() string {
 		if best.Unit == "" {
 			continue
 		}
-		text := fmt.Sprintf("%s %.3g GB/s over %s", way, best.Value, best.Transport)
+		text := fmt.Sprintf("%s %.3g GB/s over %s", direction, best.Value, best.Transport)
 		if ratio, ok := r.Ratio(best); ok {
 			text += fmt.Sprintf(", %.2f of plain TCP", ratio)
 		}
-		ways = append(ways, text)
+		directions = append(directions, text)
 	}
-	text := strings.Join(ways, "; ") + short
+	text := strings.Join(directions, "; ") + short
 	if r.Simulated {
 		text += "; the GPUs are simulated: the figures are of host memory and say nothing about GPUs"
 	}

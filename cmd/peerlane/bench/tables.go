@@ -61,11 +61,11 @@ func (r *run) legJob(from, to, issuer string, size uint64, depth int) measure.Jo
 func askedOfCopies(size uint64) *Bound {
 	switch {
 	case size >= 4<<20:
-		return least(0.98)
+		return atLeast(0.98)
 	case size >= 1<<20:
-		return least(0.95)
+		return atLeast(0.95)
 	case size >= 64<<10:
-		return least(0.90)
+		return atLeast(0.90)
 	}
 	return nil
 }
@@ -134,37 +134,37 @@ func (r *run) latency() error {
 		}
 		r.row(row)
 	}
-	ways := []struct{ what, from, to string }{
+	legs := []struct{ what, from, to string }{
 		{"a relay's copy, client to slot", client, server},
 		{"a relay's copy, slot to client", server, client},
 	}
 	if r.host.OneGPU() {
-		for _, way := range ways {
-			r.miss("latency", way.what, needsTwo)
+		for _, leg := range legs {
+			r.miss("latency", leg.what, needsTwo)
 		}
-		ways = nil
+		legs = nil
 	}
-	for _, way := range ways {
-		name, err := r.baseline(measure.Job{Kind: BaselineLocal, From: way.from, To: way.to, Issuer: client, Size: size})
+	for _, leg := range legs {
+		name, err := r.baseline(measure.Job{Kind: BaselineLocal, From: leg.from, To: leg.to, Issuer: client, Size: size})
 		if err != nil {
 			return err
 		}
-		job := r.legJob(way.from, way.to, client, size, 1)
+		job := r.legJob(leg.from, leg.to, client, size, 1)
 		job.Kind = measure.Queue
 		found, err := r.do(job)
 		if err != nil {
 			return err
 		}
-		timed(way.what, "", found.Times, name, most(1.15), "asked for and completed by a relay's queue")
+		timed(leg.what, "", found.Times, name, atMost(1.15), "asked for and completed by a relay's queue")
 	}
 	ring, err := r.do(measure.Job{Kind: measure.Ring})
 	if err != nil {
 		return err
 	}
 	const rings = "rings, to and fro, both sides busy"
-	timed(rings, "", ring.Times, "", most(1), "post, take, complete, see; no copy")
+	timed(rings, "", ring.Times, "", atMost(1), "post, take, complete, see; no copy")
 	r.row(Row{Table: "latency", What: rings + ", p99", Size: size, Depth: 1, Value: ring.Times.P99, Unit: microseconds,
-		Asked: most(5)})
+		Asked: atMost(5)})
 	local, err := r.baseline(measure.Job{Kind: BaselineLocal, From: client, To: other, Issuer: client, Size: size})
 	if err != nil {
 		return err
@@ -268,7 +268,7 @@ func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
 		}
 		var asked *Bound
 		if size >= 16<<20 && comparable {
-			asked = least(0.95)
+			asked = atLeast(0.95)
 		}
 		for _, depth := range r.depths(1, 16) {
 			r.progress("route %s, %s, %d in flight", s.route, sizeText(size), depth)
@@ -279,7 +279,7 @@ func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
 			row := Row{
 				Table: "routes", What: "container A to container B", Route: s.route, Transport: transportOf(s.route), Size: size,
 				Depth: depth,
-				Value: found.GBs, Unit: GBs, Times: found.Times, Baseline: name, Note: s.way,
+				Value: found.GBs, Unit: GBs, Times: found.Times, Baseline: name, Note: s.connection,
 			}
 			if depth >= 16 {
 				row.Asked = asked
@@ -293,7 +293,7 @@ func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
 // askedOfClientCopies returns the goal for a client's own copy as a share of a raw copy.
 func askedOfClientCopies(size uint64) *Bound {
 	if size >= 4<<20 {
-		return least(0.95)
+		return atLeast(0.95)
 	}
 	return nil
 }
@@ -386,7 +386,7 @@ func (r *run) bounce() error {
 			row := Row{Table: "bounce", What: "container A to container B", Route: route, Transport: transportOf(route),
 				Size: size, Depth: 16, Value: found.GBs, Unit: GBs, Baseline: name}
 			if size >= 16<<20 && (route == direct || !slices.Contains(b.lane.Servers, a.lane.GPU)) {
-				row.Asked = least(6)
+				row.Asked = atLeast(6)
 			}
 			r.row(row)
 		}
@@ -506,9 +506,9 @@ func (r *run) many(what string, one bool, clients int, size uint64) (err error) 
 		rates = append(rates, replies[w].GBs)
 	}
 	row := Row{Table: "many-clients", What: what + ", together", Route: direct, Transport: transportOf(direct), Size: size,
-		Depth: 16, Value: total(rates), Unit: GBs, Baseline: name, Asked: least(0.95)}
+		Depth: 16, Value: total(rates), Unit: GBs, Baseline: name, Asked: atLeast(0.95)}
 	r.row(row)
-	row.What, row.Value, row.Unit, row.Baseline, row.Asked = what+", Jain's index", jain(rates), index, "", least(0.99)
+	row.What, row.Value, row.Unit, row.Baseline, row.Asked = what+", Jain's index", jain(rates), index, "", atLeast(0.99)
 	r.row(row)
 	return nil
 }

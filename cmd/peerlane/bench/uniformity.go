@@ -134,7 +134,7 @@ func (r *run) uniformity() error {
 			}
 			var asked *Bound // for Peerlane's route only
 			if !how.off {
-				asked = least(0.95)
+				asked = atLeast(0.95)
 			}
 			row.What, row.Value, row.Asked = "slowest over fastest", rates[0]/rates[len(rates)-1], asked
 			r.row(row)
@@ -246,7 +246,7 @@ func (r *run) bounces(w *worker, inHost bool) error {
 
 // ring attaches a client to the lane of every GPU and connects every client with the next. With
 // oneWay the first of two clients sends and the second receives.
-func (r *run) ring(s *stage, gpus []string, job measure.Job, oneWay bool, orders map[*worker]order) error {
+func (r *run) ring(s *stage, gpus []string, job measure.Job, oneDirection bool, orders map[*worker]order) error {
 	var clients []*worker
 	for _, busID := range gpus {
 		lane, err := r.host.Plan.Lane(busID)
@@ -261,7 +261,7 @@ func (r *run) ring(s *stage, gpus []string, job measure.Job, oneWay bool, orders
 	}
 	for i, w := range clients {
 		o := order{Do: doBoth, Size: job.Size, Depth: job.Depth, Duration: job.Duration, Tag: 1}
-		if oneWay {
+		if oneDirection {
 			o.Do = []string{doSend, doReceive}[i]
 		}
 		orders[w] = o

@@ -105,11 +105,11 @@ type Report struct {
 	Estimate   *planner.Estimate `json:"estimate,omitempty"`
 	Containers []Container       `json:"containers"`
 	Servers    []Server          `json:"servers"`
-	// Triples are the tests of GPUs and NICs before the exchange, and Ways describe the RDMA
+	// Triples are the tests of GPUs and NICs before the exchange, and Connections describe the RDMA
 	// connections between the relays. Both are empty unless the transport is verbs.
-	Triples   []launch.Triple `json:"triples,omitempty"`
-	Ways      []string        `json:"ways,omitempty"`
-	Baselines *baselines      `json:"baselines"`
+	Triples     []launch.Triple `json:"triples,omitempty"`
+	Connections []string        `json:"connections,omitempty"`
+	Baselines   *baselines      `json:"baselines"`
 	// Left lists the objects that the run left on the host.
 	Left     []string `json:"left"`
 	Problems []string `json:"problems"`
@@ -494,7 +494,7 @@ func (d *demo) exchange(ctx context.Context) error {
 						total = 2 * d.Bytes
 					}
 					d.Progress(Progress{Step: e.Step, Done: min(moved[0]+moved[1], 2*d.Bytes), Total: total})
-					if d.host.Software() && d.report.Ways == nil {
+					if d.host.Software() && d.report.Connections == nil {
 						return d.look(c.container)
 					}
 				case "done":
@@ -543,9 +543,9 @@ func (d *demo) look(c *Container) error {
 	if info.Report == nil || info.Report.Network == nil {
 		return fmt.Errorf("the relay of container %s does not report its network: %s", c.Name, info.NoReport)
 	}
-	d.report.Ways = []string{}
+	d.report.Connections = []string{}
 	for _, p := range info.Report.Network.Peers {
-		d.report.Ways = append(d.report.Ways, p.Way)
+		d.report.Connections = append(d.report.Connections, p.Way)
 	}
 	for _, f := range info.Report.Connections {
 		if f.Transport != launch.TransportVerbs || !f.GDR {

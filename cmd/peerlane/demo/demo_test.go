@@ -84,21 +84,21 @@ func TestPatternDiffersAtEveryByte(t *testing.T) {
 
 func TestScriptCoversMessageSizes(t *testing.T) {
 	sizes := Script{Bytes: 256 << 20}.sizes()
-	total, least, most, odd := uint64(0), sizes[0], uint64(0), false
+	total, smallest, largest, odd := uint64(0), sizes[0], uint64(0), false
 	for _, n := range sizes {
 		total += n
-		least, most = min(least, n), max(most, n)
+		smallest, largest = min(smallest, n), max(largest, n)
 		odd = odd || n%8 != 0
 	}
-	if total < 256<<20 || least != 8 || most != 64<<20 || !odd {
-		t.Errorf("%d messages: %d bytes, from %d to %d, an odd size: %v", len(sizes), total, least, most, odd)
+	if total < 256<<20 || smallest != 8 || largest != 64<<20 || !odd {
+		t.Errorf("%d messages: %d bytes, from %d to %d, an odd size: %v", len(sizes), total, smallest, largest, odd)
 	}
 }
 
 func TestDemoFailureReportsRelayLog(t *testing.T) {
 	d := &demo{host: &testbed.Host{Layout: paths.New(t.TempDir())}}
-	if said := d.relayLogs(); said != "" {
-		t.Errorf("without a relay: %q", said)
+	if logs := d.relayLogs(); logs != "" {
+		t.Errorf("without a relay: %q", logs)
 	}
 	dir := d.host.Layout.GenerationDir("0123")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -108,9 +108,9 @@ func TestDemoFailureReportsRelayLog(t *testing.T) {
 		0o600); err != nil {
 		t.Fatal(err)
 	}
-	said := d.relayLogs()
-	if !strings.Contains(said, "last output of relay 0123:\n") || !strings.HasSuffix(said, "last words\n") ||
-		len(said) > 2100 {
-		t.Errorf("%d bytes: %q", len(said), said)
+	logs := d.relayLogs()
+	if !strings.Contains(logs, "last output of relay 0123:\n") || !strings.HasSuffix(logs, "last words\n") ||
+		len(logs) > 2100 {
+		t.Errorf("%d bytes: %q", len(logs), logs)
 	}
 }

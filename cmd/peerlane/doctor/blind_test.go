@@ -40,7 +40,7 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 			m.generateErr = &fs.PathError{Op: "open", Path: "/var/lib/peerlane",
 				Err: fs.ErrPermission}
 		},
-			[]string{"memlock-init", "relays", "leftovers"}},
+			[]string{"memlock-init", "relays", "leftovers", "nccl"}},
 		{"a limit without a number", func() { m.write("proc/700/limits", "Max locked memory") }, []string{"memlock-exec"}},
 		{"nonsense for a subnet manager", func() {
 			m.write(ib0+"/ports/1/link_layer", "InfiniBand")
@@ -162,7 +162,7 @@ func TestDoctorHungDriverDelaysNoNames(t *testing.T) {
 	}
 }
 
-func TestForOneLane(t *testing.T) {
+func TestForOmitsFindingsOfOtherLanes(t *testing.T) {
 	all := failure("host", "x")
 	list := []Finding{all, failure("a", "x").touching([]int{2, 3}), failure("b", "x").touching([]int{4}),
 		failure("c", "x").touching([]int{})}
@@ -177,7 +177,7 @@ func TestForOneLane(t *testing.T) {
 
 // Findings list affected lanes: for a server GPU the lanes that stage on it, for a NIC the lanes
 // that it carries.
-func TestLanesThatFaultsTouch(t *testing.T) {
+func TestFindingsListAffectedLanes(t *testing.T) {
 	m := newMade(t)
 	p, err := m.host().readPlan()
 	must(t, err)
@@ -216,7 +216,7 @@ func TestDoctorFreshSelfTestOverridesRecord(t *testing.T) {
 	}
 }
 
-func TestDockerWithPeerlaneRuntime(t *testing.T) {
+func TestDoctorDockerWithPeerlaneRuntimeIsOK(t *testing.T) {
 	m := newMade(t)
 	m.program("dockerd", "Docker version 20.10.24, build 1")
 	m.write("etc/docker/daemon.json", `{"runtimes": {"peerlane": {"path": "/usr/bin/peerlane-runtime"}}}`)
@@ -295,15 +295,15 @@ short`
 	}
 }
 
-func TestVersionsOfEngines(t *testing.T) {
+func TestEngineVersionIsParsed(t *testing.T) {
 	m := newMade(t)
-	for says, want := range map[string]string{
+	for output, want := range map[string]string{
 		"containerd github.com/containerd/containerd v1.6.20-ds1": "1.6.20", "crio version 1.34": "1.34.0", "nothing": "",
 	} {
-		m.program("engine", says)
+		m.program("engine", output)
 		number, err := (&Host{Root: "/"}).version(context.Background(), m.path("usr/bin/engine"))
 		if got := dotted(number); err == nil && got != want || err != nil && want != "" {
-			t.Errorf("%q is version %s, %v", says, got, err)
+			t.Errorf("%q is version %s, %v", output, got, err)
 		}
 	}
 	var failed error
@@ -356,11 +356,11 @@ func TestRelaysThatWorkAreCounted(t *testing.T) {
 }
 
 // doctor reads the files that containerd imports, and directories under other names.
-func TestEnginesThatReadMore(t *testing.T) {
+func TestDoctorReadsImportedEngineFiles(t *testing.T) {
 	m := newMade(t)
 	const table, imports = "[plugins.\"io.containerd.grpc.v1.cri\"]\n", "version = 2\nimports = " +
 		"[\"/etc/containerd/conf.d/*.toml\"]\n"
-	says := func(want string, status Status) {
+	expect := func(want string, status Status) {
 		t.Helper()
 		for _, f := range checkEngines(context.Background(), m.host()) {
 			if strings.HasPrefix(f.On, "containerd") && (f.Status != status || !strings.Contains(f.Found, want)) {
@@ -370,14 +370,14 @@ func TestEnginesThatReadMore(t *testing.T) {
 	}
 	m.write("etc/containerd/config.toml", imports)
 	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = true")
-	says("CDI is on", OK)
+	expect("CDI is on", OK)
 	m.write("etc/containerd/config.toml", imports+table+"enable_cdi = true")
 	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = false")
-	says("CDI is off", Warning)
+	expect("CDI is off", Warning)
 	m.write("etc/containerd/conf.d/cdi.toml", "version = 2\n"+table+"enable_cdi = true\ncdi_spec_dirs = [\"/opt/cdi\"]")
-	says("it reads /opt/cdi alone", Failure)
+	expect("it reads /opt/cdi alone", Failure)
 	m.link("opt/cdi", "../etc/cdi")
-	says("CDI is on", OK)
+	expect("CDI is on", OK)
 	m.write("etc/containerd/conf.d/cdi.toml", "disabled_plugins = [\"io.containerd.grpc.v1.cri\"]")
 	for _, f := range checkEngines(context.Background(), m.host()) {
 		if strings.HasPrefix(f.On, "containerd") {
@@ -388,7 +388,7 @@ func TestEnginesThatReadMore(t *testing.T) {
 
 // Users paste remedies: only the faulty GPU is reset, a caution precedes the command, and no
 // semicolon ends a parameter.
-func TestRemediesToPaste(t *testing.T) {
+func TestRemediesArePasteable(t *testing.T) {
 	m := newMade(t)
 	named := func(name string) (list []Finding) {
 		i := slices.IndexFunc(faults(), func(f fault) bool { return f.name == name })

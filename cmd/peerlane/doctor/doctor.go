@@ -79,7 +79,7 @@ type Check struct {
 // All returns the checks in the order of output.
 func All() []Check {
 	return slices.Concat(driverChecks, gpuChecks, pcieChecks, nicChecks, cpuChecks, specificationChecks, engineChecks,
-		limitChecks, securityChecks, relayChecks)
+		limitChecks, securityChecks, relayChecks, ncclChecks)
 }
 
 // timeout limits a check, because a driver can block any caller.

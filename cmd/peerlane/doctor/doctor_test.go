@@ -57,18 +57,18 @@ func sayings(found []Finding) string {
 
 // Each fault is found by its own checks and by no others; on a host without faults every check is
 // OK.
-func TestEveryCheckOnEveryMadeHost(t *testing.T) {
+func TestEachFaultIsFoundByItsChecksAlone(t *testing.T) {
 	m := newMade(t)
 	finds := map[string]bool{}
-	check := func(name string, want []string, says string, list ...fault) {
+	check := func(name string, want []string, wants string, list ...fault) {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			m.t = t
 			found := m.suffer(list...)
 			if diff := cmp.Diff(distinct(want), distinct(wrong(found))); diff != "" {
 				t.Fatalf("findings (-want +got):\n%s%s", diff, sayings(found))
 			}
-			if !strings.Contains(sayings(found), says) {
-				t.Errorf("no %q in\n%s", says, sayings(found))
+			if !strings.Contains(sayings(found), wants) {
+				t.Errorf("no %q in\n%s", wants, sayings(found))
 			}
 			for _, f := range found {
 				if f.Check == "" || f.Subject == "" || f.LookedAt == "" || f.Found == "" || f.On == "" ||
@@ -89,7 +89,7 @@ func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 	}
 	check("a host that is right", nil, "")
 	for _, f := range faults() {
-		check(f.name, f.finds, f.says, f)
+		check(f.name, f.finds, f.want, f)
 	}
 	m.t = t
 	check("a host that is right again", nil, "")
@@ -101,7 +101,7 @@ func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 }
 
 // Every fault of a combination is found as if it were alone.
-func TestFaultsThatComeTogether(t *testing.T) {
+func TestCombinedFaultsAreEachFound(t *testing.T) {
 	m := newMade(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

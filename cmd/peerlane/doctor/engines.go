@@ -72,8 +72,8 @@ var restarts = map[string]string{
 // reads checks that an engine reads a directory with Peerlane's specifications.
 func (h *Host) reads(dirs []string, key, unit string) (Finding, bool) {
 	for _, dir := range h.SpecDirs {
-		there, err := filepath.Glob(filepath.Join(dir, "peerlane.dev-*"))
-		if err != nil || len(there) == 0 {
+		files, err := filepath.Glob(filepath.Join(dir, "peerlane.dev-*"))
+		if err != nil || len(files) == 0 {
 			continue
 		}
 		if !slices.ContainsFunc(dirs, func(d string) bool { return resolved(h.path(d)) == resolved(dir) }) {

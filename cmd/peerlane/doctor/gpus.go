@@ -434,11 +434,11 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 				on, index = gpuName(g), strconv.Itoa(g.Index)
 			}
 		}
-		say := failure
+		finding := failure
 		if slices.Contains(byPrograms, f.number) {
-			say = warning
+			finding = warning
 		}
-		found := say(on, "Xid %d, %d times, the last one:%s", f.number, count[f], or(" "+cut(last[f]), " without a "+
+		found := finding(on, "Xid %d, %d times, the last one:%s", f.number, count[f], or(" "+cut(last[f]), " without a "+
 			"word")).
 			remedy("look the number up in NVIDIA's list of Xid errors; then, where that says so: peerlane relay drain "+
 				"--all "+

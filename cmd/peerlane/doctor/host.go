@@ -297,13 +297,13 @@ func (h *Host) version(ctx context.Context, path string) (number [3]int, err err
 		}
 		ask = askVersion
 	}
-	said, err := ask(ctx, path)
+	output, err := ask(ctx, path)
 	if err != nil {
 		return number, fmt.Errorf("%s --version: %w", path, err)
 	}
-	m := versionForm.FindStringSubmatch(said)
+	m := versionForm.FindStringSubmatch(output)
 	if m == nil {
-		return number, fmt.Errorf("%s --version says %.80q, which has no version", path, strings.TrimSpace(said))
+		return number, fmt.Errorf("%s --version says %.80q, which has no version", path, strings.TrimSpace(output))
 	}
 	for i := range number {
 		fmt.Sscan(m[i+1], &number[i]) // a failure leaves 0
@@ -318,8 +318,8 @@ func askVersion(ctx context.Context, path string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, "--version")
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/nonexistent"}
 	cmd.WaitDelay = time.Second
-	said, err := cmd.Output()
-	return string(said), err
+	output, err := cmd.Output()
+	return string(output), err
 }
 
 // below reports whether a version is lower than another.

@@ -124,16 +124,19 @@ func (m *made) build() {
 		"proc/self/mountinfo":            "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n",
 		"proc/devices": "Character devices:\n195 nvidia\n231 infiniband_verbs\n510 nvidia-uvm\n\nBlock " +
 			"devices:\n  8 sd\n",
-		"proc/1/comm":               "systemd",
-		"proc/700/comm":             "dockerd",
-		"proc/700/limits":           limits,
-		"proc/701/comm":             "containerd",
-		"proc/701/limits":           limits,
-		"proc/900/comm":             "python",
-		"proc/900/limits":           limits,
-		"sys/module/nvidia/version": "580.95.05",
-		"sys/module/nvidia_peermem": "a directory, elsewhere",
-		"boot/config-6.12.48-amd64": "CONFIG_DMA_SHARED_BUFFER=y\nCONFIG_INFINIBAND_USER_MEM=y\n",
+		"proc/1/comm":                 "systemd",
+		"proc/700/comm":               "dockerd",
+		"proc/700/limits":             limits,
+		"proc/701/comm":               "containerd",
+		"proc/701/limits":             limits,
+		"proc/900/comm":               "python",
+		"proc/900/limits":             limits,
+		"proc/900/cgroup":             "0::/system.slice/trainer\n",
+		"proc/900/environ":            "PATH=/usr/bin\x00HOME=/root\x00",
+		"proc/900/root/etc/nccl.conf": "NCCL_NET_PLUGIN=peerlane\n",
+		"sys/module/nvidia/version":   "580.95.05",
+		"sys/module/nvidia_peermem":   "a directory, elsewhere",
+		"boot/config-6.12.48-amd64":   "CONFIG_DMA_SHARED_BUFFER=y\nCONFIG_INFINIBAND_USER_MEM=y\n",
 		"usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.52.0":     "",
 		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
 		"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
@@ -159,12 +162,12 @@ func (m *made) build() {
 		m.write(ib+"/ports/1/sm_lid", "0x0")
 	}
 	m.link("usr/lib/x86_64-linux-gnu/libibverbs.so.1", "libibverbs.so.1.14.52.0")
-	for name, says := range map[string]string{
+	for name, output := range map[string]string{
 		"dockerd": "Docker version 27.5.1, build 9f9e405", "containerd": "containerd github.com/containerd/containerd " +
 			"1.7.24 abcdef0",
 		"crio": "crio version 1.34.1\nGitCommit: unknown", "podman": "podman version 5.4.2",
 	} {
-		m.program(name, says)
+		m.program(name, output)
 	}
 	m.write("usr/libexec/peerlane/peerlane-hook", "")
 	must(t, os.Chmod(m.path("usr/libexec/peerlane/peerlane-hook"), 0o755))
@@ -314,10 +317,10 @@ func (m *made) chmod(path string, mode os.FileMode) {
 	must(m.t, os.Chmod(m.path(path), mode))
 }
 
-func (m *made) program(name, says string) {
+func (m *made) program(name, output string) {
 	m.t.Helper()
 	path := "usr/bin/" + name
-	m.write(path, "#!/bin/sh\ncat <<'E'\n"+says+"\nE")
+	m.write(path, "#!/bin/sh\ncat <<'E'\n"+output+"\nE")
 	must(m.t, os.Chmod(m.path(path), 0o755))
 }
 

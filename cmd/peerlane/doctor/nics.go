@@ -334,9 +334,9 @@ func checkCounters(ctx context.Context, h *Host) []Finding {
 			var rising []string
 			for _, name := range badCounters {
 				key := portName(n, p) + " " + name
-				was, had := before[key]
-				if is, has := after[key]; had && has && is > was {
-					rising = append(rising, fmt.Sprintf("%s by %d to %d", name[strings.IndexByte(name, '/')+1:], is-was, is))
+				old, knownBefore := before[key]
+				if current, knownAfter := after[key]; knownBefore && knownAfter && current > old {
+					rising = append(rising, fmt.Sprintf("%s by %d to %d", name[strings.IndexByte(name, '/')+1:], current-old, current))
 				}
 			}
 			if len(rising) > 0 {

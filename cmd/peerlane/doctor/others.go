@@ -352,31 +352,31 @@ func checkMTU(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	if m.Peer == "" || m.Err != nil {
 		return unmet(m)
 	}
-	here, there := findInterface(ours, m.Ours), findInterface(m.Theirs, m.At.Addr())
+	local, remote := findInterface(ours, m.Ours), findInterface(m.Theirs, m.At.Addr())
 	var sizes []string
-	for where, i := range map[string]*meeting.Interface{"here": here, "there": there} {
+	for where, i := range map[string]*meeting.Interface{"here": local, "there": remote} {
 		if i != nil {
 			sizes = append(sizes, fmt.Sprintf("%s has %d %s", i.Name, i.MTU, where))
 		}
 	}
 	slices.Sort(sizes)
-	said := strings.Join(sizes, ", ")
+	sizesText := strings.Join(sizes, ", ")
 	switch {
 	case m.Stuck != nil && !errors.Is(m.Stuck, os.ErrDeadlineExceeded):
 		return failure("", "%s", oneLine(m.Stuck)).remedy("run it again; if it fails again, look for a firewall that ends " +
 			"connections, and at the messages of peerlane doctor --serve there")
 	case m.Stuck != nil:
 		return failure("", "%s; %s: packets of full size do not get through", oneLine(m.Stuck),
-			cmp.Or(said, "the ends' MTU is not known"))
-	case here == nil || there == nil:
+			cmp.Or(sizesText, "the ends' MTU is not known"))
+	case local == nil || remote == nil:
 		return unknown("", "1 MiB each way arrived; which interfaces the connection has is not known").remedy(
 			"see the check interfaces")
-	case here.MTU != there.MTU:
-		return warning("", "%s", said)
-	case m.PathMTU > 0 && m.PathMTU < here.MTU:
-		return warning("", "%s, and the path between them %d", said, m.PathMTU)
+	case local.MTU != remote.MTU:
+		return warning("", "%s", sizesText)
+	case m.PathMTU > 0 && m.PathMTU < local.MTU:
+		return warning("", "%s, and the path between them %d", sizesText, m.PathMTU)
 	}
-	return ok("", "%s, and 1 MiB per direction arrived", said)
+	return ok("", "%s, and 1 MiB per direction arrived", sizesText)
 }
 
 func checkRails(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
@@ -391,16 +391,16 @@ func checkRails(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 		return warning("", "relays here have %d rails, and there %d", len(a), len(b))
 	}
 	var wrong []string
-	for n, here := range a {
-		there, has := b[n]
+	for n, local := range a {
+		remote, found := b[n]
 		switch {
-		case !has:
-			wrong = append(wrong, fmt.Sprintf("rail %d (%s) is not there", n, here.NIC))
-		case here.LinkLayer != there.LinkLayer:
-			return failure("", "rail %d is %s here (%s) and %s there (%s)", n, here.LinkLayer, here.NIC, there.LinkLayer,
-				there.NIC)
-		case here.NIC != there.NIC && len(a) > 1 && !ours.Numbered && !m.Theirs.Numbered:
-			wrong = append(wrong, fmt.Sprintf("rail %d is %s here and %s there", n, here.NIC, there.NIC))
+		case !found:
+			wrong = append(wrong, fmt.Sprintf("rail %d (%s) is not there", n, local.NIC))
+		case local.LinkLayer != remote.LinkLayer:
+			return failure("", "rail %d is %s here (%s) and %s there (%s)", n, local.LinkLayer, local.NIC, remote.LinkLayer,
+				remote.NIC)
+		case local.NIC != remote.NIC && len(a) > 1 && !ours.Numbered && !m.Theirs.Numbered:
+			wrong = append(wrong, fmt.Sprintf("rail %d is %s here and %s there", n, local.NIC, remote.NIC))
 		}
 	}
 	if len(wrong) > 0 {
@@ -413,7 +413,7 @@ func checkRails(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 func byRail(f meeting.Facts) map[int]meeting.Rail {
 	all := map[int]meeting.Rail{}
 	for _, r := range f.Rails {
-		if _, has := all[r.Rail]; !has {
+		if _, found := all[r.Rail]; !found {
 			all[r.Rail] = r
 		}
 	}
@@ -427,21 +427,21 @@ func checkLinkRate(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	var wrong []string
 	compared := 0
 	b := byRail(m.Theirs)
-	for n, here := range byRail(ours) {
-		there, has := b[n]
-		if !has || here.Gbps == 0 || there.Gbps == 0 {
+	for n, local := range byRail(ours) {
+		remote, found := b[n]
+		if !found || local.Gbps == 0 || remote.Gbps == 0 {
 			continue
 		}
-		if compared++; here.Gbps != there.Gbps {
-			wrong = append(wrong, fmt.Sprintf("rail %d has %g Gb/s here (%s) and %g there (%s)", n, here.Gbps, here.NIC,
-				there.Gbps, there.NIC))
+		if compared++; local.Gbps != remote.Gbps {
+			wrong = append(wrong, fmt.Sprintf("rail %d has %g Gb/s here (%s) and %g there (%s)", n, local.Gbps, local.NIC,
+				remote.Gbps, remote.NIC))
 		}
 	}
-	here, there := findInterface(ours, m.Ours), findInterface(m.Theirs, m.At.Addr())
-	if here != nil && there != nil && here.Mbps > 0 && there.Mbps > 0 {
-		if compared++; here.Mbps != there.Mbps {
-			wrong = append(wrong, fmt.Sprintf("%s has %d Mb/s here and %s %d there", here.Name, here.Mbps, there.Name,
-				there.Mbps))
+	local, remote := findInterface(ours, m.Ours), findInterface(m.Theirs, m.At.Addr())
+	if local != nil && remote != nil && local.Mbps > 0 && remote.Mbps > 0 {
+		if compared++; local.Mbps != remote.Mbps {
+			wrong = append(wrong, fmt.Sprintf("%s has %d Mb/s here and %s %d there", local.Name, local.Mbps, remote.Name,
+				remote.Mbps))
 		}
 	}
 	switch {

@@ -41,7 +41,7 @@ func twoHosts() (*Meetings, *meeting.Meeting) {
 
 // Only the check of a fault finds it. Without a connection, the checks that depend on it are
 // unknown.
-func TestFaultsBetweenTwoHosts(t *testing.T) {
+func TestFaultBetweenTwoHostsIsFoundByItsCheckAlone(t *testing.T) {
 	all := func(but ...string) (list []string) {
 		for _, c := range Others() {
 			skip := false
@@ -58,7 +58,7 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 		name   string
 		change func(*Meetings, *meeting.Meeting)
 		finds  []string
-		says   string
+		want   string
 	}{
 		{"nothing", func(*Meetings, *meeting.Meeting) {}, nil, ""},
 		{"no such name", func(m *Meetings, _ *meeting.Meeting) { m.Others[0].Err = errors.New("no such host") },
@@ -157,19 +157,19 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 			for _, w := range c.finds {
 				want[w] = true
 			}
-			got, said := map[string]bool{}, ""
+			got, remedy := map[string]bool{}, ""
 			for _, f := range found {
 				if f.Status <= OK {
 					continue
 				}
 				got[f.Status.String()+" "+f.Check] = true
-				said += f.Found + "\n"
+				remedy += f.Found + "\n"
 				if f.Remedy == "" || f.Why == "" || f.LookedAt == "" || f.Found == "" || f.On == "" {
 					t.Errorf("%+v is not whole", f)
 				}
 			}
-			if !reflect.DeepEqual(got, want) || !strings.Contains(said, c.says) {
-				t.Errorf("found %v, want %v, with %q in\n%s", got, want, c.says, said)
+			if !reflect.DeepEqual(got, want) || !strings.Contains(remedy, c.want) {
+				t.Errorf("found %v, want %v, with %q in\n%s", got, want, c.want, remedy)
 			}
 			if len(found) != len(Others()) {
 				t.Errorf("%d findings of %d checks", len(found), len(Others()))
@@ -195,7 +195,7 @@ func TestDoctorEndlessMeetingIsLimited(t *testing.T) {
 }
 
 // Facts returns the values that relays would use.
-func TestFactsOfAHost(t *testing.T) {
+func TestFactsEqualValuesOfRelays(t *testing.T) {
 	m := newMade(t)
 	m.write("sys/class/net/eth0/mtu", "9000")
 	m.write("sys/class/net/eth0/speed", "100000")

@@ -85,10 +85,10 @@ func checkLinks(_ context.Context, h *Host) []Finding {
 			text, _ := read(h.sys("bus/pci/devices", d.busID, name)) // virtual machines lack the attributes
 			return text
 		}
-		width, most := number(value("current_link_width")), number(value("max_link_width"))
+		width, maxWidth := number(value("current_link_width")), number(value("max_link_width"))
 		// The kernel reports width 255 for an unknown width; 0 means no link.
-		if width > 0 && width < 64 && most < 64 && width < most {
-			list = append(list, warning(d.on, "its link has %g of %g lanes", width, most).touching(d.lanes))
+		if width > 0 && width < 64 && maxWidth < 64 && width < maxWidth {
+			list = append(list, warning(d.on, "its link has %g of %g lanes", width, maxWidth).touching(d.lanes))
 			continue
 		}
 		speed, top := value("current_link_speed"), value("max_link_speed")

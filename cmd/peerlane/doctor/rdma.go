@@ -138,7 +138,7 @@ func (h *Host) rdmaJudged(r launch.RDMAResult, all []launch.RDMAResult) Finding 
 	found := fmt.Sprintf("%d bytes written and read by %s are right; %.3g GB/s written, %.3g read", r.Bytes, r.Way,
 		r.Write, r.Read)
 	expected := h.expected(r)
-	if least := min(r.Write, r.Read); expected > 0 && least < slow*expected {
+	if slower := min(r.Write, r.Read); expected > 0 && slower < slow*expected {
 		f := warning(on, "%s; %.3g GB/s are estimated", found, expected)
 		f.Why = "the way between NIC and memory is slower than what it is made of: every lane over it is"
 		return f.remedy(

@@ -69,7 +69,7 @@ func TestRDMAResultsBecomeFindings(t *testing.T) {
 		failed  error
 		want    Status
 		// says is the worst finding.
-		says string
+		found string
 	}{
 		{"all is well", []launch.RDMAResult{host, dmabuf}, nil, OK, ""},
 		{"it says which way it went", []launch.RDMAResult{with(host,
@@ -106,8 +106,8 @@ func TestRDMAResultsBecomeFindings(t *testing.T) {
 	} {
 		found := Examine(t.Context(), h, []Check{RDMA(c.results, c.failed)})
 		worst := slices.MaxFunc(found, func(a, b Finding) int { return int(a.Status) - int(b.Status) })
-		if worst.Status != c.want || !strings.Contains(worst.Found, c.says) {
-			t.Errorf("%s: %v %q, want %v %q", c.name, worst.Status, worst.Found, c.want, c.says)
+		if worst.Status != c.want || !strings.Contains(worst.Found, c.found) {
+			t.Errorf("%s: %v %q, want %v %q", c.name, worst.Status, worst.Found, c.want, c.found)
 		}
 		if worst.Status != OK && (worst.Why == "" || worst.Remedy == "" || worst.LookedAt == "") {
 			t.Errorf("%s: %+v", c.name, worst)

@@ -222,14 +222,14 @@ func (e emitter) counter(d *prometheus.Desc, value uint64, labels ...string) {
 // label converts text of a runtime or a relay to a valid label value.
 func label(text string) string { return strings.ToValidUTF8(text, "?") }
 
-func (e emitter) relay(is Relay) {
-	of := []string{label(is.Container), label(is.Label)}
-	e.counter(relayStarts, uint64(max(is.Starts, 0)), of...)
-	if is.Report == nil {
+func (e emitter) relay(relay Relay) {
+	of := []string{label(relay.Container), label(relay.Label)}
+	e.counter(relayStarts, uint64(max(relay.Starts, 0)), of...)
+	if relay.Report == nil {
 		e.gauge(relayUp, 0, of...)
 		return
 	}
-	r := is.Report
+	r := relay.Report
 	e.gauge(relayUp, 1, of...)
 	e.gauge(relayClients, float64(r.Used.Clients), of...)
 	e.gauge(connections, float64(r.Used.Connections), of...)
@@ -238,15 +238,15 @@ func (e emitter) relay(is Relay) {
 	e.counter(badHandles, r.BadHandles, of...)
 	e.counter(stagedBytes, r.Staged, of...)
 	e.counter(directBytes, r.Direct, of...)
-	has, stages := gpus(is.Lanes)
-	e.staging(r.Staging, has, stages, of)
+	clients, servers := gpus(relay.Lanes)
+	e.staging(r.Staging, clients, servers, of)
 	seen := map[string]bool{} // a compromised relay may repeat a lane
 	for _, l := range r.Lanes {
-		if seen[l.GPU] || !has[l.GPU] {
+		if seen[l.GPU] || !clients[l.GPU] {
 			continue
 		}
 		seen[l.GPU] = true
-		index, nics := lane(is.Lanes, l.GPU)
+		index, nics := lane(relay.Lanes, l.GPU)
 		of := append(slices.Clone(of), l.GPU, index, nics)
 		e.lane(l.Sent, append(slices.Clone(of), "sent"))
 		e.lane(l.Received, append(slices.Clone(of), "received"))
@@ -255,18 +255,18 @@ func (e emitter) relay(is Relay) {
 
 // gpus returns the GPUs of a relay's lanes, and the server GPUs of the lanes. The exporter ignores
 // other GPUs in a relay's report, so that no relay creates an unlimited number of series.
-func gpus(lanes []launch.Lane) (has, stages map[string]bool) {
-	has, stages = map[string]bool{}, map[string]bool{}
+func gpus(lanes []launch.Lane) (clients, servers map[string]bool) {
+	clients, servers = map[string]bool{}, map[string]bool{}
 	for _, l := range lanes {
-		has[l.GPU.BusID], stages[l.GPU.BusID] = true, true
+		clients[l.GPU.BusID], servers[l.GPU.BusID] = true, true
 		for _, s := range l.Servers {
-			stages[s.BusID] = true
+			servers[s.BusID] = true
 		}
 		for _, s := range l.Spares {
-			stages[s.BusID] = true
+			servers[s.BusID] = true
 		}
 	}
-	return has, stages
+	return clients, servers
 }
 
 // lane returns the index of a lane's GPU, and the lane's NICs, as labels.
@@ -280,24 +280,24 @@ func lane(lanes []launch.Lane, gpu string) (index, nics string) {
 }
 
 // staging sums the staging of several lanes on a GPU, or in host memory.
-func (e emitter) staging(list []launch.Staging, has, stages map[string]bool, of []string) {
+func (e emitter) staging(list []launch.Staging, clients, servers map[string]bool, of []string) {
 	type place struct{ gpu, memory string }
 	type sum struct{ bytes, wanted, clients float64 }
 	sums := map[place]sum{}
 	var order []place
 	for _, s := range list {
-		at, known := place{s.GPU, "gpu"}, stages[s.GPU]
+		at, known := place{s.GPU, "gpu"}, servers[s.GPU]
 		if s.Host {
-			at, known = place{s.Lane, "host"}, has[s.Lane]
+			at, known = place{s.Lane, "host"}, clients[s.Lane]
 		}
 		if !known {
 			continue
 		}
-		was, summed := sums[at]
+		total, summed := sums[at]
 		if !summed {
 			order = append(order, at)
 		}
-		sums[at] = sum{was.bytes + float64(s.Bytes), was.wanted + float64(s.Wanted), was.clients + float64(s.Clients)}
+		sums[at] = sum{total.bytes + float64(s.Bytes), total.wanted + float64(s.Wanted), total.clients + float64(s.Clients)}
 	}
 	for _, at := range order {
 		of := append(slices.Clone(of), at.gpu, at.memory)

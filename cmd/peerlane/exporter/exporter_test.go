@@ -176,8 +176,8 @@ peerlane_exporter_last_scrape_error 1
 		`staging_wanted_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 222,
 		`staging_client_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 5,
 	} {
-		if got, there := values[key]; !there || got != want {
-			t.Errorf("%s is %v (%v), want %v", key, got, there, want)
+		if got, ok := values[key]; !ok || got != want {
+			t.Errorf("%s is %v (%v), want %v", key, got, ok, want)
 		}
 	}
 }
@@ -190,8 +190,8 @@ func checkHistogram(t *testing.T, h *dto.Histogram) {
 	}
 	seconds := func(power int) float64 { return (time.Duration(1) << power).Seconds() }
 	for power, want := range map[int]uint64{10: 2, 20: 2, 21: 9, 35: 9} {
-		if n, there := got[seconds(power)]; !there || n != want {
-			t.Errorf("%v took at most %g s (%v), want %d", n, seconds(power), there, want)
+		if n, ok := got[seconds(power)]; !ok || n != want {
+			t.Errorf("%v took at most %g s (%v), want %d", n, seconds(power), ok, want)
 		}
 	}
 	// 2 of 832 ns, 7 of 1.18 ms, one of 64 s.
@@ -249,7 +249,7 @@ func TestExporterHidesContainersWithoutNames(t *testing.T) {
 }
 
 // Remote returns the host's snapshot as Write sent it over the socket, with its read errors.
-func TestRemoteReadsWhatWriteWrites(t *testing.T) {
+func TestRemoteReturnsWrittenSnapshot(t *testing.T) {
 	infos, reports, broken := working()
 	socket := filepath.Join(t.TempDir(), "collector.sock")
 	l, err := net.Listen("unix", socket)
@@ -351,8 +351,8 @@ func checkQuery(known map[string][]string, query string) (wrong []string) {
 		return []string{"no metric of Peerlane's"}
 	}
 	for _, name := range names {
-		labels, there := known[name]
-		if !there {
+		labels, ok := known[name]
+		if !ok {
 			wrong = append(wrong, name)
 			continue
 		}

@@ -221,14 +221,14 @@ func (j Job) rate(f func(n int) error) (float64, error) {
 
 // times returns the times of consecutive calls, after a warm-up.
 func (j Job) times(f func() error) (*Times, error) {
-	const warm, least, most = 100, 10, 1 << 20
+	const warm, minRounds, maxRounds = 100, 10, 1 << 20
 	for i, end := 0, time.Now().Add(j.Duration); i < warm && (i == 0 || time.Now().Before(end)); i++ {
 		if err := f(); err != nil {
 			return nil, err
 		}
 	}
 	var list []time.Duration
-	for end := time.Now().Add(j.Duration); len(list) < least || len(list) < most && time.Now().Before(end); {
+	for end := time.Now().Add(j.Duration); len(list) < minRounds || len(list) < maxRounds && time.Now().Before(end); {
 		start := time.Now()
 		if err := f(); err != nil {
 			return nil, err
@@ -508,27 +508,27 @@ func (c *copies) leg(j Job, from, to, issuer *device.Device) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	slot, underWay := uint64(0), 0
+	slot, inFlight := uint64(0), 0
 	var failed error
 	done := func(err error) {
-		underWay--
+		inFlight--
 		failed = errors.Join(failed, err)
 	}
 	// The number of pieces in flight is limited by the depth in messages and by the slots.
 	pieces := int((j.Size + j.SlotBytes - 1) / j.SlotBytes)
-	most := min(j.Slots, max(j.Depth, 1)*pieces)
+	limit := min(j.Slots, max(j.Depth, 1)*pieces)
 	result, err := j.rate(func(n int) error {
 		for range n {
 			for offset := uint64(0); offset < j.Size; offset += j.SlotBytes {
-				for underWay == most {
+				for inFlight == limit {
 					i.queue.Poll()
 				}
-				underWay++
+				inFlight++
 				i.copy(offset, slot*j.SlotBytes, min(j.SlotBytes, j.Size-offset), done)
 				slot = (slot + 1) % uint64(j.Slots)
 			}
 		}
-		for underWay > 0 {
+		for inFlight > 0 {
 			i.queue.Poll()
 		}
 		return failed

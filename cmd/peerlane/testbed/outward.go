@@ -54,12 +54,12 @@ func (h *Host) outwardNIC(nics *topo.Host, excluded []string) (gpu string, plan 
 
 // reaching returns the lane of a plan that reaches other hosts with NICs; nil without one.
 func reaching(p *planner.Plan) *planner.Lane {
-	there := func(name string) bool {
+	exists := func(name string) bool {
 		return slices.ContainsFunc(p.NICs, func(n topo.NIC) bool { return n.Name == name && n.Uverbs != "" })
 	}
 	for _, relayed := range []bool{true, false} {
 		for i, l := range p.Lanes {
-			if l.Relay == relayed && l.Role != planner.RoleRefused && slices.ContainsFunc(l.NICs, there) {
+			if l.Relay == relayed && l.Role != planner.RoleRefused && slices.ContainsFunc(l.NICs, exists) {
 				return &p.Lanes[i]
 			}
 		}

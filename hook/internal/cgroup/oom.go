@@ -69,7 +69,7 @@ func directory(mountinfo, filesystem, controller, group string) (dir string, ok 
 // oomKills parses the number in a memory.events or a memory.oom_control.
 func oomKills(text string) (uint64, error) {
 	for line := range strings.Lines(text) {
-		if count, is := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); is {
+		if count, ok := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); ok {
 			return strconv.ParseUint(count, 10, 64)
 		}
 	}

@@ -46,23 +46,23 @@ func TestReadMalformedSpecFails(t *testing.T) {
 	write := func(text string) func(string) error {
 		return func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
 	}
-	is := func(err error) func(string) error { return func(string) error { return err } }
+	errorIs := func(err error) func(string) error { return func(string) error { return err } }
 	for name, test := range map[string]struct {
 		make func(path string) error
 		want func(path string) error
 	}{
-		"none":            {func(string) error { return nil }, is(fs.ErrNotExist)},
-		"empty":           {write(""), is(&json.SyntaxError{Offset: 0})},
-		"a directory":     {func(path string) error { return os.Mkdir(path, 0o700) }, is(paths.ErrNotRegular)},
-		"one that waits":  {func(path string) error { return unix.Mkfifo(path, 0o600) }, is(paths.ErrNotRegular)},
-		"one without end": {func(path string) error { return os.Symlink("/dev/zero", path) }, is(paths.ErrNotRegular)},
-		"no root":         {write(`{}`), is(errNoRoot)},
-		"a root of lists": {write(`{"root": {"path": []}}`), is(&json.UnmarshalTypeError{Value: "array"})},
+		"none":            {func(string) error { return nil }, errorIs(fs.ErrNotExist)},
+		"empty":           {write(""), errorIs(&json.SyntaxError{Offset: 0})},
+		"a directory":     {func(path string) error { return os.Mkdir(path, 0o700) }, errorIs(paths.ErrNotRegular)},
+		"one that waits":  {func(path string) error { return unix.Mkfifo(path, 0o600) }, errorIs(paths.ErrNotRegular)},
+		"one without end": {func(path string) error { return os.Symlink("/dev/zero", path) }, errorIs(paths.ErrNotRegular)},
+		"no root":         {write(`{}`), errorIs(errNoRoot)},
+		"a root of lists": {write(`{"root": {"path": []}}`), errorIs(&json.UnmarshalTypeError{Value: "array"})},
 		"an environment": {write(`{"root": {"path": "r"}, "process": {"env": {"A": "b"}}}`),
-			is(&json.UnmarshalTypeError{Value: "object"})},
+			errorIs(&json.UnmarshalTypeError{Value: "object"})},
 		"arguments": {write(`{"root": {"path": "r"}, "hooks": {"prestart": [{"args": [1]}]}}`),
-			is(&json.UnmarshalTypeError{Value: "number"})},
-		"very deep": {write(strings.Repeat(`{"a":`, 100000)), is(&json.SyntaxError{Offset: 10000*5 + 1})},
+			errorIs(&json.UnmarshalTypeError{Value: "number"})},
+		"very deep": {write(strings.Repeat(`{"a":`, 100000)), errorIs(&json.SyntaxError{Offset: 10000*5 + 1})},
 		"longer than ours": {write(`{"root": {"path": "` + string(bytes.Repeat([]byte("r"), MaxBytes)) + `"}}`),
 			func(path string) error { return &paths.SizeError{Path: path, Bytes: MaxBytes + 22, Limit: MaxBytes} }},
 	} {

@@ -46,7 +46,7 @@ func command() *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.StringVar(&t.GPUs, "gpus", testbed.GPUsReal, "GPUs to use: auto, real, simulated")
-	flags.IntVar(&t.Most, "most", 0, "maximum number of GPUs (default all)")
+	flags.IntVar(&t.MaxGPUs, "most", 0, "maximum number of GPUs (default all)")
 	flags.IntVar(&t.Transfers, "transfers", 100_000, "messages to exchange")
 	flags.DurationVar(&t.Limit, "limit", 9*time.Minute, "fail after this time")
 	flags.Uint64Var(&t.Seed, "seed", uint64(time.Now().UnixNano()), "seed of the random choices")

@@ -210,15 +210,15 @@ func Port(t testing.TB, device, attribute string) string {
 }
 
 // Eventually waits until so returns ok, and fails the test with the last description at the limit.
-func Eventually(t testing.TB, what string, so func() (ok bool, is string)) {
+func Eventually(t testing.TB, what string, so func() (ok bool, state string)) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		ok, is := so()
+		ok, state := so()
 		if ok {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v; it is %s", what, patience, is)
+			t.Fatalf("%s: not within %v; it is %s", what, patience, state)
 		}
 	}
 }

@@ -96,7 +96,7 @@ host-bridge 0000:00
 }
 
 // The archive was captured from this table: after a change of the table, capture it again.
-func TestTwoNICsIsTheRecordedHost(t *testing.T) {
+func TestTableTwoNICsEqualsRecordedHost(t *testing.T) {
 	sysfs, proc, err := recorded.Unpack(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -107,13 +107,13 @@ func TestTwoNICsIsTheRecordedHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var there []string
+	var present []string
 	for _, e := range entries {
-		there = append(there, e.Name())
+		present = append(present, e.Name())
 	}
 	ours := addresses(tree)
 	slices.Sort(ours)
-	if diff := cmp.Diff(there, ours); diff != "" {
+	if diff := cmp.Diff(present, ours); diff != "" {
 		t.Fatalf("addresses (- recorded, + ours):\n%s", diff)
 	}
 	attribute := func(address, name string) string {
@@ -186,7 +186,7 @@ func TestUnknownNameListsKnownNames(t *testing.T) {
 	}
 }
 
-func TestLinksAreWhatTheirEndsHaveInCommon(t *testing.T) {
+func TestLinksHaveSpeedOfSlowerEnd(t *testing.T) {
 	tree := mustParse(t, `
 host-bridge 0000:15
     root-port 8086:352a gen5 x16
@@ -219,7 +219,7 @@ host-bridge 0000:15
 	}
 }
 
-func TestACSIsOfEachPort(t *testing.T) {
+func TestACSFollowsEachPort(t *testing.T) {
 	tree := mustParse(t, `
 host-bridge 0000:15
     root-port 8086:352a gen5 x16
@@ -289,7 +289,7 @@ host-bridge 0000:15 numa=1
 	}
 }
 
-func TestBARsTellTheirSizes(t *testing.T) {
+func TestBARsReportTheirSizes(t *testing.T) {
 	tree := mustNamed(t, "two-nics")
 	c := find(t, tree, "0000:18:00.0").config()
 	var got []uint64

@@ -178,13 +178,13 @@ func (p *placing) addBelow(l *line, a address, current link) error {
 // negotiate returns the link in operation: the minimum of both ends, or the table's value, which
 // may not exceed it.
 func negotiate(above link, l *line) (link, error) {
-	most := link{gen: min(above.gen, l.max.gen), width: min(above.width, l.max.width)}
+	common := link{gen: min(above.gen, l.max.gen), width: min(above.width, l.max.width)}
 	if l.current == (link{}) {
-		return most, nil
+		return common, nil
 	}
-	if l.current.gen > most.gen || l.current.width > most.width {
+	if l.current.gen > common.gen || l.current.width > common.width {
 		return link{}, &tableError{l.number, fmt.Errorf("link=gen%dx%d exceeds the common maximum of both ends, gen%dx%d",
-			l.current.gen, l.current.width, most.gen, most.width)}
+			l.current.gen, l.current.width, common.gen, common.width)}
 	}
 	return l.current, nil
 }

@@ -45,8 +45,8 @@ func main() {
 
 var began = time.Now()
 
-// say prints the current step and the elapsed time on standard error.
-func say(format string, arguments ...any) {
+// logf prints the current step and the elapsed time on standard error.
+func logf(format string, arguments ...any) {
 	fmt.Fprintf(os.Stderr, "vm: [%5.1f s] "+format+"\n", append([]any{time.Since(began).Seconds()}, arguments...)...)
 }
 
@@ -65,7 +65,7 @@ func imageCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				say("%s image: %s", kind, image.Disk)
+				logf("%s image: %s", kind, image.Disk)
 			}
 			return nil
 		},

@@ -73,7 +73,7 @@ func TestEachPlaceOfAMachineIsRun(t *testing.T) {
 	}
 }
 
-func TestPatternsOfParts(t *testing.T) {
+func TestPatternNarrowsTestsOfPlace(t *testing.T) {
 	for _, c := range []struct {
 		pattern string
 		want    []target

@@ -26,7 +26,7 @@ type session struct {
 
 // images returns an image, and builds it if necessary.
 func images(ctx context.Context, kind string) (*vm.Image, error) {
-	builder := vm.Builder{Progress: say}
+	builder := vm.Builder{Progress: logf}
 	return builder.Image(ctx, kind)
 }
 

@@ -30,7 +30,7 @@ is joined to the first: its addresses are 10.77.0.2 (rail0), 10.77.1.2 (rail1).`
 			if err := s.start(cmd.Context(), guests); err != nil {
 				return err
 			}
-			say("up after %.1f s", s.machines[0].Booted.Seconds())
+			logf("up after %.1f s", s.machines[0].Booted.Seconds())
 			command := control.Command{Argv: argv, Env: []string{"TERM=" + os.Getenv("TERM")}, Dir: "/root"}
 			if len(argv) == 0 {
 				command.Argv = []string{"/bin/bash", "-i"}

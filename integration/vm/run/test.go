@@ -280,7 +280,7 @@ func (o *testOptions) runPlace(ctx context.Context, p place) (err error) {
 	if err := errors.Join(<-compiled, started); err != nil {
 		return err
 	}
-	say("%s: up after %.1f s, of which the guest took %.1f s", p.name, s.machines[0].Booted.Seconds(),
+	logf("%s: up after %.1f s, of which the guest took %.1f s", p.name, s.machines[0].Booted.Seconds(),
 		s.machines[0].Ready.Uptime.Seconds())
 	var failed []error
 	for _, t := range p.targets {
@@ -293,7 +293,7 @@ func (o *testOptions) runPlace(ctx context.Context, p place) (err error) {
 
 // runHere runs tests on the host.
 func (o *testOptions) runHere(ctx context.Context, p place) error {
-	say("%s: on this host", p.name)
+	logf("%s: on this host", p.name)
 	arguments := []string{"test", "-json", "-count=1", "-tags", "vm", "-vet=off", "-timeout", o.timeout.String(), "-run",
 		o.pattern}
 	for _, t := range p.targets {

@@ -23,6 +23,7 @@
  * must not wait may last HARNESS_LIMIT seconds, else 60, and nothing may end for
  * HARNESS_QUIET, else 120. */
 #define _GNU_SOURCE
+#include <ctype.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -465,6 +466,9 @@ static pid_t children(void)
 	return pid;
 }
 
+/* alone: the other rank is in another container, and the device has the index of the host's GPU. */
+static bool alone;
+
 static void check_properties(void)
 {
 	struct nccl_net_properties_v12 p = {0}; /* the others are shorter */
@@ -472,7 +476,7 @@ static void check_properties(void)
 
 	must(!ALL(devices(&n)) && n >= 1, "devices");
 	must(!EACH(net.v8->properties(0, (void *)&p), net.v9->properties(0, (void *)&p), net.v10->properties(0, (void *)&p), net.v11->properties(0, (void *)&p), net.v12->properties(0, &p)), "getProperties");
-	must(!strncmp(p.name, "peerlane_", 9) && p.name[9] == '0' + rank && !p.name[10] && p.pointers == 3 && !p.registration_is_global && p.guid, "properties");
+	must(!strncmp(p.name, "peerlane_", 9) && (alone ? isdigit(p.name[9]) : p.name[9] == '0' + rank) && !p.name[10] && p.pointers == 3 && !p.registration_is_global && p.guid, "properties");
 	must((net.version == 8 ? ((struct nccl_net_properties_v8 *)(void *)&p)->max_receives : p.max_receives) == NCCL_MAX_RECEIVES, "maxRecvs");
 }
 
@@ -603,7 +607,8 @@ static int be_rank(char **argument, const char *mode, const char *plugin, int ve
 
 	if (own && putenv(own))
 		return 2;
-	setenv("PEERLANE_SOCKET", argument[0], 1);
+	if (*argument[0])
+		setenv("PEERLANE_SOCKET", argument[0], 1);
 	for (unsigned i = 0, digit = 0; argument[1][4 + i]; i++)
 		if (argument[1][4 + i] != '-') {
 			const char pair[2] = {argument[1][4 + i], 0};
@@ -670,6 +675,15 @@ int main(int argc, char **argv)
 	stride = (bytes_most + 63) / 64 * 64 + 64;
 	scratch = malloc(stride);
 	expected = malloc(stride);
+	for (int i = 0; i < 2; i++)
+		/* A rank without a GPU is in another container, behind descriptor 3. */
+		if (!*argv[10 + 2 * !i]) {
+			alone = true;
+			rank = i;
+			chance = mix(seed + (unsigned)i);
+			signal(SIGALRM, blocked);
+			return be_rank(argv + 9 + 2 * i, argv[3], argv[1], atoi(argv[2]), 3);
+		}
 	must(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair), "a socket pair");
 	for (int i = 0; i < 2; i++) {
 		must((ranks[i] = fork()) >= 0, "fork");

@@ -214,7 +214,8 @@ struct side {
 		custom = table->options();
 		if (custom["socket"] != PEERLANE_DEFAULT_SOCKET)
 			violation("options name the socket %s", custom["socket"].c_str());
-		custom["socket"] = socket;
+		if (!socket.empty())
+			custom["socket"] = socket;
 		e = table->create(&p);
 		must(e);
 		if (!e->supports_remote() || !e->supports_notifications() || e->supported_segments().size() != 2)
@@ -799,6 +800,37 @@ static void stopped(side &s, const std::string &third)
 	s.leave();
 }
 
+// be_rank runs a rank, whose process it ends.
+[[noreturn]] static void be_rank(char **argv, const std::string &mode, int r, int pair)
+{
+	rank_ = r;
+	other = pair;
+	alarm(300);
+	void *nixl = strcmp(argv[2], "-") ? dlopen(argv[2], RTLD_NOW) : nullptr;
+	must(nixl || !strcmp(argv[2], "-"));
+	void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		line("%s", dlerror());
+		_exit(1);
+	}
+	auto init = reinterpret_cast<plugin *(*)()>(dlsym(library, "nixl_plugin_init"));
+	must(init);
+	side s;
+	s.table = init();
+	if (mode == "load") {
+		line(s.table ? "a table" : "no table");
+		_exit(0);
+	}
+	must(s.table && s.table->api_version == 1 && !strcmp(s.table->name(), "PEERLANE") && s.table->version() && s.table->memories().size() == 2);
+	s.name = "agent " + std::to_string(r);
+	s.socket = argv[5 + 2 * r];
+	open_gpu(argv[6 + 2 * r]);
+	mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) :
+		mode == "limit" ? limited(s) : mode == "stop" ? stopped(s, argv[5]) : killed(s, mode == "anew");
+	line("done");
+	_exit(0);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 9)
@@ -808,6 +840,10 @@ int main(int argc, char **argv)
 	size_t *sizes[] = {&regions, &blocks, &block, &rounds};
 	for (int i = 9; i < argc && i < 13; i++)
 		*sizes[i - 9] = strtoull(argv[i], nullptr, 0);
+	for (int r = 0; r < 2; r++)
+		// A rank without a GPU is in another container, behind descriptor 3.
+		if (!*argv[6 + 2 * (1 - r)])
+			be_rank(argv, mode, r, 3);
 	int pair[2];
 	pid_t child[2];
 	must(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
@@ -816,33 +852,8 @@ int main(int argc, char **argv)
 		must(child[r] >= 0);
 		if (child[r])
 			continue;
-		rank_ = r;
-		other = pair[r];
 		close(pair[1 - r]);
-		alarm(300);
-		void *nixl = strcmp(argv[2], "-") ? dlopen(argv[2], RTLD_NOW) : nullptr;
-		must(nixl || !strcmp(argv[2], "-"));
-		void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
-		if (!library) {
-			line("%s", dlerror());
-			_exit(1);
-		}
-		auto init = reinterpret_cast<plugin *(*)()>(dlsym(library, "nixl_plugin_init"));
-		must(init);
-		side s;
-		s.table = init();
-		if (mode == "load") {
-			line(s.table ? "a table" : "no table");
-			_exit(0);
-		}
-		must(s.table && s.table->api_version == 1 && !strcmp(s.table->name(), "PEERLANE") && s.table->version() && s.table->memories().size() == 2);
-		s.name = "agent " + std::to_string(r);
-		s.socket = argv[5 + 2 * r];
-		open_gpu(argv[6 + 2 * r]);
-		mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) :
-			mode == "limit" ? limited(s) : mode == "stop" ? stopped(s, argv[5]) : killed(s, mode == "anew");
-		line("done");
-		_exit(0);
+		be_rank(argv, mode, r, pair[r]);
 	}
 	close(pair[0]);
 	close(pair[1]);

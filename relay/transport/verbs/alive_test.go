@@ -66,9 +66,9 @@ func TestFlapOf30SecondsLosesNothing(t *testing.T) {
 	}
 }
 
-// TestAliveByRDMA demands that a group reports the peer alive for the length of the silence after a
+// TestAliveFollowsRDMAWrites demands that a group reports the peer alive for the length of the silence after a
 // write, and while a port of this side has no link.
-func TestAliveByRDMA(t *testing.T) {
+func TestAliveFollowsRDMAWrites(t *testing.T) {
 	w := connected(t, func(_ string, c *Config) { c.PortWait = time.Hour })
 	const silence = time.Minute
 	if left := w.a.set.Alive(silence); left > silence {

@@ -82,9 +82,9 @@ func TestAdaptiveRoutingSplitsLongWrites(t *testing.T) {
 	}
 }
 
-// TestGlobalRoutesOfInfiniBand demands a GRH if the port requires one and across subnets, with the
+// TestGlobalRoutesFollowSubnetsOfInfiniBand demands a GRH if the port requires one and across subnets, with the
 // LID of the router if the GID has a FLID, as in NCCL's ncclIbQpRtr.
-func TestGlobalRoutesOfInfiniBand(t *testing.T) {
+func TestGlobalRoutesFollowSubnetsOfInfiniBand(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		change      func(a, b *softdevice.Device)
@@ -167,9 +167,9 @@ func TestECEOptionsAreNegotiated(t *testing.T) {
 	}
 }
 
-// TestDefaultQueuePairs demands 4 queue pairs for a RoCE link and 1 for other links, and that a
+// TestDefaultQueuePairsFollowLinkLayer demands 4 queue pairs for a RoCE link and 1 for other links, and that a
 // write uses every queue pair.
-func TestDefaultQueuePairs(t *testing.T) {
+func TestDefaultQueuePairsFollowLinkLayer(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		devices []softdevice.Device
@@ -208,9 +208,9 @@ func (e *side) way() (way string) {
 	return way
 }
 
-// TestRelaxedOrderingSwitch demands that verbs.relaxed_ordering decides about the access flag of all
+// TestRelaxedOrderingFollowsConfiguration demands that verbs.relaxed_ordering decides about the access flag of all
 // memory.
-func TestRelaxedOrderingSwitch(t *testing.T) {
+func TestRelaxedOrderingFollowsConfiguration(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		w := connected(t, func(_ string, c *Config) { c.RelaxedOrdering = on })
 		w.granted(t, 1)

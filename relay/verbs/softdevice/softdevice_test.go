@@ -58,7 +58,7 @@ func wantArguments(t testing.TB, c softdevice.Call, want map[string]string) {
 	}
 }
 
-func TestRegistrationAsksForWhatItIsGiven(t *testing.T) {
+func TestRegistrationRequestsGivenAccess(t *testing.T) {
 	h, l := host(t, softdevice.Device{Name: "mlx5_0"})
 	_, d := opened(t, l, "mlx5_0")
 	fd := memfd(t, 8*page)

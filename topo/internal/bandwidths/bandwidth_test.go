@@ -2,7 +2,7 @@ package bandwidths
 
 import "testing"
 
-func TestBandwidthOfPCIeLinks(t *testing.T) {
+func TestPCIeBandwidthFollowsSpeedAndWidth(t *testing.T) {
 	for _, tt := range []struct {
 		speed string
 		width int
@@ -19,7 +19,7 @@ func TestBandwidthOfPCIeLinks(t *testing.T) {
 	}
 }
 
-func TestBandwidthBetweenSockets(t *testing.T) {
+func TestSocketBandwidthFollowsProcessor(t *testing.T) {
 	for _, tt := range []struct {
 		arch, vendor  string
 		family, model int

@@ -31,13 +31,13 @@ func (p *Regexp) MatchString(s string) bool {
 
 // hexadecimal reports whether s consists of lower-case hexadecimal digits, and has at least the
 // given number of digits.
-func hexadecimal(s string, least int) bool {
+func hexadecimal(s string, minDigits int) bool {
 	for i := range len(s) {
 		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
 			return false
 		}
 	}
-	return len(s) >= least
+	return len(s) >= minDigits
 }
 
 // isHostBridge matches "pci0000:00".

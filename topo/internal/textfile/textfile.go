@@ -53,9 +53,9 @@ func WithoutDashes(text []byte) []byte {
 // QuoteStart quotes the beginning of a text, short enough for a message.
 func QuoteStart(text []byte) string {
 	line, _, _ := bytes.Cut(text, []byte("\n"))
-	const most = 40
-	if len(line) > most {
-		return strconv.QuoteToASCII(strings.ToValidUTF8(string(line[:most]), "?")) + " .."
+	const maxBytes = 40
+	if len(line) > maxBytes {
+		return strconv.QuoteToASCII(strings.ToValidUTF8(string(line[:maxBytes]), "?")) + " .."
 	}
 	return strconv.QuoteToASCII(strings.TrimSpace(string(line)))
 }

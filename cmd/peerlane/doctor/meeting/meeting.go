@@ -243,14 +243,14 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 	if m.Theirs, err = parseFacts(text); err != nil {
 		return err
 	}
-	most := side.bulkTimeout
-	if most == 0 {
-		most = bulkTimeout
+	timeout := side.bulkTimeout
+	if timeout == 0 {
+		timeout = bulkTimeout
 	}
-	_, err = exchange(conn, append([]byte{'b'}, make([]byte, bulkBytes)...), bulkBytes, most)
+	_, err = exchange(conn, append([]byte{'b'}, make([]byte, bulkBytes)...), bulkBytes, timeout)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		m.Stuck = fmt.Errorf("1 MiB in each direction did not arrive within %v: %w", most, err)
+		m.Stuck = fmt.Errorf("1 MiB in each direction did not arrive within %v: %w", timeout, err)
 	case err != nil:
 		m.Stuck = fmt.Errorf("transferring 1 MiB in each direction: %w", err)
 	}

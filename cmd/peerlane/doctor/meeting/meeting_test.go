@@ -116,7 +116,7 @@ func TestMeetingWithRelayFails(t *testing.T) {
 // dropped packets of full size.
 type narrow struct {
 	net.Listener
-	most int64
+	max int64
 }
 
 func (n narrow) Accept() (net.Conn, error) {
@@ -125,7 +125,7 @@ func (n narrow) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	left := &atomic.Int64{}
-	left.Store(n.most)
+	left.Store(n.max)
 	return narrowConn{c, left}, nil
 }
 
@@ -174,7 +174,7 @@ func TestMeetingEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestFactsAreTame(t *testing.T) {
+func TestParseFactsSanitisesText(t *testing.T) {
 	for text, want := range map[string]error{
 		`{"host":"a\u001b[2Jb","release":"` + strings.Repeat("x", 1000) + `"}`: nil,
 		`{"host":"a\u009b[2Jb","release":"` + strings.Repeat("y", 1000) + `"}`: nil,

@@ -46,11 +46,11 @@ func read(t *testing.T, path string) string {
 }
 
 func TestHostHasSystemdAndCgroupV2(t *testing.T) {
-	if is := read(t, "/proc/1/comm"); is != "systemd" {
-		t.Errorf("process 1 is %s", is)
+	if got := read(t, "/proc/1/comm"); got != "systemd" {
+		t.Errorf("process 1 is %s", got)
 	}
-	if is := read(t, "/sys/module/apparmor/parameters/enabled"); is != "Y" {
-		t.Errorf("AppArmor enabled: %s", is)
+	if got := read(t, "/sys/module/apparmor/parameters/enabled"); got != "Y" {
+		t.Errorf("AppArmor enabled: %s", got)
 	}
 	// "shared:N" is in the sixth field and following (proc_pid_mountinfo(5)).
 	shared := false
@@ -84,10 +84,10 @@ func TestControlGroupsAreV2Alone(t *testing.T) {
 	if !slices.Equal(kinds, []string{"cgroup2"}) {
 		t.Errorf("the control group mounts are %q", kinds)
 	}
-	has := strings.Fields(read(t, "/sys/fs/cgroup/cgroup.controllers"))
+	controllers := strings.Fields(read(t, "/sys/fs/cgroup/cgroup.controllers"))
 	for _, controller := range []string{"cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma"} {
-		if !slices.Contains(has, controller) {
-			t.Errorf("there is no controller %s among %q", controller, has)
+		if !slices.Contains(controllers, controller) {
+			t.Errorf("there is no controller %s among %q", controller, controllers)
 		}
 	}
 }

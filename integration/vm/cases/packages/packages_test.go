@@ -64,8 +64,8 @@ func dpkg(t testing.TB, dir string) {
 			"peerlane-cdi-refresh.service") {
 			return false, jobs
 		}
-		is := property(t, "peerlane-cdi-refresh.service", "ActiveState")
-		return is == "inactive", is
+		got := property(t, "peerlane-cdi-refresh.service", "ActiveState")
+		return got == "inactive", got
 	})
 	if result := property(t, "peerlane-cdi-refresh.service", "Result"); result != "success" {
 		t.Errorf("the refresh ends with %s", result)
@@ -132,11 +132,11 @@ func newHost(t testing.TB) *host {
 
 // container is a container that runs until end is called; the bundle exists in advance.
 type container struct {
-	h     *host
-	id    string
-	in    io.Closer
-	ended chan error
-	said  bytes.Buffer
+	h      *host
+	id     string
+	in     io.Closer
+	ended  chan error
+	output bytes.Buffer
 }
 
 // patience is ten times the duration of a start in an emulated machine.
@@ -147,7 +147,7 @@ func (h *host) start(name string) (*container, generation.Info) {
 	h.Helper()
 	c := &container{h: h, id: h.ContainerID(name), ended: make(chan error, 1)}
 	cmd := h.runtime.Run(context.Background(), h.bundle, c.id)
-	cmd.Stderr = &c.said
+	cmd.Stderr = &c.output
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		h.Fatal(err)
@@ -160,10 +160,10 @@ func (h *host) start(name string) (*container, generation.Info) {
 	for end := testutil.BeginFor(patience); ; time.Sleep(200 * time.Millisecond) {
 		select {
 		case err := <-c.ended:
-			h.Fatalf("container %s ended: %v: %s", c.id, err, c.said.String())
+			h.Fatalf("container %s ended: %v: %s", c.id, err, c.output.String())
 		default:
 		}
-		if g, there := c.generation(); there && g.Status.State == generation.StateReady {
+		if g, ok := c.generation(); ok && g.Status.State == generation.StateReady {
 			return c, g
 		}
 		if end.Over() {
@@ -197,15 +197,15 @@ func (c *container) end() {
 }
 
 // goesOn requires that a container has the same relay as before, and that the relay serves.
-func (c *container) goesOn(t *testing.T, was generation.Info) {
+func (c *container) goesOn(t *testing.T, before generation.Info) {
 	t.Helper()
-	is, there := c.generation()
-	if !there || is.Status.Relay.PID != was.Status.Relay.PID || is.ID != was.ID {
-		t.Fatalf("container %s had relay %+v, and has %+v", c.id, was.Status, is.Status)
+	current, ok := c.generation()
+	if !ok || current.Status.Relay.PID != before.Status.Relay.PID || current.ID != before.ID {
+		t.Fatalf("container %s had relay %+v, and has %+v", c.id, before.Status, current.Status)
 	}
 	ctx, cancel := testutil.WithLimit(t.Context(), patience)
 	defer cancel()
-	s, err := client.Dial(ctx, filepath.Join(c.h.Layout.SocketDir(is.ID), paths.SocketName))
+	s, err := client.Dial(ctx, filepath.Join(c.h.Layout.SocketDir(current.ID), paths.SocketName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,9 +244,9 @@ func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 	dpkg(t, older)
 	enabled := []string{"peerlane-anchor.service", "peerlane-relay.socket", "peerlane-cdi-refresh.service",
 		"peerlane-cdi-refresh.path"}
-	if is := strings.Fields(inside.Command(t, "systemctl", append([]string{"is-enabled"}, enabled...)...)); !slices.Equal(
-		is, []string{"enabled", "enabled", "enabled", "enabled"}) {
-		t.Errorf("%v are %v", enabled, is)
+	if got := strings.Fields(inside.Command(t, "systemctl", append([]string{"is-enabled"}, enabled...)...)); !slices.Equal(
+		got, []string{"enabled", "enabled", "enabled", "enabled"}) {
+		t.Errorf("%v are %v", enabled, got)
 	}
 	inside.Command(t, "systemctl", "is-active", "peerlane-relay.socket", "peerlane-cdi-refresh.path")
 	if err := paths.New("/").CheckAnchor(); err != nil {
@@ -284,8 +284,8 @@ func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 			t.Error("a refresh succeeds with a configuration that cannot be")
 		}
 		inside.Eventually(t, "another attempt", func() (bool, string) {
-			is := property(t, "peerlane-cdi-retry.service", "ActiveState")
-			return is == "activating", is
+			got := property(t, "peerlane-cdi-retry.service", "ActiveState")
+			return got == "activating", got
 		})
 		if err := os.WriteFile(configuration, text, 0o644); err != nil {
 			t.Fatal(err)
@@ -298,7 +298,7 @@ func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 	// an administrator would, so that the plan stays.
 	inside.Command(t, "systemctl", "disable", "--now", "peerlane-cdi-refresh.service", "peerlane-cdi-refresh.path")
 	h := newHost(t)
-	first, had := h.start("first")
+	first, started := h.start("first")
 	socket := property(t, "peerlane-relay.socket", "InvocationID")
 	configuration, err := os.ReadFile(h.Layout.ConfigFile())
 	if err != nil {
@@ -307,8 +307,8 @@ func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 	for _, step := range []struct{ name, dir string }{{"upgrade", newer}, {"downgrade", older}} {
 		t.Run(step.name, func(t *testing.T) {
 			dpkg(t, step.dir)
-			first.goesOn(t, had)
-			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", had.Status.Relay.PID)); err != nil ||
+			first.goesOn(t, started)
+			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", started.Status.Relay.PID)); err != nil ||
 				program != "/usr/libexec/peerlane/peerlane-relay (deleted)" {
 				t.Errorf("program of the relay: %s (%v); a package did not replace it", program, err)
 			}
@@ -317,39 +317,39 @@ func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 			if now, err := os.ReadFile(h.Layout.ConfigFile()); err != nil || !bytes.Equal(now, configuration) {
 				t.Errorf("the configuration has changed (%v)", err)
 			}
-			if is := property(t, "peerlane-relay.socket", "InvocationID"); is != socket {
+			if got := property(t, "peerlane-relay.socket", "InvocationID"); got != socket {
 				t.Error("the socket was restarted")
 			}
 			if diff := cmp.Diff(running, invocations(t)); diff != "" {
 				t.Errorf("engines were restarted (-before +after):\n%s", diff)
 			}
 			out, _ := exec.Command("systemctl", "is-enabled", "peerlane-cdi-refresh.service").Output()
-			if is := strings.TrimSpace(string(out)); is != "disabled" {
-				t.Errorf("a disabled unit is %s", is)
+			if got := strings.TrimSpace(string(out)); got != "disabled" {
+				t.Errorf("a disabled unit is %s", got)
 			}
 		})
 	}
 
 	t.Run("removal", func(t *testing.T) {
 		inside.Command(t, "dpkg", "--force-unsafe-io", "--remove", "peerlane")
-		first.goesOn(t, had)
-		if is := property(t, "peerlane-relay.socket", "ActiveState"); is != "inactive" {
-			t.Errorf("the socket is %s", is)
+		first.goesOn(t, started)
+		if got := property(t, "peerlane-relay.socket", "ActiveState"); got != "inactive" {
+			t.Errorf("the socket is %s", got)
 		}
-		said := inside.Command(t, "sh", "-c", "dpkg --force-unsafe-io --purge peerlane libpeerlane 2>&1")
+		output := inside.Command(t, "sh", "-c", "dpkg --force-unsafe-io --purge peerlane libpeerlane 2>&1")
 		if paths.New("/").CheckAnchor() == nil {
 			t.Error("the purge leaves the anchor mounted")
 		}
-		first.goesOn(t, had)
-		_, later, found := strings.Cut(said, "after their end: ")
+		first.goesOn(t, started)
+		_, later, found := strings.Cut(output, "after their end: ")
 		if !found {
-			t.Fatalf("a purge beside a container does not say how to remove its state later: %s", said)
+			t.Fatalf("a purge beside a container does not say how to remove its state later: %s", output)
 		}
 		later, _, _ = strings.Cut(later, "\n")
 		first.end()
 		inside.Eventually(t, "the relay's end", func() (bool, string) {
-			g, there := first.generation()
-			return !there, fmt.Sprintf("%+v", g)
+			g, ok := first.generation()
+			return !ok, fmt.Sprintf("%+v", g)
 		})
 		inside.Command(t, "sh", "-c", later)
 		if diff := cmp.Diff(before, ownFiles(t)); diff != "" {

@@ -253,7 +253,7 @@ func take(h *testbed.Host, id string, to io.WriteCloser, write func([]byte) erro
 }
 
 // programs runs the further programs of the test binary, for the second guest and for containers.
-func programs(arguments []string) (is bool, err error) {
+func programs(arguments []string) (ok bool, err error) {
 	switch {
 	case len(arguments) == 2 && arguments[0] == "receive":
 		return true, receive(arguments[1])

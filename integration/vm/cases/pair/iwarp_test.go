@@ -60,7 +60,7 @@ func exchanged(t *testing.T, other *control.Client, transport string) (outputs [
 			ended <- err
 		}()
 	}
-	tell := func(guest int, text string) {
+	sendTo := func(guest int, text string) {
 		if _, err := fmt.Fprintln(orders[guest], text); err != nil {
 			t.Fatalf("the relay of guest %d: %v\n%s\n%s", guest, err, outs[0], outs[1])
 		}
@@ -68,19 +68,19 @@ func exchanged(t *testing.T, other *control.Client, transport string) (outputs [
 	key := network.Keys{Current: network.NewKey(time.Now())}.Text()
 	var handles [wiring.Guests]string
 	for guest := range wiring.Guests {
-		tell(guest, fmt.Sprintf("%x", key))
+		sendTo(guest, fmt.Sprintf("%x", key))
 	}
 	for guest := range wiring.Guests {
 		inside.Eventually(t, "the relays listen", func() (bool, string) {
 			text := outs[guest].String()
-			handle, there := handleIn(text)
+			handle, ok := handleIn(text)
 			handles[guest] = handle
-			return there, text
+			return ok, text
 		})
 	}
 	began := time.Now()
 	for guest := range wiring.Guests {
-		tell(guest, handles[wiring.Guests-1-guest])
+		sendTo(guest, handles[wiring.Guests-1-guest])
 		orders[guest].Close()
 	}
 	for range wiring.Guests {
@@ -98,14 +98,14 @@ func exchanged(t *testing.T, other *control.Client, transport string) (outputs [
 
 // Two relays, one per guest, exchange messages of many sizes over iWARP: the connection manager
 // creates two queue pairs on each of two NICs, and a message follows each write.
-func TestRelaysOverIWARP(t *testing.T) {
+func TestRelaysOverIWARPExchange(t *testing.T) {
 	other := rdma(t, inside.IWARP)
 	for guest, out := range exchanged(t, other, launch.TransportVerbs) {
 		for i, nic := range []string{"mlx5_0", "mlx5_1"} {
-			way := fmt.Sprintf("%s (%s, iWARP by RDMA CM) and %s (%s)", nic, wiring.Address(i, guest), nic,
+			want := fmt.Sprintf("%s (%s, iWARP by RDMA CM) and %s (%s)", nic, wiring.Address(i, guest), nic,
 				wiring.Address(i, wiring.Guests-1-guest))
-			if !strings.Contains(out, "data goes over verbs: ") || !strings.Contains(out, way) {
-				t.Errorf("guest %d says nothing of %q", guest, way)
+			if !strings.Contains(out, "data goes over verbs: ") || !strings.Contains(out, want) {
+				t.Errorf("guest %d says nothing of %q", guest, want)
 			}
 		}
 	}
@@ -113,7 +113,7 @@ func TestRelaysOverIWARP(t *testing.T) {
 
 // After the connection of an iWARP queue pair ends during a transfer, the relays replace every
 // queue pair, and each message arrives once.
-func TestFaultsOverIWARP(t *testing.T) {
+func TestFaultsOverIWARPLoseNoMessage(t *testing.T) {
 	p, _ := bareHosts(t, inside.IWARP)
 	for round := range 2 {
 		p.run(t, fmt.Sprintf("a connection that ends, %d", round), func(t *testing.T) {

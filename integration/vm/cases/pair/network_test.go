@@ -51,7 +51,7 @@ func startHost(t *testing.T, guest int, other *control.Client, arguments ...stri
 	h := &host{T: t, guest: guest, lines: make(chan hostLine, 100), ended: make(chan error, 1)}
 	argv := append([]string{self}, arguments...)
 	in, orders := io.Pipe()
-	said, out := io.Pipe()
+	output, out := io.Pipe()
 	h.orders = orders
 	go func() {
 		var err error
@@ -67,7 +67,7 @@ func startHost(t *testing.T, guest int, other *control.Client, arguments ...stri
 		h.ended <- err
 	}()
 	go func() {
-		decoder := json.NewDecoder(said)
+		decoder := json.NewDecoder(output)
 		for {
 			var l hostLine
 			if err := decoder.Decode(&l); err != nil {
@@ -78,7 +78,7 @@ func startHost(t *testing.T, guest int, other *control.Client, arguments ...stri
 			}
 			h.lines <- l
 		}
-		_, _ = io.Copy(io.Discard, said) // so that the process ends
+		_, _ = io.Copy(io.Discard, output) // so that the process ends
 		close(h.lines)
 	}()
 	return h
@@ -192,16 +192,16 @@ func (p *hosts) exchange(bytes, largest uint64) {
 // mustFinish requires that every message has arrived once.
 func (p *hosts) mustFinish() (bytes [wiring.Guests]uint64) {
 	p.Helper()
-	var said [wiring.Guests]across.Report
+	var reports [wiring.Guests]across.Report
 	for i, h := range p.both {
-		said[i] = h.nextAfterMessages(across.Done).Report
-		bytes[i] = said[i].BytesReceived
+		reports[i] = h.nextAfterMessages(across.Done).Report
+		bytes[i] = reports[i].BytesReceived
 		h.listening = h.next(across.Listening).Line
 	}
-	for i := range said {
-		if said[i].Posted != said[i].Sent || said[i].Sent != said[1-i].Received || said[i].Sent == 0 {
-			p.Errorf("host %d posted %d messages, of which %d ended, and %d have come", i, said[i].Posted, said[i].Sent,
-				said[1-i].Received)
+	for i := range reports {
+		if reports[i].Posted != reports[i].Sent || reports[i].Sent != reports[1-i].Received || reports[i].Sent == 0 {
+			p.Errorf("host %d posted %d messages, of which %d ended, and %d have come", i, reports[i].Posted, reports[i].Sent,
+				reports[1-i].Received)
 		}
 	}
 	return bytes
@@ -212,7 +212,7 @@ func (p *hosts) mustFinish() (bytes [wiring.Guests]uint64) {
 func (p *hosts) run(t *testing.T, name string, part func(t *testing.T)) {
 	t.Helper()
 	passed := t.Run(name, func(t *testing.T) {
-		was := p.T
+		outer := p.T
 		as := func(t *testing.T) {
 			p.T = t
 			for _, h := range p.both {
@@ -220,7 +220,7 @@ func (p *hosts) run(t *testing.T, name string, part func(t *testing.T)) {
 			}
 		}
 		as(t)
-		defer as(was)
+		defer as(outer)
 		part(t)
 	})
 	if !passed {
@@ -267,7 +267,7 @@ func (p *hosts) sizes(amount uint64) {
 }
 
 // mustSee requires the values that `peerlane relay inspect` shows for open connections.
-func (p *hosts) mustSee(transport, way string) {
+func (p *hosts) mustSee(transport, path string) {
 	p.Helper()
 	p.exchange(0, 64<<10)
 	h := p.both[1] // one host: under load an inspection takes ten seconds
@@ -278,7 +278,7 @@ func (p *hosts) mustSee(transport, way string) {
 		p.Fatalf("the report is %+v", r)
 	}
 	for _, c := range r.Connections {
-		if c.Transport != transport || !strings.Contains(c.Path, way) {
+		if c.Transport != transport || !strings.Contains(c.Path, path) {
 			p.Errorf("connection: transport %q, path %q", c.Transport, c.Path)
 		}
 	}
@@ -287,7 +287,7 @@ func (p *hosts) mustSee(transport, way string) {
 
 // The same containers over RDMA: the software NICs of both kernels write and read slots of
 // sandboxed relays.
-func TestContainersOfTwoGuestsOverRoCE(t *testing.T) {
+func TestContainersOfTwoGuestsOverRoCELoseNoMessage(t *testing.T) {
 	all := amount(t)
 	if all == usual {
 		all /= 4 // over rxe a byte takes up to four times as long as over TCP
@@ -327,7 +327,7 @@ func jumbo(t *testing.T, other *control.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	was := link.Attrs().MTU
+	original := link.Attrs().MTU
 	set := func(mtu int) error {
 		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 		defer cancel()
@@ -335,7 +335,7 @@ func jumbo(t *testing.T, other *control.Client) {
 			Argv: []string{"ip", "link", "set", card, "mtu", strconv.Itoa(mtu)}}, nil, nil, nil))
 	}
 	t.Cleanup(func() {
-		if err := set(was); err != nil {
+		if err := set(original); err != nil {
 			t.Error(err)
 		}
 	})
@@ -347,7 +347,7 @@ func jumbo(t *testing.T, other *control.Client) {
 // Containers on two machines, with separate kernels, PCIe trees and clocks, with an
 // administrator's installation: a far GPU sends to a far GPU. Faults of network, host and clock
 // lose no acknowledged message, and duplicate none.
-func TestContainersOfTwoGuests(t *testing.T) {
+func TestContainersOfTwoGuestsLoseNoMessage(t *testing.T) {
 	all := amount(t)
 	p := startHosts(t, launch.TransportTCP)
 	p.run(t, "messages of all sizes", func(*testing.T) { p.sizes(all) })
@@ -444,8 +444,8 @@ func (p *hosts) skew(t *testing.T, by time.Duration) {
 			t.Error(err)
 		}
 	})
-	if is := ahead(); is < before+by-10*time.Minute {
-		t.Fatalf("the other guest's clock is %v ahead, and was %v", is, before)
+	if got := ahead(); got < before+by-10*time.Minute {
+		t.Fatalf("the other guest's clock is %v ahead, and was %v", got, before)
 	}
 }
 

@@ -31,7 +31,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if is, err := programs(os.Args[1:]); is {
+	if ok, err := programs(os.Args[1:]); ok {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -179,10 +179,10 @@ func tried(t *testing.T, do func(ctx context.Context, try int) error) {
 
 // both runs a program in the second guest, and then, when that program listens, a program in this
 // guest, and returns both outputs.
-func both(ctx context.Context, t *testing.T, other *control.Client, port int, there, here []string) (server,
+func both(ctx context.Context, t *testing.T, other *control.Client, port int, remote, here []string) (server,
 	client string, err error) {
 	t.Helper()
-	s, end := startUntil(ctx, other, there...)
+	s, end := startUntil(ctx, other, remote...)
 	defer end()
 	listens(t, other, port)
 	out, err := exec.CommandContext(ctx, here[0], here[1:]...).CombinedOutput()
@@ -195,7 +195,7 @@ func both(ctx context.Context, t *testing.T, other *control.Client, port int, th
 	return s.out.String(), string(out), err
 }
 
-func TestPingpongOverRoCE(t *testing.T) {
+func TestPingpongOverRoCESucceeds(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	for i, device := range []string{"mlx5_0", "mlx5_1"} {
 		t.Run(device, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestPingpongOverRoCE(t *testing.T) {
 	}
 }
 
-func TestWriteWithPerftest(t *testing.T) {
+func TestPerftestWriteOverRoCESucceeds(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	tried(t, func(ctx context.Context, try int) error {
 		port := 18525 + try
@@ -257,19 +257,19 @@ func TestUnpluggedCableLosesLink(t *testing.T) {
 	rdma(t, inside.RoCE)
 	inside.Plug(t, "rail0", false)
 	inside.Eventually(t, "mlx5_0's port is down", func() (bool, string) {
-		is := inside.Port(t, "mlx5_0", "state")
-		return strings.HasSuffix(is, "DOWN"), is
+		got := inside.Port(t, "mlx5_0", "state")
+		return strings.HasSuffix(got, "DOWN"), got
 	})
-	if is := inside.Port(t, "mlx5_1", "state"); !strings.HasSuffix(is, "ACTIVE") {
-		t.Errorf("state of mlx5_1 with its cable in place: %s", is)
+	if got := inside.Port(t, "mlx5_1", "state"); !strings.HasSuffix(got, "ACTIVE") {
+		t.Errorf("state of mlx5_1 with its cable in place: %s", got)
 	}
 	if reaches(t, wiring.Address(0, 1)) || !reaches(t, wiring.Address(1, 1)) {
 		t.Error("the wrong rail is cut")
 	}
 	inside.Plug(t, "rail0", true)
 	inside.Eventually(t, "mlx5_0's port is active", func() (bool, string) {
-		is := inside.Port(t, "mlx5_0", "state")
-		return strings.HasSuffix(is, "ACTIVE"), is
+		got := inside.Port(t, "mlx5_0", "state")
+		return strings.HasSuffix(got, "ACTIVE"), got
 	})
 	known(t)
 }
@@ -368,7 +368,7 @@ func send(t *testing.T, n int) []uint64 {
 	return numbers
 }
 
-func TestNothingIsLostUndisturbed(t *testing.T) {
+func TestUndisturbedDatagramsArriveInOrder(t *testing.T) {
 	known(t)
 	const n = 200
 	numbers := send(t, n)
@@ -408,7 +408,7 @@ func inOrder(numbers []uint64) bool {
 }
 
 // RDMA must survive the faults: RC retransmits lost packets.
-func TestPingpongOverALossyRail(t *testing.T) {
+func TestPingpongOverLossyRailSucceeds(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Loss: 2})
 	const port = 18517
@@ -428,8 +428,8 @@ func TestOtherGuestIsDistinct(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if there := inside.OnOther(t, other, "cat", "/proc/sys/kernel/random/boot_id"); there == string(here) {
-		t.Error("both guests have the boot id", there)
+	if remote := inside.OnOther(t, other, "cat", "/proc/sys/kernel/random/boot_id"); remote == string(here) {
+		t.Error("both guests have the boot id", remote)
 	}
 	err = other.Run(t.Context(), control.Command{Argv: []string{"false"}}, nil, nil, nil)
 	var status *control.ExitError

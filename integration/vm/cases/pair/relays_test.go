@@ -227,7 +227,7 @@ func handleIn(text string) (handle string, ok bool) {
 
 // Two relays, one per guest, exchange messages of many sizes over RoCE on two NICs with two queue
 // pairs each.
-func TestRelaysOverRoCE(t *testing.T) {
+func TestRelaysOverRoCEExchange(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	known(t)
 	ctx, cancel := context.WithTimeout(t.Context(), exchangeTimeout)
@@ -255,8 +255,8 @@ func TestRelaysOverRoCE(t *testing.T) {
 			t.Fatalf("in the other guest: %v\n%s", err, text)
 		default:
 		}
-		handle, there := handleIn(text)
-		if !there {
+		handle, ok := handleIn(text)
+		if !ok {
 			return false, text
 		}
 		_, err := hex.Decode(to[:], []byte(handle))

@@ -56,9 +56,9 @@ func TestRelayResourcesMatchKernel(t *testing.T) {
 	if err := talk.stream(ctx, true, 2, 1<<20, func() {}); err != nil {
 		t.Fatal(err)
 	}
-	here := func(name string, arguments ...string) string { return inside.Command(t, name, arguments...) }
-	there := func(name string, arguments ...string) string { return inside.OnOther(t, agent, name, arguments...) }
-	var said string
+	local := func(name string, arguments ...string) string { return inside.Command(t, name, arguments...) }
+	onOther := func(name string, arguments ...string) string { return inside.OnOther(t, agent, name, arguments...) }
+	var output string
 	own := map[string][]resource{}
 	// host memory is registered beside the stream
 	inside.Eventually(t, "the kernel has what the relay says", func() (bool, string) {
@@ -66,17 +66,17 @@ func TestRelayResourcesMatchKernel(t *testing.T) {
 		if v == nil || len(v.Resources) != 1 {
 			t.Fatalf("the relay says %+v", v)
 		}
-		own = resources(t, here)
-		has := launch.NICResources{NIC: "mlx5_0", QueuePairs: len(own["qp"]), CompletionQueues: len(own["cq"]),
+		own = resources(t, local)
+		kernel := launch.NICResources{NIC: "mlx5_0", QueuePairs: len(own["qp"]), CompletionQueues: len(own["cq"]),
 			Regions: len(own["mr"])}
 		for _, m := range own["mr"] {
-			has.Bytes += m.RegionLen
+			kernel.Bytes += m.RegionLen
 		}
-		said = v.Resources[0].String()
-		return v.Resources[0] == has, fmt.Sprintf("%v, and the kernel has %v", v.Resources[0], has)
+		output = v.Resources[0].String()
+		return v.Resources[0] == kernel, fmt.Sprintf("%v, and the kernel has %v", v.Resources[0], kernel)
 	})
-	t.Log("the relay and the kernel: ", said)
-	theirs := resources(t, there)
+	t.Log("the relay and the kernel: ", output)
+	theirs := resources(t, onOther)
 	// One group of queue pairs, or two if both relays dialed at the same time.
 	if n := len(own["qp"]); n == 0 || n%pairs != 0 || n != len(theirs["qp"]) {
 		t.Fatalf("%d queue pairs here and %d there, %d to a set", n, len(theirs["qp"]), pairs)
@@ -91,14 +91,14 @@ func TestRelayResourcesMatchKernel(t *testing.T) {
 		}
 	}
 	other.over()
-	if left := resources(t, there); len(left) > 0 {
+	if left := resources(t, onOther); len(left) > 0 {
 		t.Errorf("remaining resources of the other relay: %+v", left)
 	}
 	if err := talk.end(); err != nil {
 		t.Error(err)
 	}
 	// This process continues, and would keep a leaked resource of its relay.
-	if left := resources(t, here); len(left) > 0 {
+	if left := resources(t, local); len(left) > 0 {
 		t.Errorf("the relay has not given back %+v", left)
 	}
 }

@@ -39,7 +39,7 @@ func packets(t *testing.T, device string) (sent, received float64) {
 // `peerlane bench` between two guests measures a lane of simulated GPUs over each guest's NIC,
 // which has no PCI function: the rows have transport RDMA, and the kernel's counters of the NIC
 // match the bytes.
-func TestBenchOverRoCE(t *testing.T) {
+func TestBenchOverRoCEMovesCountedBytes(t *testing.T) {
 	const nic = "rocep0" // not a name of the recorded host's NICs
 	agent := rdmaNamed(t, inside.RoCE, nic)
 	known(t)
@@ -99,12 +99,12 @@ func TestBenchOverRoCE(t *testing.T) {
 			row.Unit, ratio, row.Baseline)
 	}
 	for _, c := range []struct {
-		way     string
-		packets float64
+		direction string
+		packets   float64
 	}{{"A to B", sent - sentBefore}, {"B to A", received - receivedBefore}} {
-		t.Logf("%s: %.0f bytes, %.0f packets of the NIC", c.way, streamed[c.way], c.packets)
-		if streamed[c.way] == 0 || c.packets < streamed[c.way]/packet {
-			t.Errorf("%s: %.0f bytes by the rows, and %.0f packets", c.way, streamed[c.way], c.packets)
+		t.Logf("%s: %.0f bytes, %.0f packets of the NIC", c.direction, streamed[c.direction], c.packets)
+		if streamed[c.direction] == 0 || c.packets < streamed[c.direction]/packet {
+			t.Errorf("%s: %.0f bytes by the rows, and %.0f packets", c.direction, streamed[c.direction], c.packets)
 		}
 	}
 	if n := strings.Count(table, "over verbs"); n < len(r.Rows) || strings.Contains(table, "over tcp") {

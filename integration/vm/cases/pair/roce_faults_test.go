@@ -131,7 +131,7 @@ func (p *hosts) anew(times int, words string) {
 // Faults of a NIC, of the control connection, of a relay and of a host during RDMA transfers end
 // every operation of both clients with an error that names the fault; after the fault ends, the
 // same relays exchange data again.
-func TestFaultsOverRoCE(t *testing.T) {
+func TestFaultsOverRoCEEndOperationsWithErrors(t *testing.T) {
 	p, begin := bareHosts(t, inside.RoCE)
 	flow := func(t *testing.T) {
 		t.Helper()
@@ -141,19 +141,19 @@ func TestFaultsOverRoCE(t *testing.T) {
 	}
 	learn := func(t *testing.T, guest int, begun time.Time, limit time.Duration) string {
 		t.Helper()
-		said := p.mustFail(guest)
+		failure := p.mustFail(guest)
 		took := time.Since(begun)
 		t.Logf("guest %d learnt after %v", guest, took.Round(time.Millisecond))
 		if took > limit {
 			t.Errorf("guest %d learnt after %v, limit %v", guest, took, limit)
 		}
-		return said
+		return failure
 	}
 	port := func(t *testing.T, state string) {
 		t.Helper()
 		inside.Eventually(t, "mlx5_1's port is "+state, func() (bool, string) {
-			is := inside.Port(t, "mlx5_1", "state")
-			return strings.HasSuffix(is, state), is
+			got := inside.Port(t, "mlx5_1", "state")
+			return strings.HasSuffix(got, state), got
 		})
 	}
 	p.run(t, "the cable of the NIC, soon back", func(t *testing.T) {
@@ -172,18 +172,18 @@ func TestFaultsOverRoCE(t *testing.T) {
 		p.anew(1, other+", RoCE v2)")
 		t.Logf("recovered after %v", time.Since(begun).Round(time.Millisecond))
 		p.finish()
-		if said := p.both[0].errors.String(); !strings.Contains(said, own+", RoCE v2) is no longer an address") {
-			t.Errorf("the relay does not log the change of its address: %s", said)
+		if failure := p.both[0].errors.String(); !strings.Contains(failure, own+", RoCE v2) is no longer an address") {
+			t.Errorf("the relay does not log the change of its address: %s", failure)
 		}
 	})
 	p.run(t, "the cable of the NIC", func(t *testing.T) {
 		flow(t)
 		begun := time.Now()
 		inside.Plug(t, "rail1", false)
-		if said := learn(t, 0, begun, reconnecting+promised) +
-			learn(t, 1, begun, reconnecting+promised); !strings.Contains(said, "RDMA") ||
-			!strings.Contains(said, "mlx5_1") {
-			t.Errorf("the failure of mlx5_1 is not logged: %s", said)
+		if failure := learn(t, 0, begun, reconnecting+promised) +
+			learn(t, 1, begun, reconnecting+promised); !strings.Contains(failure, "RDMA") ||
+			!strings.Contains(failure, "mlx5_1") {
+			t.Errorf("the failure of mlx5_1 is not logged: %s", failure)
 		}
 		inside.Plug(t, "rail1", true)
 		port(t, "ACTIVE")
@@ -235,23 +235,23 @@ func readdress(t *testing.T, card, own string) (other string) {
 		t.Fatalf("%s has %v, and not %s", card, have, own)
 	}
 	address := func(ip net.IP) *netlink.Addr { return &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: have[i].Mask}} }
-	was := address(have[i].IP)
-	is := address(slices.Clone(have[i].IP.To4()))
-	is.IP[3] += 100
+	oldAddress := address(have[i].IP)
+	newAddress := address(slices.Clone(have[i].IP.To4()))
+	newAddress.IP[3] += 100
 	// If the first address of a network is deleted, the kernel deletes the second too. Meanwhile
 	// the port has only a link-local GID, which is unreachable.
 	change := func(from, to *netlink.Addr) error {
 		return errors.Join(netlink.AddrDel(link, from), netlink.AddrAdd(link, to))
 	}
 	t.Cleanup(func() {
-		if err := change(is, was); err != nil {
+		if err := change(newAddress, oldAddress); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := change(was, is); err != nil {
+	if err := change(oldAddress, newAddress); err != nil {
 		t.Fatal(err)
 	}
-	return is.IP.String()
+	return newAddress.IP.String()
 }
 
 // killed waits for the end of a killed host.
@@ -283,14 +283,14 @@ func TestQueuePairsWithWaitingPacketsEnd(t *testing.T) {
 	start(t, other, program...)
 	listens(t, other, port)
 	client := exec.CommandContext(t.Context(), program[0], append(program[1:], wiring.Address(0, 1))...)
-	var said lines
-	client.Stdout, client.Stderr = &said, &said
+	var output lines
+	client.Stdout, client.Stderr = &output, &output
 	if err := client.Start(); err != nil {
 		t.Fatal(err)
 	}
 	inside.Eventually(t, "perftest sends", func() (bool, string) {
 		sent, _ := packets(t, "mlx5_1")
-		return sent > 1000, fmt.Sprint(sent, " packets; ", said.String())
+		return sent > 1000, fmt.Sprint(sent, " packets; ", output.String())
 	})
 	goOn := inside.StopOther(t)
 	waiting := func() int {
@@ -306,8 +306,8 @@ func TestQueuePairsWithWaitingPacketsEnd(t *testing.T) {
 	}
 	end := testutil.Begin()
 	for last, since := -1, time.Now(); time.Since(since) < time.Second; time.Sleep(20 * time.Millisecond) {
-		if is := waiting(); is != last {
-			last, since = is, time.Now()
+		if count := waiting(); count != last {
+			last, since = count, time.Now()
 		}
 		if end.Over() {
 			t.Fatalf("the number of waiting bytes still changes: %d", last)
@@ -328,7 +328,7 @@ func TestQueuePairsWithWaitingPacketsEnd(t *testing.T) {
 	}
 	goOn()
 	inside.Eventually(t, "no packet waits in the card", func() (bool, string) {
-		is := waiting()
-		return is == 0, fmt.Sprint(is, " bytes")
+		count := waiting()
+		return count == 0, fmt.Sprint(count, " bytes")
 	})
 }

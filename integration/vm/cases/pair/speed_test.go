@@ -200,14 +200,14 @@ type other struct {
 	ended  chan error
 }
 
-// says waits for a line of the second guest with a prefix, and returns the rest of the line.
-func (o *other) says(word string) (rest string) {
+// await waits for a line of the second guest with a prefix, and returns the rest of the line.
+func (o *other) await(word string) (rest string) {
 	o.Helper()
 	deadline := time.Now().Add(exchangeTimeout)
 	for ; ; time.Sleep(5 * time.Millisecond) {
 		text := o.out.String()
 		for line := range strings.Lines(text) {
-			if after, is := strings.CutPrefix(line, word); is && strings.HasSuffix(line, "\n") {
+			if after, ok := strings.CutPrefix(line, word); ok && strings.HasSuffix(line, "\n") {
 				return strings.TrimSpace(after)
 			}
 		}
@@ -229,7 +229,7 @@ func (o *other) order(what string, messages int, bytes uint64) {
 	if _, err := fmt.Fprintln(o.orders, what, messages, bytes); err != nil {
 		o.Fatal(err)
 	}
-	o.says(fmt.Sprintf("ready %d.", o.number))
+	o.await(fmt.Sprintf("ready %d.", o.number))
 }
 
 // talking starts two relays, one per guest, with a client each.
@@ -259,7 +259,7 @@ func talking(t *testing.T, ctx context.Context, agent *control.Client, pairs int
 		t.Fatal(err)
 	}
 	var to wire.Handle
-	if _, err := hex.Decode(to[:], []byte(o.says("handle "))); err != nil {
+	if _, err := hex.Decode(to[:], []byte(o.await("handle "))); err != nil {
 		t.Fatal(err)
 	}
 	talk, err := s.meet(ctx, to, room)
@@ -345,7 +345,7 @@ func median(list []float64) float64 {
 // Compares relays with perftest on the same device, as the median over consecutive runs.
 // The test does not judge the ratio: the guests are emulated on a shared machine. `make
 // bench-verbs` runs five pairs.
-func TestRelaysBesidePerftest(t *testing.T) {
+func TestRelaysBesidePerftestReportRatio(t *testing.T) {
 	const size, short = 1 << 20, 8
 	const messages, rounds = 128, 500
 	text := os.Getenv("PEERLANE_VM_PAIRS")

@@ -39,7 +39,7 @@ func found(t *testing.T, root string, more ...string) map[string][]doctor.Findin
 
 // On a real kernel's files correct settings give no finding. Wrong settings give findings, and the
 // printed remedy corrects the settings.
-func TestDoctorOnThisKernel(t *testing.T) {
+func TestDoctorOnKernelFindsWrongSettings(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	root := t.TempDir()
 	testbed.UnmountAnchor(t, paths.New(root))
@@ -57,11 +57,11 @@ func TestDoctorOnThisKernel(t *testing.T) {
 	}
 
 	const port = "0000:17:00.0"
-	was := strings.TrimSpace(inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W"))
+	original := strings.TrimSpace(inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W"))
 	inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W=001d")
 	inside.Command(t, "ethtool", "-s", "rail1", "speed", "200000", "duplex", "full")
 	t.Cleanup(func() { // for later tests
-		for _, c := range []*exec.Cmd{exec.Command("setpci", "-s", port, "ECAP_ACS+6.W="+was),
+		for _, c := range []*exec.Cmd{exec.Command("setpci", "-s", port, "ECAP_ACS+6.W="+original),
 			exec.Command("ethtool", "-s", "rail1", "speed", "400000", "duplex", "full")} {
 			if out, err := c.CombinedOutput(); err != nil {
 				t.Errorf("%v: %v: %s", c, err, out)
@@ -70,8 +70,8 @@ func TestDoctorOnThisKernel(t *testing.T) {
 	})
 	inside.Plug(t, "rail0", false)
 	inside.Eventually(t, "mlx5_0 is DOWN", func() (bool, string) {
-		is := inside.Port(t, "mlx5_0", "state")
-		return strings.HasSuffix(is, "DOWN"), is
+		got := inside.Port(t, "mlx5_0", "state")
+		return strings.HasSuffix(got, "DOWN"), got
 	})
 	by = found(t, root)
 	for check, want := range map[string]string{"acs": "setpci -s " + port + " ECAP_ACS+6.w=0:2c",
@@ -88,13 +88,13 @@ func TestDoctorOnThisKernel(t *testing.T) {
 		args := strings.Fields(command)
 		inside.Command(t, args[0], args[1:]...)
 	}
-	if is := strings.TrimSpace(inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W")); is != "0011" {
-		t.Errorf("ACS at %s after the remedy: %s", port, is)
+	if got := strings.TrimSpace(inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W")); got != "0011" {
+		t.Errorf("ACS at %s after the remedy: %s", port, got)
 	}
 	inside.Plug(t, "rail0", true)
 	inside.Eventually(t, "mlx5_0 is ACTIVE", func() (bool, string) {
-		is := inside.Port(t, "mlx5_0", "state")
-		return strings.HasSuffix(is, "ACTIVE"), is
+		got := inside.Port(t, "mlx5_0", "state")
+		return strings.HasSuffix(got, "ACTIVE"), got
 	})
 	by = found(t, root)
 	for _, check := range []string{"acs", "port-state", "port-physical"} {

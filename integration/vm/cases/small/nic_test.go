@@ -88,7 +88,7 @@ func (r *registered) look() error {
 	}
 	limits, err := os.ReadFile("/proc/self/limits")
 	for line := range strings.Lines(string(limits)) {
-		if rest, is := strings.CutPrefix(line, "Max locked memory"); is {
+		if rest, ok := strings.CutPrefix(line, "Max locked memory"); ok {
 			r.Memlock = strings.Fields(rest)[0]
 		}
 	}

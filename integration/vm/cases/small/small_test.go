@@ -129,12 +129,12 @@ func TestPortsHaveACS(t *testing.T) {
 	inside.NamedTree(t, "two-nics")
 	const port, gpu = "0000:17:00.0", "0000:18:00.0"
 	control := func() string { return strings.TrimSpace(inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W")) }
-	if is := control(); is != "0000" {
-		t.Errorf("ACS is on at %s: %s", port, is)
+	if got := control(); got != "0000" {
+		t.Errorf("ACS is on at %s: %s", port, got)
 	}
 	inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W=001d")
-	if is := control(); is != "001d" {
-		t.Errorf("ACS at %s is %s after 001d was written", port, is)
+	if got := control(); got != "001d" {
+		t.Errorf("ACS at %s is %s after 001d was written", port, got)
 	}
 	if listed := inside.Command(t, "lspci", "-vvv", "-s", gpu); strings.Contains(listed, "Access Control Services") {
 		t.Errorf("a GPU has ACS:\n%s", listed)
@@ -160,8 +160,8 @@ func sameAsItsCapture(t *testing.T, file string) {
 	var live, replayed map[string]any
 	peerlane(t, &live, "topo")
 	peerlane(t, &replayed, "topo", "--input", file)
-	if paths, ok := live["paths"].([]any); !ok || len(paths) != 10*9/2 { // one path for each pair
-		t.Errorf("%d paths between 10 devices", len(paths))
+	if pairs, ok := live["pairs"].([]any); !ok || len(pairs) != 10*9/2 {
+		t.Errorf("%d paths between 10 devices", len(pairs))
 	}
 	if diff := cmp.Diff(live["source"], replayed["source"]); diff == "" {
 		t.Error("the capture was not read")
@@ -248,7 +248,7 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 	}
 }
 
-func TestNearNICsOnOtherTrees(t *testing.T) {
+func TestTreesDecideRoleOfGPUs(t *testing.T) {
 	for _, c := range []struct {
 		tree string
 		role string // the role of every GPU
@@ -289,8 +289,8 @@ func TestRDMADevicesAreInTheTree(t *testing.T) {
 				if err != nil || filepath.Base(target) != function {
 					t.Errorf("%s sits under %s (%v), not %s", device, target, err, function)
 				}
-				if is := inside.Port(t, device, "state"); !strings.HasSuffix(is, "ACTIVE") {
-					t.Errorf("%s is %s", device, is)
+				if got := inside.Port(t, device, "state"); !strings.HasSuffix(got, "ACTIVE") {
+					t.Errorf("%s is %s", device, got)
 				}
 			}
 			if out := inside.Command(t, "ibv_devinfo"); strings.Count(out, "PORT_ACTIVE") != 2 {
@@ -304,8 +304,8 @@ func TestPortShowsItsRate(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	for _, gbps := range []int{100, 200, 400} {
 		inside.Command(t, "ethtool", "-s", "rail0", "speed", fmt.Sprint(gbps*1000), "duplex", "full")
-		if is := inside.Port(t, "mlx5_0", "rate"); !strings.HasPrefix(is, fmt.Sprint(gbps)+" Gb/sec") {
-			t.Errorf("%d Gb/s: the rate is %s", gbps, is)
+		if got := inside.Port(t, "mlx5_0", "rate"); !strings.HasPrefix(got, fmt.Sprint(gbps)+" Gb/sec") {
+			t.Errorf("%d Gb/s: the rate is %s", gbps, got)
 		}
 	}
 }
@@ -318,14 +318,14 @@ func TestPortGoesDownAndUp(t *testing.T) {
 				inside.Plug(t, "rail1", plugged)
 				want := map[bool]string{false: "DOWN", true: "ACTIVE"}[plugged]
 				inside.Eventually(t, "mlx5_1 is "+want, func() (bool, string) {
-					is := inside.Port(t, "mlx5_1", "state")
-					return strings.HasSuffix(is, want), is
+					got := inside.Port(t, "mlx5_1", "state")
+					return strings.HasSuffix(got, want), got
 				})
 				// The plan reports this too.
 				var host topo.Host
 				peerlane(t, &host, "topo")
-				if is := host.NICs[1].Ports[0].State; is != want {
-					t.Errorf("peerlane topo says %s, the kernel %s", is, want)
+				if got := host.NICs[1].Ports[0].State; got != want {
+					t.Errorf("peerlane topo says %s, the kernel %s", got, want)
 				}
 			}
 		})

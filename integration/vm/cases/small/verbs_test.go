@@ -77,7 +77,7 @@ func addressOf(t *testing.T, card string) netip.Addr {
 
 // As on a host with software NICs: tests of host memory succeed; without CUDA the doctor tests no
 // GPU memory.
-func TestDoctorOverRDMA(t *testing.T) {
+func TestDoctorOverRDMATestsHostMemory(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	by := found(t, t.TempDir(), "--rdma")
 	host := 0

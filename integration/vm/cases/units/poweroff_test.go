@@ -10,9 +10,9 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
-// TestPowerOffWithRelays powers the machine off while relays and containers run.
+// TestPowerOffWithRelaysCompletes powers the machine off while relays and containers run.
 // integration/vm.TestHostWithRelaysShutsDown waits for the power-off on the host.
-func TestPowerOffWithRelays(t *testing.T) {
+func TestPowerOffWithRelaysCompletes(t *testing.T) {
 	if os.Getenv("PEERLANE_VM_POWEROFF") == "" {
 		t.Skip("it ends the machine; vm-host shutdown-with-relays runs it in one of its own")
 	}

@@ -384,8 +384,8 @@ func TestUnitsAreValid(t *testing.T) {
 	if err != nil || strings.Contains(string(out), "peerlane") || strings.Contains(string(out), "cycle") {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
-	if is := strings.TrimSpace(inside.Command(t, "systemctl", "is-enabled", "peerlane-relay@.service")); is != "static" {
-		t.Errorf("peerlane-relay@.service is %s", is)
+	if got := strings.TrimSpace(inside.Command(t, "systemctl", "is-enabled", "peerlane-relay@.service")); got != "static" {
+		t.Errorf("peerlane-relay@.service is %s", got)
 	}
 	info, err := os.Stat("/run/peerlane/launcher.sock")
 	if err != nil || info.Mode() != fs.ModeSocket|0o600 {
@@ -430,8 +430,8 @@ func TestRelayIsSystemdUnit(t *testing.T) {
 			t.Errorf("after %v: %+v", verb, now.Status)
 		}
 		o.serves(g)
-		if is := o.unitOf(g); is != unit {
-			t.Errorf("after %v the relay is in %s", verb, is)
+		if got := o.unitOf(g); got != unit {
+			t.Errorf("after %v the relay is in %s", verb, got)
 		}
 		next, second := o.start()
 		o.unitOf(second)
@@ -453,15 +453,15 @@ func TestRelayIsSystemdUnit(t *testing.T) {
 		return now.Status.Starts == 2, fmt.Sprintf("%+v", now.Status)
 	})
 	o.serves(g)
-	if is := o.unitOf(o.ready(c)); is != unit {
-		t.Errorf("the next relay is in %s", is)
+	if got := o.unitOf(o.ready(c)); got != unit {
+		t.Errorf("the next relay is in %s", got)
 	}
 
 	o.end(c)
 	o.nothingIsLeft()
 }
 
-func TestTwentyUnitsAtOnce(t *testing.T) {
+func TestTwentyContainersGetOneUnitEach(t *testing.T) {
 	o := newOperator(t, func(c *config.Config) { c.Relay.Launcher = config.LauncherSystemd })
 	const n = 20
 	var all []*container
@@ -507,8 +507,8 @@ func TestStoppedUnitsEndRelays(t *testing.T) {
 	c, g := o.start()
 	o.unitOf(g)
 	inside.Command(t, "systemctl", "stop", relayUnits)
-	if is := running(t); len(is) > 0 {
-		t.Errorf("units after the stop: %q", is)
+	if got := running(t); len(got) > 0 {
+		t.Errorf("units after the stop: %q", got)
 	}
 	if alive, err := generation.List(o.Layout); err != nil || len(alive) != 0 {
 		t.Errorf("generations after the stop: %+v, %v", alive, err)
@@ -521,7 +521,7 @@ func TestStoppedUnitsEndRelays(t *testing.T) {
 }
 
 // Without the socket the hook starts relays itself, or refuses the container.
-func TestWithoutTheSocket(t *testing.T) {
+func TestHookWithoutSocketFollowsLauncher(t *testing.T) {
 	o := newOperator(t, asItIs)
 	inside.Command(t, "systemctl", "stop", relaySocket)
 	c, g := o.start()
@@ -573,7 +573,7 @@ func TestServiceFailingToStartFallsBack(t *testing.T) {
 }
 
 // The demo's relays are units too, on a host with the socket.
-func TestDemoBySystemd(t *testing.T) {
+func TestDemoBySystemdVerifiesMessages(t *testing.T) {
 	install(t)
 	const root = "/var/tmp/demo"
 	socket := paths.New(root).Launcher()

@@ -354,7 +354,7 @@ func TestEngineMergesPartsThatFollowEachOther(t *testing.T) {
 
 // The report of an unsignaled write wakes the process, which has no completion then, and the next report
 // has to wake it again.
-func TestArmedQueueTellsOfCompletionBehindUnsignaledWrite(t *testing.T) {
+func TestArmedQueueReportsCompletionBehindUnsignaledWrite(t *testing.T) {
 	a, b, _, served := servedEnds(t, 0)
 	check(t, a.queue.Arm())
 	write := verbs.Send{
@@ -627,7 +627,7 @@ func copiesOf(t *testing.T) uint64 {
 	return logs[1].Copies
 }
 
-func TestEngineRefusesWhatKeysDoNotAllow(t *testing.T) {
+func TestEngineRefusesAccessBeyondKeys(t *testing.T) {
 	for name, change := range map[string]func(*verbs.Send, *end){
 		"beyond the region": func(s *verbs.Send, b *end) { s.Remote = uint64(b.memory.Address()) + b.memory.Bytes - 4 },
 		"no such key":       func(s *verbs.Send, b *end) { s.RKey = b.region.RKey() + 1<<20 },

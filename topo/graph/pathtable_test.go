@@ -17,14 +17,14 @@ import (
 )
 
 // pairsOf writes a table out.
-func pairsOf(h *topo.Host, t *graph.WayTable) (pairs []graph.Pair) {
+func pairsOf(h *topo.Host, t *graph.PathTable) (pairs []graph.Pair) {
 	ends := graph.Devices(h)
 	for i, a := range ends {
 		for j, b := range ends {
 			if i == j {
 				continue
 			}
-			w := t.Ways[t.At(i, j)]
+			w := t.Paths[t.At(i, j)]
 			pairs = append(pairs, graph.Pair{
 				From: a.Name, FromHost: a.ID.Host, To: b.Name, ToHost: b.ID.Host,
 				Path: w.Path, Hops: w.Hops, Reason: w.Reason, PXN: w.PXN, Policy: w.Policy,
@@ -34,7 +34,7 @@ func pairsOf(h *topo.Host, t *graph.WayTable) (pairs []graph.Pair) {
 	return pairs
 }
 
-func TestWayTableTellsThePathsOfAllMachines(t *testing.T) {
+func TestPathTableEqualsPathsOfAllMachines(t *testing.T) {
 	files, err := filepath.Glob("testdata/nccl/*.xml")
 	if err != nil || len(files) < 10 {
 		t.Fatalf("%d files, %v", len(files), err)
@@ -55,7 +55,7 @@ func TestWayTableTellsThePathsOfAllMachines(t *testing.T) {
 	}
 	for name, h := range hosts {
 		for _, rules := range []topo.Rules{topo.RulesNCCL, topo.RulesSMI, topo.RulesPlan} {
-			table := graph.NewWayTable(h, rules)
+			table := graph.NewPathTable(h, rules)
 			if diff := cmp.Diff(graph.All(h, rules), pairsOf(h, table)); diff != "" {
 				t.Errorf("%s, rules %s (-paths +table):\n%s", name, rules, diff)
 			}
@@ -68,7 +68,7 @@ func TestWayTableTellsThePathsOfAllMachines(t *testing.T) {
 				continue // nodes of two hosts can have one name
 			}
 			distinct := map[string]bool{}
-			for _, w := range table.Ways {
+			for _, w := range table.Paths {
 				text, err := json.Marshal(w)
 				if err != nil {
 					t.Fatal(err)

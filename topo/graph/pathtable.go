@@ -6,8 +6,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Way is a path without the names of the devices at the ends.
-type Way struct {
+// DistinctPath is a path without the names of the devices at the ends.
+type DistinctPath struct {
 	// Path is the nearest path, before any policy.
 	topo.Path
 	// Hops is the number of links on the path; 0 where unknown.
@@ -19,23 +19,23 @@ type Way struct {
 	Policy *topo.PolicyPath `json:"policy,omitempty"`
 }
 
-// WayTable has the paths of a host in four bytes per path: a large host has millions of paths,
+// PathTable has the paths of a host in four bytes per path: a large host has millions of paths,
 // but few distinct paths.
-type WayTable struct {
-	// Ways are the distinct paths of a host.
-	Ways    []Way
+type PathTable struct {
+	// Paths are the distinct paths of a host.
+	Paths   []DistinctPath
 	devices int
-	of      []int32 // [from*devices+to]: a place in Ways
+	of      []int32 // [from*devices+to]: an index in Paths
 }
 
 // Devices is the number of devices: the GPUs and then the NICs of the host.
-func (t *WayTable) Devices() int { return t.devices }
+func (t *PathTable) Devices() int { return t.devices }
 
-// At returns the index in Ways of the path between two devices; -1 for a device itself.
-func (t *WayTable) At(from, to int) int32 { return t.of[from*t.devices+to] }
+// At returns the index in Paths of the path between two devices; -1 for a device itself.
+func (t *PathTable) At(from, to int) int32 { return t.of[from*t.devices+to] }
 
-// wayKey distinguishes paths without their sentences.
-type wayKey struct {
+// pathKey distinguishes paths without their sentences.
+type pathKey struct {
 	path topo.Path
 	hops int32
 	reasonKey
@@ -44,10 +44,10 @@ type wayKey struct {
 	policy policyAnswer
 }
 
-// NewWayTable finds the paths between the devices of a host.
-func NewWayTable(h *topo.Host, rules topo.Rules) *WayTable {
+// NewPathTable finds the paths between the devices of a host.
+func NewPathTable(h *topo.Host, rules topo.Rules) *PathTable {
 	ends := Devices(h)
-	t := &WayTable{devices: len(ends), of: make([]int32, len(ends)*len(ends))}
+	t := &PathTable{devices: len(ends), of: make([]int32, len(ends)*len(ends))}
 	var after *policy
 	if h.Matrix == nil {
 		after = newPolicy(h)
@@ -63,7 +63,7 @@ func NewWayTable(h *topo.Host, rules topo.Rules) *WayTable {
 		}
 		bridge[i] = at
 	}
-	known := map[wayKey]int32{}
+	known := map[pathKey]int32{}
 	for i := range ends {
 		t.of[i*t.devices+i] = -1
 	}
@@ -71,10 +71,10 @@ func NewWayTable(h *topo.Host, rules topo.Rules) *WayTable {
 	for i := range all {
 		all[i] = i
 	}
-	var last wayKey // consecutive devices often have the same path
+	var last pathKey // consecutive devices often have the same path
 	lastAt := int32(-1)
 	finder.between(ends, all, func(_, _ int) bool { return true }, func(i, j int, w Nearest) {
-		k := wayKey{path: w.Path, hops: int32(w.hops), reasonKey: w.reasonKey()}
+		k := pathKey{path: w.Path, hops: int32(w.hops), reasonKey: w.reasonKey()}
 		switch k.kind {
 		case reasonCard, reasonSwitches: // the nodes in the sentence are not in the key
 			k.text = w.reason(ends[i], ends[j])
@@ -92,13 +92,13 @@ func NewWayTable(h *topo.Host, rules topo.Rules) *WayTable {
 			k.policy = after.answer(i, j)
 		}
 		if lastAt < 0 || k != last {
-			at, is := known[k]
-			if !is {
-				at = int32(len(t.Ways))
+			at, ok := known[k]
+			if !ok {
+				at = int32(len(t.Paths))
 				known[k] = at
-				way := Way{Path: w.Path, Hops: w.hops, Reason: cmp.Or(k.text, w.reason(ends[i], ends[j]))}
-				way.Policy, way.PXN = k.policy.fields(after)
-				t.Ways = append(t.Ways, way)
+				path := DistinctPath{Path: w.Path, Hops: w.hops, Reason: cmp.Or(k.text, w.reason(ends[i], ends[j]))}
+				path.Policy, path.PXN = k.policy.fields(after)
+				t.Paths = append(t.Paths, path)
 			}
 			last, lastAt = k, at
 		}
