@@ -362,7 +362,7 @@ fuzz: ## fuzz every parser of untrusted input (FUZZTIME=60s each, RUN=hook.Fuzz)
 # For `make mutation`: the packages of the table in docs/benchmarks/HISTORY.md, without relay. The rows of
 # topo and relay have ARGS of their own.
 mutated = $(if $(filter-out ./...,$(PACKAGES)),$(PACKAGES),$(mutated_packages))
-mutated_packages = ./topo ./topo/virtualswitch ./topo/recorded ./topo/nvml ./topo/graph ./topo/reader ./topo/ncclxml \
+mutated_packages = ./topo ./topo/virtualswitch ./topo/recorded ./topo/nvml ./topo/graph ./topo/reader ./topo/ncclxml ./topo/planner ./topo/picture \
 	$(addprefix ./topo/internal/,bandwidths cpuset pci textfile lazyregexp) \
 	$(addprefix ./hook/,hostnetwork generation lanes journal process hostconfig staging) \
 	$(addprefix ./hook/internal/,ocispec cgroup handover admin unixsocket programs) \
