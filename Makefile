@@ -270,6 +270,7 @@ test-packages: packages ## install, upgrade and remove the packages in clean tre
 	@$(GO) vet -tags packages ./integration/packages
 	@# Alerts and dashboard, read by Prometheus' own parsers.
 	@$(GO) test -C packaging/tools/rules -count=1 ./...
+	@$(GO) test -C packaging/tools -count=1 ./...
 	@{ $(packages_tests) -run "$(or $(RUN),.)" ./integration/packages || true; } | bin/test-report $(call again,$(packages_tests) -run "$$TESTS" "$$PACKAGE") -places packages $(if $(RUN),,-matrix integration/matrix.txt)
 
 .PHONY: release
@@ -361,7 +362,7 @@ fuzz: ## fuzz every parser of untrusted input (FUZZTIME=60s each, RUN=hook.Fuzz)
 # For `make mutation`: the packages of the table in docs/benchmarks/HISTORY.md, without relay. The rows of
 # topo and relay have ARGS of their own.
 mutated = $(if $(filter-out ./...,$(PACKAGES)),$(PACKAGES),$(mutated_packages))
-mutated_packages = ./topo ./topo/virtualswitch ./topo/recorded ./topo/nvml ./topo/graph ./topo/reader ./topo/ncclxml \
+mutated_packages = ./topo ./topo/virtualswitch ./topo/recorded ./topo/nvml ./topo/graph ./topo/reader ./topo/ncclxml ./topo/planner ./topo/picture \
 	$(addprefix ./topo/internal/,bandwidths cpuset pci textfile lazyregexp) \
 	$(addprefix ./hook/,hostnetwork generation lanes journal process hostconfig staging) \
 	$(addprefix ./hook/internal/,ocispec cgroup handover admin unixsocket programs) \

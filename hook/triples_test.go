@@ -2,6 +2,7 @@ package hook_test
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo/recorded"
 )
 
 // tripleTesterMain is a test of triples with the result that TEST_FAULT demands. It reports the
@@ -227,6 +229,64 @@ func TestTripleResultHoldsForOneFirmwareAndDriver(t *testing.T) {
 		len(known) != 1 || known[0].Setting == "" || known[0].At == 0 {
 		t.Errorf("kept is %+v, %v", known, err)
 	}
+}
+
+// enableACS turns on an ACS control, Request Redirect, of the first PCIe port of a sysfs that has the
+// capability.
+func enableACS(t *testing.T, sysfs string) {
+	t.Helper()
+	const extended, capabilityACS, controls, requestRedirect = 0x100, 0x000d, 6, 1 << 2
+	files, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/config"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for at := extended; at >= extended && at+8 <= len(data); {
+			header := binary.LittleEndian.Uint32(data[at:])
+			if uint16(header) == capabilityACS && data[at+controls]&requestRedirect == 0 {
+				data[at+controls] |= requestRedirect
+				if err := os.WriteFile(file, data, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			at = int(header >> 20 &^ 3)
+		}
+	}
+	t.Fatal("the recorded host has no port with ACS and without Request Redirect")
+}
+
+func TestTripleResultHoldsForOneACSSetting(t *testing.T) {
+	sysfs, _, err := recorded.Unpack(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := selftest.Sysfs
+	selftest.Sysfs = sysfs
+	t.Cleanup(func() { selftest.Sysfs = before })
+	tester, names := newHost(t).tester(t, ""), []launch.TripleName{threeOf(3)}
+	test := func() {
+		t.Helper()
+		if err := tester.TestTriples(t.Context(), names, nil, false, func(launch.Triple) {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	known := func(want int) {
+		t.Helper()
+		if known, err := tester.KnownTriples(names, nil); err != nil || len(known) != want {
+			t.Errorf("%d results are known: %+v, %v; want %d", len(known), known, err, want)
+		}
+	}
+	test()
+	known(1)
+	enableACS(t, sysfs)
+	known(0)
+	test()
+	known(1)
 }
 
 func TestTripleIsTestedWhenItsPortComesUp(t *testing.T) {

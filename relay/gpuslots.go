@@ -69,6 +69,15 @@ func bounces(why string) slotsWay {
 	return slotsWay{registration.Bounce, "bounce: host memory, registered by ibv_reg_mr, without GPUDirect RDMA: " + why}
 }
 
+// registrar registers memory with NICs: a group, or the open NICs before the group exists.
+type registrar interface {
+	NICs() string
+	NICNames() []string
+	Try(registration.Allocator, uint64) (*registration.Registered, error)
+	Register(m *device.Memory, target bool) error
+	Steps(m *device.Memory, target bool) []registration.Step
+}
+
 // takeGPU makes a connection's data use slots on server GPUs, registered with the NICs of the group, or
 // returns the reason of a failure. The error is of a lane that may not bounce (staging.bounce). takeGPU
 // may block.
@@ -95,13 +104,8 @@ func (r *Relay) takeSlots(c *connection, by *verbs.QPGroup, sends bool, out, in 
 	if !ok {
 		return bounces(errEnding.Error()), false
 	}
-	for _, on := range slots.regions {
-		if on.memory.Host() { // a member of the lane, which no GPU serves
-			continue
-		}
-		if why := l.unverified(config, on.gpu, l.carriers(by.NICNames(), sends)); why != "" {
-			return bounces(why), false
-		}
+	if why := l.unverifiedSlots(config, by, slots, sends); why != "" {
+		return bounces(why), false
 	}
 	g := &l.registered
 	g.deciding.Lock()
@@ -131,6 +135,20 @@ func (r *Relay) takeSlots(c *connection, by *verbs.QPGroup, sends bool, out, in 
 	return registered(steps), true
 }
 
+// unverifiedSlots returns the reason why NICs may not access slots of a direction; empty if the tests of
+// all have passed.
+func (l *lane) unverifiedSlots(config launch.Config, by registrar, slots *staging, sends bool) string {
+	for _, on := range slots.regions {
+		if on.memory.Host() { // a member of the lane, which no GPU serves
+			continue
+		}
+		if why := l.unverified(config, on.gpu, l.carriers(by.NICNames(), sends)); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
 // registered returns the slots' worst method of registration, with the errors of better methods.
 func registered(steps []registration.Step) slotsWay {
 	w, kind := registration.DMABuf, registration.VMM
@@ -154,7 +172,7 @@ func registered(steps []registration.Step) slotsWay {
 }
 
 // slotsFor returns the slots for the NICs of a group, or the reason of their absence. slotsFor may block.
-func (l *lane) slotsFor(by *verbs.QPGroup) (out, in *staging, err error) {
+func (l *lane) slotsFor(by registrar) (out, in *staging, err error) {
 	switch {
 	case l.spec.Direct && !l.spec.Relay:
 		return nil, nil, errors.New(noMemoryInPlace)
@@ -193,7 +211,7 @@ func (l *lane) slotsFor(by *verbs.QPGroup) (out, in *staging, err error) {
 
 // try finds the method of registration for memory of the lane's first server GPU, or, without room,
 // of the next server GPU or a spare.
-func (l *lane) try(by *verbs.QPGroup) (tried *registration.Registered, err error) {
+func (l *lane) try(by registrar) (tried *registration.Registered, err error) {
 	if err := l.open(); err != nil {
 		return nil, err
 	}
@@ -212,7 +230,7 @@ func (l *lane) try(by *verbs.QPGroup) (tried *registration.Registered, err error
 	return tried, err
 }
 
-func (l *lane) tryOn(by *verbs.QPGroup, server launch.GPU) (*registration.Registered, error) {
+func (l *lane) tryOn(by registrar, server launch.GPU) (*registration.Registered, error) {
 	on, _, err := l.server(server)
 	if err != nil {
 		return nil, err

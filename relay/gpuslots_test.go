@@ -96,19 +96,16 @@ func TestServerGPUSlotsAreRegisteredWithNICs(t *testing.T) {
 		{"EINVAL", refused(willing, "EINVAL"), refused(willing, "EINVAL"), []string{"ibv_reg_dmabuf_mr errno=22"}},
 		{"EPERM at one side", refused(willing, "EPERM"), dmabuf, []string{"ibv_reg_dmabuf_mr errno=1 device=mlx5_0"}},
 		{"ENOMEM of the slots alone", dmabuf, nic{false, "no", "bounce", []string{"host memory", "slots on GPU", "ENOMEM",
-			"cannot be registered"}}, []string{"ibv_reg_dmabuf_mr errno=12 device=rocep1 from=4",
+			"cannot be registered"}}, []string{"ibv_reg_dmabuf_mr errno=12 device=rocep1 bytes=4194304",
 			"ibv_reg_mr errno=12 device=rocep1 from=100"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			p := &byRDMA{}
-			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
 			a, b := ofA[0], ofB[0]
 			a.NoDMABuf, a.Peermem = c.a.noDMABuf, c.a.peermem
 			b.NoDMABuf, b.Peermem = c.b.noDMABuf, c.b.peermem
-			if err := p.rdma.Set(a, b); err != nil {
-				t.Fatal(err)
-			}
+			p := &byRDMA{devices: []softdevice.Device{a, b}}
+			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
 			if err := p.rdma.Script(c.script...); err != nil {
 				t.Fatal(err)
 			}
@@ -211,7 +208,7 @@ func TestNICWithoutFlushReceivesIntoHostMemory(t *testing.T) {
 	p := &byRDMA{}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
 	// Before the one for data.
-	if err := p.rdma.Script("ibv_create_qp errno=12 device=rocep1 call=1"); err != nil {
+	if err := p.rdma.Script("ibv_create_qp errno=12 device=rocep1 call=1 each=1"); err != nil {
 		t.Fatal(err)
 	}
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)

@@ -132,7 +132,7 @@ func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 			}},
 		{name: "what arrives cannot be flushed", a: place,
 			b:      bounce("writes of rocep1 into memory of a GPU cannot be flushed"),
-			script: []string{"ibv_create_qp errno=12 device=rocep1 call=1"}, unflushed: true},
+			script: []string{"ibv_create_qp errno=12 device=rocep1 call=1 each=1"}, unflushed: true},
 		{name: "iWARP", a: place, b: bounce("writes of rocep1 into memory of a GPU cannot be flushed"), kind: iwarp,
 			unflushed: true},
 	}
@@ -150,12 +150,10 @@ func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 				}
 				return l
 			}
-			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
 			if c.kind != nil {
-				if err := p.rdma.Set(append(c.kind(ofA), c.kind(ofB)...)...); err != nil {
-					t.Fatal(err)
-				}
+				p.devices = append(c.kind(ofA), c.kind(ofB)...)
 			}
+			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
 			if err := p.rdma.Script(c.script...); err != nil {
 				t.Fatal(err)
 			}
@@ -335,15 +333,11 @@ func TestOwnerOrderingNeedsNoFlush(t *testing.T) {
 		"RoCE": slices.Clone[[]softdevice.Device], "iWARP": iwarp,
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &byRDMA{lane: direct}
+			p := &byRDMA{lane: direct, devices: kind(slices.Concat(ofA, ofB))}
+			for i := range p.devices {
+				p.devices[i].Holds = false
+			}
 			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
-			devices := kind(slices.Concat(ofA, ofB))
-			for i := range devices {
-				devices[i].Holds = false
-			}
-			if err := p.rdma.Set(devices...); err != nil {
-				t.Fatal(err)
-			}
 			p.lendBegun(t)
 			if name == "RoCE" {
 				flushed(t, p.rdma, "rocep1", false)

@@ -60,6 +60,8 @@ type lane struct {
 	// both; nil for others. It is of the loop.
 	mixed struct{ out, in *stripe.Scheduler }
 
+	// preparing is true while a goroutine prepares slots of a direction; of the loop.
+	preparing [2]bool
 	// copies: clients may copy to the server GPUs themselves; of the loop.
 	copies bool
 	// serverUsage has the memory of server GPUs for clients that copy; of the loop.

@@ -74,16 +74,14 @@ func TestPacedNICsShareByWeights(t *testing.T) {
 		}
 		return l
 	}}
-	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 2, 2)
-	served := serveEngine(t, p.rdma.Dir)
 	all := slices.Concat(ofA, ofB)
 	for i := range all {
 		all[i].Holds = false
 		all[i].Rate = uint64(rate) * uint64(3-2*(i%2))
 	}
-	if err := p.rdma.Set(all...); err != nil {
-		t.Fatal(err)
-	}
+	p.devices = all
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 2, 2)
+	served := serveEngine(t, p.rdma.Dir)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.arrive(t, n)
 	// moved returns the bytes of each NIC, and the rate of both, of messages that are in flight together.

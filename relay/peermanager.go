@@ -269,17 +269,18 @@ func (h *peerManager) admit(g network.Greeting) error {
 		}
 		return nil
 	}
-	there := false
+	var l *listener
 	if !h.relay.loop.Call(func() {
-		if _, there = h.relay.listeners[g.Target.Token]; !there {
+		if l = h.relay.listeners[g.Target.Token]; l == nil {
 			h.relay.counters.badHandles++
 		}
 	}) {
 		return errEnding
 	}
-	if !there {
+	if l == nil {
 		return h.relay.noListener()
 	}
+	h.relay.prepare(l.lane, false)
 	return nil
 }
 

@@ -52,6 +52,8 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma softd
 type byRDMA struct {
 	remotePair
 	rdma           softdevice.Host
+	devices        []softdevice.Device           // of both hosts; nil for ofA and ofB
+	script         []string                      // of the devices before a client attaches
 	lane           func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 	reconnectLimit time.Duration                 // as host's
 	settle         time.Duration                 // as host's
@@ -89,11 +91,8 @@ func iwarp(devices []softdevice.Device) []softdevice.Device {
 func hostsBy(t *testing.T, nics, pairs int, limit time.Duration,
 	kind func([]softdevice.Device) []softdevice.Device) *byRDMA {
 	t.Helper()
-	p := &byRDMA{reconnectLimit: limit}
+	p := &byRDMA{reconnectLimit: limit, devices: kind(slices.Concat(ofA, ofB))}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, nics, pairs)
-	if err := p.rdma.Set(kind(slices.Concat(ofA, ofB))...); err != nil {
-		t.Fatal(err)
-	}
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	return p
 }
@@ -106,7 +105,13 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	hostA.settle, hostB.settle = p.settle, p.settle
 	hostA.ends = p.kept
 	var err error
-	if p.rdma, err = softdevice.New(t.TempDir(), slices.Concat(ofA, ofB)...); err != nil {
+	if p.devices == nil {
+		p.devices = slices.Concat(ofA, ofB)
+	}
+	if p.rdma, err = softdevice.New(t.TempDir(), p.devices...); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.rdma.Script(p.script...); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -485,16 +490,8 @@ func TestRDMAUnavailableUsesTCPOrIsRefused(t *testing.T) {
 					}
 				}
 				// A loaded machine takes longer than relays allow.
-				p := &byRDMA{settle: 10 * time.Minute}
+				p := &byRDMA{settle: 10 * time.Minute, devices: c.devices, script: c.script}
 				p.begin(t, a, b, 1, 1)
-				if c.devices != nil {
-					if err := p.rdma.Set(c.devices...); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if err := p.rdma.Script(c.script...); err != nil {
-					t.Fatal(err)
-				}
 				l, err := p.b.Listen(within(t), uuid(t, 3))
 				if err != nil {
 					t.Fatal(err)
@@ -727,8 +724,8 @@ func TestFailedNICEndsOperationsWithItsName(t *testing.T) {
 func TestUnregisteredSlotsSendOverTCP(t *testing.T) {
 	p := &byRDMA{}
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
-	// After each NIC's trial and page.
-	if err := p.rdma.Script("ibv_reg_dmabuf_mr errno=95", "ibv_reg_mr errno=12 from=5"); err != nil {
+	// But not the page of a group.
+	if err := p.rdma.Script("ibv_reg_dmabuf_mr errno=95", "ibv_reg_mr errno=12 bytes=65536"); err != nil {
 		t.Fatal(err)
 	}
 	for _, transport := range []string{launch.TransportTCP, launch.TransportVerbs} {

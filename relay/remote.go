@@ -170,6 +170,7 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	if err := c.lane.openRemoteFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err
 	}
+	r.prepare(c.lane, true)
 	return r.openChannel(c, m, handle, config, func(ctx context.Context) (*tcp.Peer, error) {
 		return h.reach(ctx, handle, c.lane)
 	})

@@ -231,6 +231,7 @@ func (s *session) begin(fd int, version uint32) {
 	unix.Close(s.clientEnd)
 	s.clientEnd = -1
 	s.log.Debug("a client came")
+	r.openNICs()
 }
 
 // deathGrace is the wait for a process's death after its socket closed without a goodbye: the

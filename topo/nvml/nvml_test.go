@@ -389,6 +389,43 @@ func TestChipToChipLinksAreCountedAsNCCLDoes(t *testing.T) {
 	}
 }
 
+func TestGPUModesFollowAnswers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(d *mock.Device)
+		want   topo.NVMLGPU // mode and number
+	}{
+		"default": {func(*mock.Device) {}, topo.NVMLGPU{Minor: -1}},
+		"minor": {func(d *mock.Device) {
+			d.GetMinorNumberFunc = func() (int, nvml.Return) { return 3, nvml.SUCCESS }
+		}, topo.NVMLGPU{Minor: 3}},
+		"MIG off": {func(d *mock.Device) {
+			d.GetMigModeFunc = func() (int, int, nvml.Return) { return nvml.DEVICE_MIG_DISABLE, 1, nvml.SUCCESS }
+		}, topo.NVMLGPU{Minor: -1}},
+		"prohibited": {func(d *mock.Device) {
+			d.GetComputeModeFunc = func() (nvml.ComputeMode, nvml.Return) {
+				return nvml.COMPUTEMODE_PROHIBITED, nvml.SUCCESS
+			}
+		}, topo.NVMLGPU{Minor: -1, ComputeMode: "prohibited"}},
+		"exclusive thread": {func(d *mock.Device) {
+			d.GetComputeModeFunc = func() (nvml.ComputeMode, nvml.Return) {
+				return nvml.COMPUTEMODE_EXCLUSIVE_THREAD, nvml.SUCCESS
+			}
+		}, topo.NVMLGPU{Minor: -1, ComputeMode: "exclusive-process"}},
+	} {
+		d := device(nil, -1)
+		tt.change(d)
+		l, _ := library(d)
+		gpus, err := l.GPUs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := topo.NVMLGPU{Minor: gpus[0].Minor, MIG: gpus[0].MIG, VGPU: gpus[0].VGPU, ComputeMode: gpus[0].ComputeMode}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // NCCL queries 4, 6, 12 or 18 links. Drivers report more links for a few GPUs.
 func TestLinksOfOlderGPUsAreAskedForByCall(t *testing.T) {
 	links := make([]link, 24)

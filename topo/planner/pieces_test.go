@@ -102,10 +102,10 @@ func TestCompareRoughlyIgnoresRounding(t *testing.T) {
 	}
 }
 
-func TestLeastFindsFirstSuitingValue(t *testing.T) {
+func TestSmallestFindsFirstSuitingValue(t *testing.T) {
 	for limit, want := range map[float64]float64{0: 1, 1: 1, 2.5: 3, 3: 3, 7: 8, 9: 8} {
 		values := []float64{8, 3, 1, 3, 5}
-		if got := least(values, func(v float64) bool { return v >= limit }); got != want {
+		if got := smallest(values, func(v float64) bool { return v >= limit }); got != want {
 			t.Errorf("at least %g: %g, want %g", limit, got, want)
 		}
 	}
@@ -277,7 +277,7 @@ func TestLoadNamesPipesOfRoute(t *testing.T) {
 				"the link from NUMA node 1 to 0": 22, "the PCIe link of switch 00aa:00:00.0 (downwards)": 39.74,
 				"the PCIe link of GPU 0 (downwards)": 48, "the PCIe link of GPU 0 (upwards)": 48,
 				"the PCIe link of mlx5_0 (downwards)": 24}},
-		"none": {carried{near, nil}, bothWays, map[string]float64{}},
+		"none": {carried{near, nil}, bothDirections, map[string]float64{}},
 	} {
 		if diff := cmp.Diff(tt.want, limits(n, tt.c, tt.in)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

@@ -1,9 +1,13 @@
 package reader
 
 import (
+	"archive/tar"
+	"bytes"
 	"errors"
+	"io"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -164,5 +168,52 @@ func TestEscapesCountsDirectories(t *testing.T) {
 		if got := escapes(tt.dir, tt.target); got != tt.want {
 			t.Errorf("%s from %s: %t, want %t", tt.target, tt.dir, got, tt.want)
 		}
+	}
+}
+
+func TestCompleteNumbersSeveralGPUsOutsideAnswer(t *testing.T) {
+	h := twoGPUs()
+	h.GPUs = append(h.GPUs, topo.GPU{Index: 2, BusID: "0000:03:00.0"})
+	complete(h, answer{gpus: []topo.NVMLGPU{{BusID: "0:2:0.0", Index: 5}}}, func(string) string { return "" })
+	got := map[string]int{}
+	for _, g := range h.GPUs {
+		got[g.BusID] = g.Index
+	}
+	if diff := cmp.Diff(map[string]int{"0000:02:00.0": 5, "0000:01:00.0": 6, "0000:03:00.0": 7}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A limit of n bytes accepts n bytes of a stream, and fails for the next byte.
+func TestLimitedReaderCountsBytes(t *testing.T) {
+	for n, fails := range map[int64]bool{9: true, 10: true, 11: false} {
+		r := &limited{r: iotest.OneByteReader(strings.NewReader("0123456789")), left: n, what: "x"}
+		got, err := io.ReadAll(r)
+		var limit *streamError
+		if errors.As(err, &limit) != fails || len(got) != int(min(n, 10)) {
+			t.Errorf("limit %d: %q, %v", n, got, err)
+		}
+	}
+}
+
+// Modes of the members: files, directories and links have those of sysfs.
+func TestCaptureMembersHaveModes(t *testing.T) {
+	var b bytes.Buffer
+	c := &capturing{tar: tar.NewWriter(&b), written: map[string]bool{}}
+	if err := errors.Join(c.Directory("sys/d"), c.File("sys/d/f", []byte("x")), c.Link("sys/l", "d"),
+		c.tar.Close()); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int64{"sys/d/": 0o755, "sys/d/f": 0o644, "sys/l": 0o777}
+	got := map[string]int64{}
+	for r := tar.NewReader(&b); ; {
+		h, err := r.Next()
+		if err != nil {
+			break
+		}
+		got[h.Name] = h.Mode
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -509,3 +509,36 @@ func TestPortAttributesAreParsed(t *testing.T) {
 		}
 	}
 }
+
+func TestHwlocProcessorFollowsMachineAndPackage(t *testing.T) {
+	gpu := hwlocDevice("0000:01:00.0", "0302 [10de:1db5] [10de:1249] a1", "0.000000", "")
+	info := func(name, value string) string { return `<info name="` + name + `" value="` + value + `"/>` }
+	machine := func(infos, ofPackage string) string {
+		return `<topology version="2.0"><object type="Machine" nodeset="0x1">` + infos +
+			`<object type="Package">` + ofPackage + `<object type="NUMANode" os_index="0" cpuset="0xf"/></object>` + gpu +
+			`</object></topology>`
+	}
+	x86 := info("Architecture", "x86_64")
+	intel := info("CPUVendor", "GenuineIntel") + info("CPUFamilyNumber", "6") + info("CPUModelNumber", "143")
+	for name, tt := range map[string]struct {
+		text string
+		want topo.CPU
+	}{
+		"of the package": {machine(x86, intel), topo.CPU{Arch: "x86_64", Vendor: "GenuineIntel", Family: 6, Model: 143,
+			Socket: 22}},
+		"of the machine": {machine(x86+intel, ""), topo.CPU{Arch: "x86_64", Vendor: "GenuineIntel", Family: 6, Model: 143,
+			Socket: 22}},
+		"the first counts": {machine(x86, intel+info("CPUModelNumber", "85")),
+			topo.CPU{Arch: "x86_64", Vendor: "GenuineIntel", Family: 6, Model: 143, Socket: 22}},
+		"other infos": {machine(x86, info("Vendor", "x")+info("Architecture", "arm64")),
+			topo.CPU{Arch: "x86_64", Socket: 5000}},
+		"ARM":     {machine(info("Architecture", "aarch64"), ""), topo.CPU{Arch: "arm64", Socket: 6}},
+		"POWER":   {machine(info("Architecture", "ppc64le"), ""), topo.CPU{Arch: "ppc64", Socket: 32}},
+		"nothing": {machine("", ""), topo.CPU{}},
+	} {
+		tt.want.CPUs = "0-3"
+		if diff := cmp.Diff([]topo.CPU{tt.want}, readHwlocText(t, tt.text).CPUs); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}

@@ -162,6 +162,40 @@ func TestHandwrittenArchiveIsRead(t *testing.T) {
 	}
 }
 
+func TestParseRowsOfBytesHaveForm(t *testing.T) {
+	const file = "d/\n    f:\n"
+	last := "        x 0ff0" + strings.Repeat(" 41", 16) + "\n        x 1000\n"
+	for name, tt := range map[string]struct {
+		text string
+		size int // -1 for a refused text
+	}{
+		"one byte":             {file + "        x 0000 41\n        x 0001\n", 1},
+		"the last row":         {file + last, 4096},
+		"beyond the last row":  {file + strings.TrimSuffix(last, "\n") + " 41\n        x 1001\n", -1},
+		"a digit alone":        {file + "        x 0000 414\n        x 0001\n", -1},
+		"a row of 17 bytes":    {file + "        x 0000" + strings.Repeat(" 41", 17) + "\n        x 0011\n", -1},
+		"an odd offset":        {file + "        x 0001 41\n        x 0002\n", -1},
+		"a row at the margin":  {file + "        x 0000 41\nx 0001\n", -1},
+		"a smaller size":       {file + "        x 0000 41 42\n        x 0001\n", -1},
+		"bytes after the size": {file + "        x 0000\n        x 0000 41\n        x 0001\n", -1},
+		"no size":              {file + "        x 0000 41\n", -1},
+		"an absolute link":     {"d/\n    f -> /e\n", -1},
+		"a link upwards":       {"d/\n    f -> ../e\n", 0},
+		"a link above":         {"d/\n    f -> ../../e\n", -1},
+	} {
+		a, err := parse(tt.text)
+		if tt.size < 0 {
+			if err == nil {
+				t.Errorf("%s: no error", name)
+			}
+			continue
+		}
+		if err != nil || len(a["d/f"].data) != tt.size {
+			t.Errorf("%s: %d bytes, %v; want %d", name, len(a["d/f"].data), err, tt.size)
+		}
+	}
+}
+
 func TestUnpackFaultyArchiveNamesLine(t *testing.T) {
 	for name, c := range map[string]struct {
 		text string

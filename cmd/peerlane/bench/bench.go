@@ -593,10 +593,37 @@ func (s *stage) connect(a, b *worker) error {
 	if err != nil {
 		return err
 	}
+	if err := s.hasRoute(connected); err != nil {
+		return err
+	}
+	_, err = b.do(order{Do: doAccept})
+	return err
+}
+
+// hasRoute returns an error for a connection by another route.
+func (s *stage) hasRoute(connected reply) error {
 	if connected.Route != s.route {
 		return fmt.Errorf("route %s was requested, but the relays chose %s", s.route, connected.Route)
 	}
-	_, err = b.do(order{Do: doAccept})
+	return nil
+}
+
+// connectBoth connects two clients in both directions at the same time, as ranks do.
+func (s *stage) connectBoth(a, b *worker) error {
+	listening, err := together(map[*worker]order{a: {Do: doListen}, b: {Do: doListen}})
+	if err != nil {
+		return err
+	}
+	connected, err := together(map[*worker]order{
+		a: {Do: doConnect, Handle: listening[b].Handle}, b: {Do: doConnect, Handle: listening[a].Handle},
+	})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(s.hasRoute(connected[a]), s.hasRoute(connected[b])); err != nil {
+		return err
+	}
+	_, err = together(map[*worker]order{a: {Do: doAccept}, b: {Do: doAccept}})
 	return err
 }
 

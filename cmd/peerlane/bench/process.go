@@ -283,10 +283,8 @@ func (r *run) firstOnce(s *stage, lanes [2]planner.Lane) (ours float64, theirs [
 		}
 	}
 	start := time.Now()
-	for i, w := range pair {
-		if err := s.connect(w, pair[1-i]); err != nil {
-			return 0, nil, err
-		}
+	if err := s.connectBoth(pair[0], pair[1]); err != nil {
+		return 0, nil, err
 	}
 	if _, err := together(map[*worker]order{pair[0]: {Do: doFirst, Tag: 1}, pair[1]: {Do: doFirst, Tag: 1}}); err != nil {
 		return 0, nil, err

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/tls"
 	"encoding/binary"
@@ -9,6 +10,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -273,7 +275,7 @@ const standing = 6
 func (p *Peer) turns() bool {
 	limit := standing * p.config.Dead
 	since := time.Since(p.start) - time.Duration(p.turn.Load())
-	if since > limit/3 && p.asking.CompareAndSwap(false, true) {
+	if since > limit/2 && p.asking.CompareAndSwap(false, true) {
 		p.loop.Do(func() {
 			p.turn.Store(int64(time.Since(p.start)))
 			p.asking.Store(false)
@@ -410,7 +412,9 @@ type intake struct {
 	reads      atomic.Uint64 // reads by the loop
 	heard      atomic.Uint64 // reads that got bytes
 	last       atomic.Int64  // time of the last such read, since Peer.start
+	others     atomic.Uint64 // received frames but heartbeats
 	seen       uint64        // heard at the last heartbeat; owned by the pulse
+	before     uint64        // others at the last heartbeat; owned by the pulse
 
 	watch sync.Mutex
 	timed bool // the reader waits with deadlines
@@ -421,9 +425,12 @@ type intake struct {
 	failed error
 	active time.Duration // time of the last message, on the loop's clock
 	looked time.Duration
-	// quiet: few bytes do not wake the reader. mark applies quiet to the socket.
-	quiet bool
-	mark  func(fd uintptr)
+
+	// wakes has the number of bytes that wake the reader. marking is held during a change, and mark
+	// applies the number to the socket.
+	wakes   atomic.Int32
+	marking sync.Mutex
+	mark    func(fd uintptr)
 }
 
 // A spinning loop reads the control stream of a recently active Peer at intervals.
@@ -433,19 +440,19 @@ const (
 	// quietBytes is the number of available bytes at which the kernel wakes the reader of a stream
 	// that a loop reads: each wakeup costs time in the other side's call.
 	quietBytes = 32 << 10
+	// idleBytes is one more than a heartbeat: the pulse reads the heartbeats of an idle Peer. Every
+	// other frame is longer, or has a heartbeat behind it.
+	idleBytes = frameHeader + 1
 )
 
 func newIntake() *intake {
 	i := &intake{size: minBuffer, now: &inbox{buffer: make([]byte, minBuffer)}, next: &inbox{},
 		handled: make(chan struct{}, 1), timed: true}
 	i.handled <- struct{}{}
+	i.wakes.Store(1)
 	i.mark = func(fd uintptr) {
-		low := 1
-		if i.quiet {
-			low = quietBytes
-		}
 		// Without the option the kernel wakes the reader for each byte, which only costs time.
-		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, low)
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, int(i.wakes.Load()))
 	}
 	i.ask = func(fd uintptr) { i.got, i.failed = readSocket(fd, i.now.buffer[i.have:]) }
 	return i
@@ -453,10 +460,12 @@ func newIntake() *intake {
 
 // readSocket reads without blocking. The error is EAGAIN without data and io.EOF at the end of the
 // stream. It replaces unix.Recvfrom, which allocates an address for each call.
-func readSocket(fd uintptr, b []byte) (int, error) {
+func readSocket(fd uintptr, b []byte) (int, error) { return receiveFrom(fd, b, 0) }
+
+func receiveFrom(fd uintptr, b []byte, flags uintptr) (int, error) {
 	for {
 		n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
-			unix.MSG_DONTWAIT, 0, 0)
+			unix.MSG_DONTWAIT|flags, 0, 0)
 		switch {
 		case err == unix.EINTR:
 		case err != 0:
@@ -483,16 +492,17 @@ func writeSocket(fd uintptr, b []byte) (int, error) {
 // took counts n read bytes and finds the frames. The caller holds the lock.
 func (p *Peer) took(n int) error {
 	i := p.intake
-	p.carried[p.control].Received.Add(uint64(n))
 	if n > 0 {
-		i.heard.Add(1)
-		i.last.Store(int64(time.Since(p.start)))
+		p.heard(n)
 	}
 	if i.have += n; i.have == i.size && i.size < maxBuffer { // by bytes at once, or by a long frame
 		i.size *= 2
 	}
 	used, err := i.now.parse(i.now.buffer[:i.have])
 	i.now.left = i.now.buffer[used:i.have]
+	if i.others.Add(uint64(len(i.now.frames))); p.bare != nil && used < i.have {
+		p.wakeAt(1, idleBytes) // the rest of a frame may be short
+	}
 	return err
 }
 
@@ -512,7 +522,7 @@ func (p *Peer) pollControl() bool {
 		return false
 	}
 	p.hush(now-i.active <= activeInterval)
-	if !i.quiet || !i.mu.TryLock() {
+	if i.wakes.Load() != quietBytes || !i.mu.TryLock() {
 		return false
 	}
 	defer i.mu.Unlock()
@@ -548,13 +558,74 @@ func (p *Peer) pollControl() bool {
 }
 
 // hush sets the number of bytes (SO_RCVLOWAT) at which the kernel wakes the reading goroutine: many
-// while the loop reads the stream, else one. With one, bytes in the queue wake the goroutine at
+// while the loop reads the stream, then one. With one, bytes in the queue wake the goroutine at
 // once. Only the loop calls hush.
 func (p *Peer) hush(quiet bool) {
-	if i := p.intake; i.quiet != quiet {
-		i.quiet = quiet
+	if quiet {
+		p.wakeAt(quietBytes, 1, idleBytes)
+	} else {
+		p.wakeAt(1, quietBytes)
+	}
+}
+
+// wakeAt changes the number of bytes that wake the reader from one of some numbers.
+func (p *Peer) wakeAt(bytes int32, from ...int32) {
+	i := p.intake
+	if !slices.Contains(from, i.wakes.Load()) {
+		return
+	}
+	i.marking.Lock()
+	defer i.marking.Unlock()
+	if slices.Contains(from, i.wakes.Load()) {
+		i.wakes.Store(bytes)
 		_ = p.bare.Control(i.mark) // the reader detects a closed socket
 	}
+}
+
+// hearBeats takes waiting heartbeats, so that they wake no goroutine, from the first call on before which
+// nothing else arrived. Other bytes wake the reader, and so do two heartbeats between two calls. Only
+// the pulse calls hearBeats.
+func (p *Peer) hearBeats() {
+	i := p.intake
+	i.watch.Lock()
+	timed := i.timed // the reader would not know of the heartbeats
+	i.watch.Unlock()
+	if timed || !p.watched() || !i.mu.TryLock() {
+		return
+	}
+	defer i.mu.Unlock()
+	if frames := i.others.Load(); frames != i.before {
+		i.before = frames
+	} else if i.have == 0 {
+		p.wakeAt(idleBytes, 1)
+	}
+	if i.wakes.Load() != idleBytes {
+		return
+	}
+	var beats [4 * frameHeader]byte
+	n, other := 0, false
+	_ = p.bare.Control(func(fd uintptr) { // the reader detects a closed socket
+		n, _ = receiveFrom(fd, beats[:], unix.MSG_PEEK)
+		for at := 0; at < n; at += frameHeader {
+			other = other || !bytes.Equal(beats[at:min(at+frameHeader, n)], heartbeat)
+		}
+		if n > 0 && !other {
+			n, _ = receiveFrom(fd, beats[:n], 0)
+		}
+	})
+	switch {
+	case other:
+		p.wakeAt(1, idleBytes)
+	case n > 0:
+		p.heard(n)
+	}
+}
+
+// heard records the arrival of bytes.
+func (p *Peer) heard(n int) {
+	p.carried[p.control].Received.Add(uint64(n))
+	p.intake.heard.Add(1)
+	p.intake.last.Store(int64(time.Since(p.start)))
 }
 
 // readMore waits for bytes of the control stream for silence, and returns with the lock held. n may
@@ -643,6 +714,7 @@ func (p *Peer) watchSilence() {
 	if i.timed || p.isDying() {
 		return
 	}
+	p.wakeAt(1, idleBytes)
 	_ = p.control.SetReadDeadline(time.Unix(1, 0)) // the reader detects a closed socket
 	if p.isDying() {
 		_ = p.control.SetReadDeadline(time.Now().Add(p.farewell())) // the deadline of fail
@@ -719,29 +791,22 @@ func (p *Peer) acked(number uint64) error {
 	if w == nil {
 		return refused("acknowledgement of write %d: no such write is outstanding", number)
 	}
-	// The acknowledgement may precede the end of the writer's send; until then the writer may read
-	// the source.
-	if p.queue.acknowledged(w) {
-		p.finish(w)
-		return nil
-	}
-	p.settle(w)
-	return nil
-}
-
-// settle no longer counts a write among the unacknowledged writes of the peer: look must not end a
-// Peer because the kernel still has pages of a zero-copy send.
-func (p *Peer) settle(w *write) {
-	if !w.settled {
-		w.settled = true
+	action := p.queue.acknowledged(w)
+	switch action {
+	case writeCount, writeCountFinish:
+		// look must not end a Peer because the kernel still has pages of a zero-copy send.
 		p.underWay.Add(-1)
 		p.moved()
 	}
+	if action == writeCountFinish {
+		p.finish(w)
+	}
+	return nil
 }
 
+// finish ends a complete write.
 func (p *Peer) finish(w *write) {
 	if p.writes[w.number] == w {
-		p.settle(w)
 		delete(p.writes, w.number)
 		if !w.streamed {
 			w.done(nil)

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -35,8 +36,8 @@ func TestSpinningLoopReadsControlStream(t *testing.T) {
 	}
 	a, b := pair(t, loopback, 1, 4<<10, Config{}, func(c *Channel, _ wire.Message, _ uint32) {
 		c.Handle(func(m wire.Message, n uint32, _ []int) {
-			if quiet := b.peer.intake.quiet; quiet != (mark() == quietBytes) {
-				t.Errorf("the loop reads: %v, and the kernel wakes the reader for %d bytes", quiet, mark())
+			if want := b.peer.intake.wakes.Load(); int(want) != mark() {
+				t.Errorf("the kernel wakes the reader for %d bytes, want %d", mark(), want)
 			}
 			c.Send(m, n)
 		}, func(error) {})
@@ -66,8 +67,37 @@ func TestSpinningLoopReadsControlStream(t *testing.T) {
 	b.loop.Call(func() { b.loop.Remove(spinning{}) })
 	for range 20 {
 		say(1)
-		testutil.Until(t, "a mark of one byte once the loop sleeps", func() bool { return mark() == 1 })
+		testutil.Until(t, "a low mark once the loop sleeps", func() bool { return mark() <= idleBytes })
 	}
+}
+
+// TestHeartbeatsOfIdlePeerWakeNoReader demands that the pulse takes the heartbeats of an idle Peer, that
+// the kernel wakes the reader for more bytes than a heartbeat, and that a message and a close arrive.
+func TestHeartbeatsOfIdlePeerWakeNoReader(t *testing.T) {
+	message, closed := make(chan struct{}, 1), make(chan error, 1)
+	a, b := pair(t, loopback, 1, 4<<10, Config{Heartbeat: 20 * time.Millisecond, Dead: waitTime},
+		func(c *Channel, _ wire.Message, _ uint32) {
+			c.Handle(func(wire.Message, uint32, []int) { message <- struct{}{} }, func(err error) { closed <- err })
+		})
+	idle := func() {
+		t.Helper()
+		testutil.Until(t, "an idle Peer", func() bool {
+			low := 0
+			err := b.peer.bare.Control(func(fd uintptr) {
+				low, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT)
+			})
+			return err == nil && low == idleBytes
+		})
+		heard := b.peer.intake.heard.Load()
+		testutil.Until(t, "heartbeats", func() bool { return b.peer.intake.heard.Load() > heard+3 })
+	}
+	c := a.open(&wire.PeerHello{}, func(wire.Message, uint32, []int) {}, func(error) {})
+	idle()
+	a.loop.Call(func() { c.Send(&wire.PeerBell{}, 0) })
+	receive(t, message, "the message")
+	idle()
+	a.loop.Call(func() { c.Leave() })
+	receive(t, closed, "the close")
 }
 
 // TestAcknowledgementGoesWithAnswer demands that the acknowledgement of a write with the messages

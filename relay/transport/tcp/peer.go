@@ -29,7 +29,7 @@ import (
 type Config struct {
 	// Name describes the peer in messages: host, interface and address.
 	Name string
-	// Heartbeat is the interval of heartbeats (1 s). Dead is the time in which the channels learn
+	// Heartbeat is the interval of heartbeats (1.5 s). Dead is the time in which the channels learn
 	// that the peer is dead (5 s): a peer that sends nothing or accepts nothing.
 	Heartbeat, Dead time.Duration
 	// Leaving is the time for the peer to close a channel after this side (12 Dead): a begun write
@@ -75,7 +75,7 @@ func (c Config) filled() Config {
 	set(&c.Channels, 1<<16)
 	c.Eager = min(c.Eager, maxEager)
 	if c.Heartbeat == 0 {
-		c.Heartbeat = time.Second
+		c.Heartbeat = 1500 * time.Millisecond
 	}
 	if c.Dead == 0 {
 		c.Dead = 5 * time.Second
@@ -308,7 +308,7 @@ func (p *Peer) failed(c net.Conn, doing string, err error) {
 		// goroutine has the cause.
 		select {
 		case <-p.dying:
-		case <-time.After(p.config.Heartbeat):
+		case <-time.After(min(p.config.Heartbeat, time.Second)):
 		}
 	}
 	if ended && c == p.control {
@@ -419,6 +419,9 @@ func (p *Peer) sendLater(channel, kind uint32, payload ...[]byte) {
 		p.since = p.loop.Now()
 	}
 	p.sent = appendFrame(p.sent, channel, kind, payload...)
+	if kind == frameLeave { // which alone is too short to wake the reader of an idle Peer (idleBytes)
+		p.sent = append(p.sent, heartbeat...)
+	}
 	p.frames++
 	if p.config.Alone || len(p.sent) >= p.config.Waiting {
 		p.urgent = true

@@ -3,6 +3,7 @@ package tcp
 import (
 	"errors"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"sync"
@@ -40,7 +41,9 @@ func newTimer(interval time.Duration) (*os.File, error) {
 		return nil, os.NewSyscallError("timerfd_create", err)
 	}
 	every := unix.NsecToTimespec(interval.Nanoseconds())
-	if err := unix.TimerfdSettime(fd, 0, &unix.ItimerSpec{Interval: every, Value: every}, nil); err != nil {
+	// Heartbeats of the two sides at the same moment would come before or after the pulse by chance.
+	first := unix.NsecToTimespec((interval/2 + rand.N(interval/2)).Nanoseconds())
+	if err := unix.TimerfdSettime(fd, 0, &unix.ItimerSpec{Interval: every, Value: first}, nil); err != nil {
 		unix.Close(fd)
 		return nil, os.NewSyscallError("timerfd_settime", err)
 	}
@@ -136,6 +139,7 @@ func (u *pulse) tick(ended chan struct{}) {
 // beat checks the peer, and sends a heartbeat if no frame waits. It does not block.
 func (p *Peer) beat() {
 	p.look()
+	p.hearBeats()
 	p.watchSilence()
 	if p.turns() && !p.outbox.waits() {
 		p.sendFrames(heartbeat, 0)

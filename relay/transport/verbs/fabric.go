@@ -84,7 +84,7 @@ type Config struct {
 // SettleTime is the default limit of the negotiation.
 const SettleTime = 10 * time.Second
 
-// Fabric has the RDMA state of a relay: NICs, which open at first use, memory that is registered
+// Fabric has the RDMA state of a relay: NICs, which OpenEarly or the first peer opens, memory that is registered
 // with every NIC, and a QPGroup for each Peer.
 type Fabric struct {
 	loop   *poll.Loop
@@ -92,6 +92,7 @@ type Fabric struct {
 
 	opening sync.Mutex
 	nics    []*nic // under opening; includes dead NICs
+	chosen  bool   // under opening: a peer has used the NICs
 
 	mu       sync.Mutex
 	closed   bool
@@ -172,9 +173,9 @@ func unreachable(format string, arguments ...any) error {
 }
 
 // open opens the NICs of the current lanes once, and reopens dead NICs. A later lane uses the same
-// NICs. If no NIC opens, the error has the cause for each NIC, and the next call tries again. It
-// blocks.
-func (f *Fabric) open() ([]*nic, error) {
+// NICs. If no NIC opens, the error has the cause for each NIC, and the next call tries again. A call
+// before the first peer is early: the first peer tries NICs again that did not open. It blocks.
+func (f *Fabric) open(early bool) ([]*nic, error) {
 	f.opening.Lock()
 	defer f.opening.Unlock()
 	var nics []*nic
@@ -192,14 +193,17 @@ func (f *Fabric) open() ([]*nic, error) {
 	switch {
 	case f.config.Off != "":
 		return nil, unreachable("%s", f.config.Off)
-	case f.nics == nil:
-		names = f.config.NICs()
-		names = names[:min(len(names), maxCards)]
+	case !f.chosen:
+		names = slices.DeleteFunc(slices.Clone(f.config.NICs()), func(name string) bool {
+			return slices.ContainsFunc(nics, func(n *nic) bool { return n.name == name })
+		})
+		names = names[:min(len(names), maxCards-len(nics))]
 	}
 	if len(nics) == 0 && len(names) == 0 {
 		return nil, unreachable("the lanes of this container have no NIC")
 	}
 	if len(names) == 0 {
+		f.chosen = f.chosen || !early
 		return nics, nil
 	}
 	library, err := openLibrary(f.config.Library)
@@ -223,7 +227,12 @@ func (f *Fabric) open() ([]*nic, error) {
 	if nics == nil {
 		return nil, unreachable("no NIC can be used: %s", strings.Join(why, "; "))
 	}
+	f.chosen = f.chosen || !early
 	for _, text := range why {
+		if early {
+			logrus.Debugf("RDMA device not opened before the first peer: %s", text)
+			continue
+		}
 		logrus.Warn(&fault.Error{Code: fault.NICLeftOut, Operation: "RDMA goes without a NIC", Cause: errors.New(text)})
 	}
 	return nics, nil
@@ -231,7 +240,7 @@ func (f *Fabric) open() ([]*nic, error) {
 
 // active returns the NICs with an active port, with the current state of the port. It blocks.
 func (f *Fabric) active() (nics []*nic, err error) {
-	all, err := f.open()
+	all, err := f.open(false)
 	if err != nil {
 		return nil, err
 	}
@@ -528,13 +537,11 @@ func (r *registration) known(nics []*nic) bool {
 // register registers memory with the NICs that lack a registration. It blocks, unless every NIC has
 // one.
 func (f *Fabric) register(what purpose, nics []*nic) (*registration, error) {
-	f.mu.Lock()
-	if f.closed {
-		f.mu.Unlock()
-		return nil, unreachable("the relay is ending")
+	if err := f.begin(); err != nil {
+		return nil, err
 	}
-	f.building.Add(1)
 	defer f.building.Done()
+	f.mu.Lock()
 	r := f.registration(what)
 	f.mu.Unlock()
 	return r, r.fill(f, nics)

@@ -72,6 +72,7 @@ type flusher struct {
 	posted []reading // oldest first
 	waits  []reading
 	failed bool
+	trying bool // the first read is posted
 }
 
 // reading is a flush of tickets of a region. The read is at the place of the last ticket.
@@ -151,54 +152,45 @@ func (s *QPGroup) connectFlushers() {
 	}
 }
 
-// tryFlushers reads the page of the group by each flusher, behind the first writes. It blocks.
-func (s *QPGroup) tryFlushers() error {
+// tryFlushers begins a read of the group's page by each flusher. It blocks.
+func (s *QPGroup) tryFlushers() {
 	if s.cannotFlush != nil {
-		return nil
+		return
 	}
-	left := 0
 	for _, q := range s.queues {
+		if q.flusher == nil {
+			continue
+		}
 		if _, err := q.flusher.PostSend([]verbs.Send{s.readOf(q, s.page0(), q.first.RKey())}); err != nil {
 			s.withoutFlush(q, err)
 			continue
 		}
-		left++
+		q.flusher.trying = true
 	}
-	var batch [batchSize]verbs.Completion
-	// Both sides try their flushers, one after the other, and the group still comes up in time
-	// without flushers.
+}
+
+// awaitFlushers waits for the reads of tryFlushers. Both sides try their flushers, and the group still
+// comes up in time without flushers. It blocks.
+func (s *QPGroup) awaitFlushers(begun time.Time) error {
 	limit := s.fabric.config.Time / 4
-	for end := time.Now().Add(limit); left > 0; time.Sleep(tryPause) {
+	for {
+		i := slices.IndexFunc(s.queues, func(q *queue) bool { return q.flusher != nil && q.flusher.trying })
+		if i < 0 {
+			return nil
+		}
 		if err := s.bringing.Err(); err != nil {
 			return err
 		}
-		if time.Now().After(end) {
-			s.withoutFlush(s.queues[0],
-				fmt.Errorf("the first read by a queue pair that is connected to itself has not completed within %v",
-					limit))
+		if time.Since(begun) > limit {
+			s.withoutFlush(s.queues[i],
+				fmt.Errorf("the first read by a queue pair that is connected to itself has not completed within %v", limit))
 			return nil
 		}
-		for _, q := range s.queues {
-			n, err := q.Poll(batch[:])
-			if err != nil {
-				return err
-			}
-			for i := range batch[:n] {
-				c := &batch[i]
-				switch {
-				case q.flusher.Number() != c.Pair:
-					if _, _, err := s.triedOne(q, c); err != nil { // the peer tries its queue pairs meanwhile
-						return err
-					}
-					continue
-				case c.Err() != nil:
-					s.withoutFlush(q, c.Err())
-				}
-				left--
-			}
+		if err := s.pollTrials(func(int) {}); err != nil { // the peer tries its queue pairs meanwhile
+			return err
 		}
+		time.Sleep(tryPause)
 	}
-	return nil
 }
 
 // readOf returns the request of a flush: a read of one byte, which is discarded.

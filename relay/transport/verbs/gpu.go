@@ -26,9 +26,12 @@ func placeOf(p device.Place) uint64 {
 
 // NICs returns the names of the NICs after the negotiation. A NIC that was lost and returned has
 // another number. Any goroutine may call NICs.
-func (s *QPGroup) NICs() string {
+func (s *QPGroup) NICs() string { return numbered(*s.registers.Load()) }
+
+// numbered returns the names of NICs, each with the number of NICs that were opened before.
+func numbered(nics []*nic) string {
 	var names []string
-	for _, n := range *s.registers.Load() {
+	for _, n := range nics {
 		names = append(names, fmt.Sprintf("%s (%d)", n.name, n.opened))
 	}
 	slices.Sort(names)
@@ -37,8 +40,10 @@ func (s *QPGroup) NICs() string {
 
 // NICNames returns the names of the group's NICs, without repetitions. Any goroutine may call
 // NICNames after the negotiation.
-func (s *QPGroup) NICNames() (names []string) {
-	for _, n := range *s.registers.Load() {
+func (s *QPGroup) NICNames() []string { return namesOf(*s.registers.Load()) }
+
+func namesOf(nics []*nic) (names []string) {
+	for _, n := range nics {
 		names = append(names, n.name)
 	}
 	slices.Sort(names)
@@ -57,14 +62,10 @@ func (s *QPGroup) NICsVersion() NICsVersion { return s.registers.Load() }
 // blocks.
 func (s *QPGroup) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
 	f := s.fabric
-	f.mu.Lock()
-	if f.closed {
-		f.mu.Unlock()
-		return nil, unreachable("the relay is ending")
+	if err := f.begin(); err != nil {
+		return nil, err
 	}
-	f.building.Add(1)
 	defer f.building.Done()
-	f.mu.Unlock()
 	for {
 		nics := s.registers.Load()
 		tried, err := f.try(from, bytes, *nics)
@@ -165,8 +166,9 @@ func (f *Fabric) taken(what purpose, s *QPGroup) (*registration, error) {
 
 // Steps returns the attempts to register memory of a GPU. Any goroutine may call Steps. It blocks
 // during a registration.
-func (s *QPGroup) Steps(m *device.Memory, target bool) []gdr.Step {
-	f := s.fabric
+func (s *QPGroup) Steps(m *device.Memory, target bool) []gdr.Step { return s.fabric.steps(m, target) }
+
+func (f *Fabric) steps(m *device.Memory, target bool) []gdr.Step {
 	f.mu.Lock()
 	r := f.memories[purpose{m, target}]
 	f.mu.Unlock()

@@ -37,6 +37,7 @@ const (
 type QPGroup struct {
 	fabric *Fabric
 	peer   *tcp.Peer
+	dialed bool // this side has dialed the peer
 	nics   []*nic
 	// registers is a snapshot of nics for goroutines other than the event loop.
 	registers atomic.Pointer[[]*nic]
@@ -55,12 +56,18 @@ type QPGroup struct {
 	waiting      []func(error)
 	using        bool // the dialing side has sent use
 	next         bool // the data of the next channel that the peer opens uses RDMA
-	asking       bool // the dialing side waits for connection requests
+	asking       bool // the dialing side waits for connection requests, or for first writes
 	ready        bool // while asking, the peer has sent ready
 	begun        bool // the negotiation has begun
-	joined       bool // the peer has sent connect
-	working      bool // a goroutine owns the resources
-	timer        *time.Timer
+	joined       bool // the peer has sent its queue pairs: the answer, or connect
+	presuming    bool // a goroutine builds queue pairs for the expected answer
+	// held is the answer that arrived during the build.
+	held *answer
+	// presumed has the links of existing queue pairs before the answer.
+	presumed []qpLink
+	tried    bool // the first writes have passed in both directions
+	working  bool // a goroutine owns the resources
+	timer    *time.Timer
 	// bringing is the context of the negotiation.
 	bringing context.Context
 	brought  context.CancelFunc
@@ -160,8 +167,8 @@ type channelState struct {
 
 // Extend creates the queue pair group for a peer. The dialing side starts the negotiation.
 func (f *Fabric) Extend(p *tcp.Peer) *QPGroup {
-	s := &QPGroup{fabric: f, peer: p, resources: newResources(), channels: map[*tcp.Channel]*channelState{},
-		remoteClosed: map[*Link]bool{}}
+	s := &QPGroup{fabric: f, peer: p, dialed: p.Dialed(), resources: newResources(),
+		channels: map[*tcp.Channel]*channelState{}, remoteClosed: map[*Link]bool{}}
 	s.protocol.environment = s
 	s.receiving.tickets = map[uint32]*ticket{}
 	s.leaving, s.suspectNICs, s.workingNICs = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
@@ -195,7 +202,7 @@ func Of(p *tcp.Peer) *QPGroup {
 
 // begin opens the NICs and then calls next.
 func (s *QPGroup) begin(next func()) {
-	s.begun, s.joined = true, false
+	s.begun, s.joined, s.tried, s.held = true, false, false, nil
 	s.bringing, s.brought = context.WithCancel(context.Background())
 	again, before, unflushed, suspects := s.used, s.nics, s.unflushed(), maps.Clone(s.suspectNICs)
 	if !again {
@@ -413,6 +420,29 @@ func (s *QPGroup) offer() {
 		m.Pairs = max(m.Pairs, uint32(n.queuePairs(s.fabric.config.Verbs)))
 	}
 	s.peer.SendExtension(encode(m))
+	s.presume(int(m.Pairs))
+}
+
+// presume builds the queue pairs of the answer that a peer with as many NICs sends, so that both sides
+// build at the same time. A connection manager creates queue pairs later.
+func (s *QPGroup) presume(perLink int) {
+	if slices.ContainsFunc(s.nics, func(n *nic) bool { return n.cm != nil || n.sends }) {
+		return
+	}
+	for i := range min(len(s.nics), maxLinks) {
+		s.links = append(s.links, qpLink{ours: i, theirs: i})
+	}
+	s.perLink = min(perLink, maxPairs/len(s.links))
+	s.presuming = true
+	s.work(s.build, func() {
+		s.presuming, s.presumed = false, s.links
+		if m := s.held; m != nil {
+			s.held = nil
+			if err := s.answered(m); err != nil {
+				s.peer.Fail(err)
+			}
+		}
+	})
 }
 
 // HandleMessage handles a message of the peer. c is nil for a message about the whole group.
@@ -444,7 +474,7 @@ func (s *QPGroup) HandleMessage(c *tcp.Channel, payload []byte) error {
 
 // negotiate handles a message of the negotiation.
 func (s *QPGroup) negotiate(m any) error {
-	dialed := s.peer.Dialed()
+	dialed := s.dialed
 	switch m := m.(type) {
 	case *refusal:
 		return s.refused(m)
@@ -454,11 +484,8 @@ func (s *QPGroup) negotiate(m any) error {
 			return nil
 		}
 	case *answer:
-		if dialed && s.begun && s.links == nil && s.nics != nil && (!s.used || !s.working) {
-			if s.gaveUp() {
-				return nil
-			}
-			return s.answered(m)
+		if dialed && s.expectsAnswer() {
+			return s.takeAnswer(m)
 		}
 	case *connect:
 		if !dialed && s.links != nil && int(m.Ends) == len(s.links)*s.perLink && !s.using && !s.joined {
@@ -468,12 +495,32 @@ func (s *QPGroup) negotiate(m any) error {
 			return nil
 		}
 	case *short:
-		if s.links != nil && !s.using && s.advance(m.Kind) {
+		if s.linked() && !s.using && s.advance(m.Kind) {
 			return nil
 		}
 	}
 	return malformed("unexpected %T message", m)
 }
+
+// expectsAnswer reports whether the dialing side has sent an offer and no answer has arrived.
+func (s *QPGroup) expectsAnswer() bool {
+	return s.begun && !s.joined && s.held == nil && s.nics != nil && (s.presuming || !s.used || !s.working)
+}
+
+// takeAnswer handles an answer after the end of a build that is running.
+func (s *QPGroup) takeAnswer(m *answer) error {
+	switch {
+	case s.gaveUp():
+		return nil
+	case s.presuming:
+		s.held = m
+		return nil
+	}
+	return s.answered(m)
+}
+
+// linked reports whether the relays have agreed on the links.
+func (s *QPGroup) linked() bool { return s.links != nil && (s.joined || !s.dialed) }
 
 // gaveUp reports whether this side has given up the first negotiation.
 func (s *QPGroup) gaveUp() bool { return s.settled && !s.used }
@@ -511,10 +558,10 @@ func (s *QPGroup) connected(m *connect) {
 // advance handles ready and use after the queue pairs exist. The result is false for an unexpected
 // message.
 func (s *QPGroup) advance(kind uint32) bool {
-	switch dialed := s.peer.Dialed(); {
+	switch dialed := s.dialed; {
 	case kind == kindReady && dialed && s.gaveUp():
 	case kind == kindReady && dialed && s.working && s.asking && !s.ready:
-		s.ready = true // ready comes before the event of the connection manager
+		s.ready = true // ready comes before the last completion, or the event of the connection manager
 	case kind == kindReady && dialed && !s.working:
 		s.confirm()
 	case kind == kindUse && !dialed && !s.gaveUp() && !s.working:
@@ -535,13 +582,18 @@ func (s *QPGroup) offered(m *offer) {
 	s.begin(func() { s.answer(int(m.Pairs)) })
 }
 
-// confirm tries the queue pairs of the dialing side, as the last step of the negotiation, and
-// starts the group.
+// confirm starts the group on the dialing side, as the last step of the negotiation, after the first
+// writes.
 func (s *QPGroup) confirm() {
-	s.work(s.try, func() {
+	use := func() {
 		s.peer.SendExtension(encode(&short{Kind: kindUse}))
 		s.start()
-	})
+	}
+	if s.tried {
+		use()
+		return
+	}
+	s.work(s.try, use)
 }
 
 // joined returns the links between the NICs of two relays, in the order of the rails. Each NIC has
@@ -589,6 +641,8 @@ func (s *QPGroup) answer(perLink int) {
 
 // answered handles the answer on the dialing side.
 func (s *QPGroup) answered(m *answer) error {
+	presumed, perLink := s.presumed, s.perLink
+	s.links, s.presumed, s.joined = nil, nil, true
 	s.theirs, s.perLink, s.page, s.cm.theirs = m.Card[:m.Cards], int(m.Pairs), m.Page, m.Secret
 	for _, l := range m.Link[:m.Links] {
 		if int(l.Theirs) >= len(s.nics) {
@@ -599,9 +653,15 @@ func (s *QPGroup) answered(m *answer) error {
 		}
 		s.join(int(l.Theirs), int(l.Ours))
 	}
+	built := presumed != nil && perLink == s.perLink && slices.Equal(presumed, s.links)
 	s.work(func() error {
-		if err := s.build(); err != nil {
-			return err
+		if !built {
+			s.resources.close() // of the presumed links
+			clear(s.number)
+			s.cannotFlush = nil
+			if err := s.build(); err != nil {
+				return err
+			}
 		}
 		if err := s.connect(m.End[:m.Links*m.Pairs]); err != nil {
 			return err
@@ -611,12 +671,14 @@ func (s *QPGroup) answered(m *answer) error {
 		c := &connect{Kind: kindConnect, Ends: uint32(len(s.pairs)), Page: s.ownPage(), Secret: s.cm.own, Ports: s.cm.ports}
 		copy(c.End[:], s.own())
 		s.peer.SendExtension(encode(c))
+		then := s.acceptConnections
 		if !s.managed() {
-			return
+			then = s.try
 		}
 		s.asking = true
-		s.work(s.acceptConnections, func() {
-			if s.asking = false; s.ready {
+		s.work(then, func() {
+			s.asking, s.tried = false, !s.managed()
+			if s.ready {
 				s.confirm()
 			}
 		})
@@ -672,7 +734,20 @@ func (s *QPGroup) build() (err error) {
 			return &ofLink{i, err}
 		}
 	}
-	return s.makeAcks()
+	if err := s.makeAcks(); err != nil {
+		return err
+	}
+	for _, p := range s.pairs {
+		if p.Pair == nil { // a connection creates the queue pair and posts the receives
+			continue
+		}
+		p.fill()
+		if err := s.again(p); err != nil {
+			return err
+		}
+	}
+	s.connectFlushers()
+	return nil
 }
 
 // buildLink creates the queue pairs of a link, and the queue of the NIC if the NIC has no queue.
@@ -704,7 +779,7 @@ func (s *QPGroup) buildLink(i int, flushes bool) error {
 		q.join(p.Number(), q)
 		s.number[key{q, p.Number()}] = len(s.pairs)
 		s.pairs = append(s.pairs, p)
-		if !s.peer.Dialed() {
+		if !s.dialed {
 			p.ece, _ = made.ECE() // a device without support returns an error and a zero ECE
 		}
 		if err := p.Init(n.port, uint16(s.fabric.config.PKey), verbs.RemoteWrite); err != nil {
@@ -769,17 +844,12 @@ func (s *QPGroup) connect(to []end) error {
 			return &ofLink{p.link, fmt.Errorf("%w; the route to %s (%s)", err, t.name(), t.address())}
 		}
 		s.acceptedECE(p)
-		p.fill()
-		if err := s.again(p); err != nil {
-			return err
-		}
 		// ReceiverRetries 7 retries without limit while the receiver has no posted receive.
 		if err := p.ReadyToSend(verbs.Sending{PSN: p.psn, Timeout: uint8(c.Timeout), Retries: uint8(c.Retries),
 			ReceiverRetries: 7, Reads: 1}); err != nil {
 			return err
 		}
 	}
-	s.connectFlushers()
 	return nil
 }
 
@@ -794,12 +864,14 @@ const tryPause = 100 * time.Microsecond
 func (s *QPGroup) tryTime() time.Duration { return s.fabric.config.Time / 2 }
 
 // try writes a packet of the largest size by each queue pair: the state of a queue pair does not
-// show whether the network delivers. The accepting side begins and then sends ready. try of the
-// dialing side returns after a write of each queue pair has arrived. It blocks.
+// show whether the network delivers. The accepting side begins and then sends ready. The dialing side
+// writes after a write of each queue pair has arrived: then the peer receives, and with iWARP may
+// send. Meanwhile each flusher reads the page of the group. It blocks.
 func (s *QPGroup) try() error {
-	from := s.page0()
-	if s.peer.Dialed() { // the accepting side of iWARP may send only after the first message has arrived
-		if err := s.await(); err != nil {
+	from, begun := s.page0(), time.Now()
+	s.tryFlushers()
+	if s.dialed { // the peer, which reports its own failure sooner, may not be connected yet
+		if err := s.await(s.fabric.config.Time); err != nil {
 			return err
 		}
 	}
@@ -819,21 +891,19 @@ func (s *QPGroup) try() error {
 			return err
 		}
 	}
-	if err := s.await(); err != nil {
+	if err := s.await(s.tryTime()); err != nil {
 		return err
 	}
-	return s.tryFlushers()
+	return s.awaitFlushers(begun)
 }
 
 // await takes the completion of a first write of each queue pair: sent on the accepting side,
 // received on the dialing side. It blocks.
-func (s *QPGroup) await() error {
-	var batch [batchSize]verbs.Completion
+func (s *QPGroup) await(limit time.Duration) error {
 	waits := map[int]bool{}
 	for i := range s.pairs {
 		waits[i] = true
 	}
-	limit := s.tryTime()
 	for end := time.Now().Add(limit); len(waits) > 0; time.Sleep(tryPause) {
 		if err := s.bringing.Err(); err != nil {
 			return err
@@ -841,19 +911,36 @@ func (s *QPGroup) await() error {
 		if time.Now().After(end) {
 			return s.untried(slices.Min(slices.Collect(maps.Keys(waits))), fmt.Errorf("no answer within %v", limit))
 		}
-		for _, q := range s.queues {
-			n, err := q.Poll(batch[:])
+		if err := s.pollTrials(func(i int) { delete(waits, i) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pollTrials takes the completions of first writes and of the flushers' first reads. heard is called for
+// each first write that await waits for.
+func (s *QPGroup) pollTrials(heard func(i int)) error {
+	var batch [batchSize]verbs.Completion
+	for _, q := range s.queues {
+		n, err := q.Poll(batch[:])
+		if err != nil {
+			return err
+		}
+		for i := range batch[:n] {
+			c := &batch[i]
+			if f := q.flusher; f != nil && f.trying && f.Number() == c.Pair {
+				if f.trying = false; c.Err() != nil {
+					s.withoutFlush(q, c.Err())
+				}
+				continue
+			}
+			tried, waited, err := s.triedOne(q, c)
 			if err != nil {
 				return err
 			}
-			for i := range batch[:n] {
-				tried, heard, err := s.triedOne(q, &batch[i])
-				if err != nil {
-					return err
-				}
-				if heard {
-					delete(waits, tried)
-				}
+			if waited {
+				heard(tried)
 			}
 		}
 	}
@@ -889,7 +976,7 @@ func (s *QPGroup) triedOne(q *queue, c *verbs.Completion) (i int, waited bool, e
 	if !ok {
 		return i, false, malformed("first write without a ticket")
 	}
-	return i, s.peer.Dialed(), s.immediate(i, number)
+	return i, s.dialed, s.immediate(i, number)
 }
 
 // --- the end --------------------------------------------------------------------------

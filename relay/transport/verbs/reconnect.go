@@ -382,7 +382,7 @@ func (s *QPGroup) recall() {
 // side begins.
 func (s *QPGroup) renegotiate() {
 	s.phase, s.begun = connecting, false
-	if !s.peer.Dialed() {
+	if !s.dialed {
 		return
 	}
 	epoch := s.protocol.epoch
@@ -442,7 +442,9 @@ func (s *QPGroup) handleReset(m any) error {
 				return err
 			}
 		}
-		s.suspect(m.Link)
+		if s.linked() {
+			s.suspect(m.Link)
+		}
 	case *resetAck:
 		return s.protocol.acked(m)
 	case *step:

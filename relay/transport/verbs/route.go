@@ -51,7 +51,7 @@ func routable(gids []verbs.GID) (g verbs.GID, ok bool) {
 // acceptECE asks a queue pair's device for the options that the other side offers, or has accepted.
 // A device that refuses them, for example another vendor's, connects without ECE.
 func (s *QPGroup) acceptECE(p *qp, theirs verbs.ECE) {
-	if theirs.Vendor == 0 || !s.peer.Dialed() && p.ece.Vendor == 0 || p.SetECE(theirs) != nil {
+	if theirs.Vendor == 0 || !s.dialed && p.ece.Vendor == 0 || p.SetECE(theirs) != nil {
 		p.ece = verbs.ECE{}
 		return
 	}
@@ -60,7 +60,7 @@ func (s *QPGroup) acceptECE(p *qp, theirs verbs.ECE) {
 
 // acceptedECE reads the options that the dialing side's device has accepted, for the other side.
 func (s *QPGroup) acceptedECE(p *qp) {
-	if s.peer.Dialed() && p.ece.Vendor != 0 {
+	if s.dialed && p.ece.Vendor != 0 {
 		p.ece, _ = p.ECE() // the device has accepted SetECE
 	}
 }

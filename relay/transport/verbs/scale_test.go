@@ -169,7 +169,7 @@ func TestNoResizeMakesAnotherCompletionQueue(t *testing.T) {
 	}
 	for nic, want := range map[string][]int{"a0": {4096, 8192}, "b0": {4096, 4096, 4096}} {
 		c := newCrowd(t, rdma, nic)
-		nics, err := c.fabric.open()
+		nics, err := c.fabric.open(false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@
 //	         It is read anew when it is replaced, and ports come and go with it, and addresses.
 //	script   one a line: CALL key=value...; what is not there is not asked for
 //	           device=NAME call=N (the Nth in this process) from=N (that and later)
+//	           each=1 (call and from count the calls for the device) bytes=N (registrations of at least N)
 //	           errno=N status=N (of a completion) delay=MS
 //	           corrupt=1 (a wrong byte in what a request moves)
 //	           hold=1 (it blocks as long as the script has this; the log has "held")
@@ -239,12 +240,14 @@ bool host_device(const char *name, struct description *d)
 
 // Calls of each name, so far.
 static struct {
-	char call[32];
+	char call[96];
 	long n;
-} counts[64];
+} counts[256];
 
-static long count(const char *call)
+static long count(const char *name, const char *device)
 {
+	char call[96];
+	snprintf(call, sizeof call, "%s %s", name, device);
 	static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 	long n = 0;
 	pthread_mutex_lock(&mutex);
@@ -260,7 +263,7 @@ static long count(const char *call)
 	return n;
 }
 
-static struct rule scripted(const char *call, const char *device, long n)
+static struct rule scripted(const char *call, const char *device, size_t bytes, long n, long of_device)
 {
 	struct rule rule = {0};
 	FILE *f = reading("script");
@@ -273,6 +276,7 @@ static struct rule scripted(const char *call, const char *device, long n)
 			continue;
 		struct rule r = {0};
 		bool applies = true;
+		long only = 0, first = 0, counted = n;
 		while ((word = strsep(&rest, " \n"))) {
 			char *value = strchr(word, '=');
 			if (!value)
@@ -282,9 +286,13 @@ static struct rule scripted(const char *call, const char *device, long n)
 			if (!strcmp(word, "device"))
 				applies &= device && !strcmp(value, device);
 			else if (!strcmp(word, "call"))
-				applies &= n == v;
+				only = v;
 			else if (!strcmp(word, "from"))
-				applies &= n >= v;
+				first = v;
+			else if (!strcmp(word, "each"))
+				counted = of_device;
+			else if (!strcmp(word, "bytes"))
+				applies &= bytes >= (size_t)v;
 			else if (!strcmp(word, "errno"))
 				r.error = (int)v;
 			else if (!strcmp(word, "status"))
@@ -296,7 +304,7 @@ static struct rule scripted(const char *call, const char *device, long n)
 			else if (!strcmp(word, "delay"))
 				r.delay_ms = (unsigned)v;
 		}
-		if (applies)
+		if (applies && (!only || counted == only) && counted >= first)
 			rule = r;
 	}
 	fclose(f);
@@ -305,15 +313,20 @@ static struct rule scripted(const char *call, const char *device, long n)
 
 struct rule host_script(const char *call, const char *device)
 {
+	return host_script_of(call, device, 0);
+}
+
+struct rule host_script_of(const char *call, const char *device, size_t bytes)
+{
 	if (host_directory() < 0 || logging < 0)
 		return (struct rule){0};
-	long n = count(call);
-	struct rule rule = scripted(call, device, n);
+	long n = count(call, ""), of_device = device ? count(call, device) : n;
+	struct rule rule = scripted(call, device, bytes, n, of_device);
 	if (rule.hold)
 		host_log("held call=%s device=%s", call, device ? device : "none");
 	while (rule.hold) {
 		usleep(10 * 1000);
-		rule = scripted(call, device, n);
+		rule = scripted(call, device, bytes, n, of_device);
 	}
 	if (rule.delay_ms)
 		usleep(rule.delay_ms * 1000);

@@ -145,7 +145,7 @@ static struct ibv_mr *by_engine(struct ibv_pd *pd, void *addr, size_t n, uint64_
 static struct ibv_mr *registered(const char *call, struct ibv_pd *pd, void *memory, size_t n, uint64_t iova, unsigned access)
 {
 	struct description *d = &((struct context *)pd->context)->device->described;
-	struct rule rule = host_script("ibv_reg_mr", of(pd->context));
+	struct rule rule = host_script_of("ibv_reg_mr", of(pd->context), n);
 	struct ibv_mr *mr = NULL;
 	char *data = memory;
 	int vmm = 0;
@@ -182,7 +182,7 @@ API struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *memory, size_t n, u
 API struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, int access)
 {
 	struct description *d = &((struct context *)pd->context)->device->described;
-	struct rule rule = host_script("ibv_reg_dmabuf_mr", of(pd->context));
+	struct rule rule = host_script_of("ibv_reg_dmabuf_mr", of(pd->context), n);
 	struct ibv_mr *mr = NULL;
 	struct stat st = {0};
 	uint64_t from = offset & ~UINT64_C(4095);

@@ -144,6 +144,7 @@ uint32_t host_number(void); // a new one, of all processes
 _Atomic uint64_t *host_due(int node);
 uint64_t host_nanoseconds(void);
 struct rule host_script(const char *call, const char *device);
+struct rule host_script_of(const char *call, const char *device, size_t bytes);
 bool host_scripted(void); // there is a script
 uint64_t host_now(void); // microseconds
 // host_spin is until when a thread looks again and again before it sleeps: to wake a thread of an
