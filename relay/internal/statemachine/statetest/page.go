@@ -29,13 +29,13 @@ func diagram(m Machine) string {
 		labels := map[int][]string{}
 		for e, event := range names.Events {
 			c := m.At(s, e)
-			if !c.Possible || c.Next == s && c.Action == 0 {
+			if !c.possible || c.next == s && c.action == 0 {
 				continue
 			}
-			if c.Action > 0 {
-				event += " / " + names.Actions[c.Action]
+			if c.action > 0 {
+				event += " / " + names.Actions[c.action]
 			}
-			labels[c.Next] = append(labels[c.Next], event)
+			labels[c.next] = append(labels[c.next], event)
 		}
 		for next := range names.States {
 			if len(labels[next]) > 0 {
@@ -59,7 +59,7 @@ func table(m Machine) string {
 		fmt.Fprintf(&b, "| %s |", event)
 		for s := range names.States {
 			cell := ""
-			if c := m.At(s, e); c.Possible {
+			if c := m.At(s, e); c.possible {
 				cell = text(m, c)
 			}
 			fmt.Fprintf(&b, " %s |", cell)

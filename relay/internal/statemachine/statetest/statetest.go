@@ -15,8 +15,8 @@ import (
 
 var update = flag.Bool("update-states", false, "write the pages of docs/states")
 
-// Impossible is the cell of an impossible event in a file of expected cells.
-const Impossible = "impossible"
+// impossible is the cell of an impossible event in a file of expected cells.
+const impossible = "impossible"
 
 // Machine is a table without its types: states, events and actions are numbers.
 type Machine interface {
@@ -32,8 +32,8 @@ type Machine interface {
 
 // Cell is a cell of a Machine.
 type Cell struct {
-	Next, Action int
-	Possible     bool
+	next, action int
+	possible     bool
 }
 
 // Of returns a copy of a table as a Machine.
@@ -53,19 +53,19 @@ func (m machine[S, E, A]) At(state, event int) Cell {
 }
 
 func (m machine[S, E, A]) Put(state, event int, c Cell) {
-	m.Set(S(state), E(event), statemachine.Cell[S, A]{Next: S(c.Next), Action: A(c.Action)}, c.Possible)
+	m.Set(S(state), E(event), statemachine.Cell[S, A]{Next: S(c.next), Action: A(c.action)}, c.possible)
 }
 
 // text returns a cell as in a file of expected cells: "next", "next / action" or "impossible".
 func text(m Machine, c Cell) string {
 	names := m.Labels()
 	switch {
-	case !c.Possible:
-		return Impossible
-	case c.Action == 0:
-		return names.States[c.Next]
+	case !c.possible:
+		return impossible
+	case c.action == 0:
+		return names.States[c.next]
 	}
-	return names.States[c.Next] + " / " + names.Actions[c.Action]
+	return names.States[c.next] + " / " + names.Actions[c.action]
 }
 
 // Differences compares every cell of a machine with the reviewed file. A line of the file has a state, an
@@ -151,9 +151,9 @@ func unreachable(m Machine) (list []string) {
 	reached := map[int]bool{0: true}
 	for queue := []int{0}; len(queue) > 0; queue = queue[1:] {
 		for e := range names.Events {
-			if c := m.At(queue[0], e); c.Possible && !reached[c.Next] {
-				reached[c.Next] = true
-				queue = append(queue, c.Next)
+			if c := m.At(queue[0], e); c.possible && !reached[c.next] {
+				reached[c.next] = true
+				queue = append(queue, c.next)
 			}
 		}
 	}
@@ -176,18 +176,18 @@ func Mutate(m Machine, f func(name string)) {
 				m.Put(s, e, c)
 				f(state + ": " + event + ": " + text(m, c))
 			}
-			if !original.Possible {
-				try(Cell{Next: s, Possible: true})
+			if !original.possible {
+				try(Cell{next: s, possible: true})
 			} else {
 				try(Cell{})
 				for next := range names.States {
-					if next != original.Next {
-						try(Cell{next, original.Action, true})
+					if next != original.next {
+						try(Cell{next, original.action, true})
 					}
 				}
 				for action := range names.Actions {
-					if action != original.Action {
-						try(Cell{original.Next, action, true})
+					if action != original.action {
+						try(Cell{original.next, action, true})
 					}
 				}
 			}
