@@ -28,11 +28,11 @@ func hold(l paths.Layout, wait time.Duration) (io.Closer, error) {
 	// Lock the directory itself, so that no lock file remains. Lock the state directory, because
 	// any user can lock a directory that the user can open.
 	if err := l.CreateState(); err != nil {
-		return nil, fmt.Errorf("making the directory of the plan: %w", err)
+		return nil, fmt.Errorf("create the directory of the plan: %w", err)
 	}
 	f, err := os.Open(l.State())
 	if err != nil {
-		return nil, fmt.Errorf("opening the directory of the plan: %w", err)
+		return nil, fmt.Errorf("open the directory of the plan: %w", err)
 	}
 	deadline := time.Now().Add(wait)
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
@@ -41,7 +41,7 @@ func hold(l paths.Layout, wait time.Duration) (io.Closer, error) {
 		case err == nil:
 			return f, nil
 		case err != unix.EWOULDBLOCK && err != unix.EINTR:
-			return nil, errors.Join(fmt.Errorf("locking %s: %w", f.Name(), err), f.Close())
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
 		case time.Now().After(deadline):
 			return nil, errors.Join(
 				fmt.Errorf("lock %s within %v: %w", f.Name(), wait, errHeld),

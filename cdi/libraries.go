@@ -52,7 +52,7 @@ func findLibraries(dir string) (libraries, error) {
 		return found, nil
 	}
 	if err != nil {
-		return found, fmt.Errorf("looking for the libraries that containers get: %w", err)
+		return found, fmt.Errorf("find the libraries that containers get: %w", err)
 	}
 	for _, e := range entries {
 		switch name := e.Name(); {
@@ -68,7 +68,7 @@ func findLibraries(dir string) (libraries, error) {
 	}
 	plugins, err := os.ReadDir(filepath.Join(dir, nixlDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return found, fmt.Errorf("looking for the plugins of NIXL that containers get: %w", err)
+		return found, fmt.Errorf("find the plugins of NIXL that containers get: %w", err)
 	}
 	for _, e := range plugins {
 		if isLibrary(e.Name()) {

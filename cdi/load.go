@@ -38,7 +38,7 @@ func Load(dirs []string) ([]File, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading CDI specifications: %w", err)
+			return nil, fmt.Errorf("read CDI specifications: %w", err)
 		}
 		for _, e := range entries {
 			if ext := filepath.Ext(e.Name()); e.IsDir() || ext != "."+string(JSON) && ext != "."+string(YAML) {
@@ -49,7 +49,7 @@ func Load(dirs []string) ([]File, error) {
 				continue // removed since ReadDir
 			}
 			if err != nil {
-				return nil, fmt.Errorf("reading CDI specifications: %w", err)
+				return nil, fmt.Errorf("read CDI specifications: %w", err)
 			}
 			if f != nil {
 				files = append(files, *f)

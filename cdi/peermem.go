@@ -65,7 +65,7 @@ func FindPeermem(sysfs, proc string) (Peermem, error) {
 			break
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
-			return p, fmt.Errorf("looking for the module %s: %w", name, err)
+			return p, fmt.Errorf("find the module %s: %w", name, err)
 		}
 	}
 	driver, err := readIfThere(proc, "driver/nvidia/version")

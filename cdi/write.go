@@ -66,7 +66,7 @@ func (f Format) Encode(w io.Writer, list ...*specs.Spec) error {
 			err = e.Encode(spec)
 		}
 		if err != nil {
-			return fmt.Errorf("writing the CDI specification of %s: %w", spec.Kind, err)
+			return fmt.Errorf("write the CDI specification of %s: %w", spec.Kind, err)
 		}
 	}
 	return nil
@@ -174,7 +174,7 @@ func (i Installation) changes() ([]Change, error) {
 func (i Installation) apply() ([]Change, error) {
 	if i.plan != nil {
 		if err := i.Layout.Create(); err != nil {
-			return nil, fmt.Errorf("making Peerlane's directories: %w", err)
+			return nil, fmt.Errorf("create Peerlane's directories: %w", err)
 		}
 	}
 	for _, dir := range i.Dirs {
@@ -194,7 +194,7 @@ func (i Installation) planChange() (*Change, error) {
 	path := i.Layout.PlanFile()
 	old, ours, err := readOurs(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading the plan: %w", err)
+		return nil, fmt.Errorf("read the plan: %w", err)
 	}
 	if i.plan == nil {
 		if old == nil {
@@ -205,7 +205,7 @@ func (i Installation) planChange() (*Change, error) {
 	plan := settled(i.plan)
 	text, err := json.MarshalIndent(plan, "", "  ")
 	if err != nil {
-		return nil, fmt.Errorf("writing the plan: %w", err)
+		return nil, fmt.Errorf("write the plan: %w", err)
 	}
 	text = append(text, '\n') // like Plan.Write
 	if ours && bytes.Equal(old, text) {
@@ -237,7 +237,7 @@ func directoryChanges(dir string, format Format, list []*specs.Spec) ([]Change, 
 		stale = slices.DeleteFunc(stale, func(kind string) bool { return kind == spec.Kind })
 		change, err := specChange(dir, format, spec)
 		if err != nil {
-			return nil, fmt.Errorf("installing the CDI specification of %s in %s: %w", spec.Kind, dir, err)
+			return nil, fmt.Errorf("install the CDI specification of %s in %s: %w", spec.Kind, dir, err)
 		}
 		if change != nil {
 			changes = append(changes, *change)
@@ -265,7 +265,7 @@ func addRemoval(changes []Change, dir string, format Format, kind string) ([]Cha
 	path := filepath.Join(dir, format.FileName(kind))
 	old, _, err := readOurs(path)
 	if err != nil {
-		return nil, fmt.Errorf("looking for a CDI specification of %s: %w", kind, err)
+		return nil, fmt.Errorf("find a CDI specification of %s: %w", kind, err)
 	}
 	if old == nil || !isOfKind(old, kind) {
 		return changes, nil
@@ -366,16 +366,16 @@ func (c Change) apply() error {
 	case c.Removed:
 		if err := os.Remove(c.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			if c.Kind == "" {
-				return fmt.Errorf("removing the plan: %w", err)
+				return fmt.Errorf("remove the plan: %w", err)
 			}
-			return fmt.Errorf("removing the CDI specification of %s: %w", c.Kind, err)
+			return fmt.Errorf("remove the CDI specification of %s: %w", c.Kind, err)
 		}
 		return nil
 	case c.plan != nil:
 		return c.plan.Write(c.Path)
 	}
 	if err := c.write(); err != nil {
-		return fmt.Errorf("installing the CDI specification of %s in %s: %w", c.Kind, filepath.Dir(c.Path), err)
+		return fmt.Errorf("install the CDI specification of %s in %s: %w", c.Kind, filepath.Dir(c.Path), err)
 	}
 	return nil
 }
@@ -442,7 +442,7 @@ func replace(path string, text []byte) (err error) {
 func removeLeftovers(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("reading the directory of CDI specifications: %w", err)
+		return fmt.Errorf("read the directory of CDI specifications: %w", err)
 	}
 	for _, e := range entries {
 		if left, err := filepath.Match(temporary, e.Name()); err != nil || !left {
@@ -452,7 +452,7 @@ func removeLeftovers(dir string) error {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("removing the temporary file of an interrupted write: %w", err)
+			return fmt.Errorf("remove the temporary file of an interrupted write: %w", err)
 		}
 	}
 	return nil
@@ -464,10 +464,10 @@ func syncDir(dir string) error {
 		return nil // removed since Glob
 	}
 	if err != nil {
-		return fmt.Errorf("installing CDI specifications: %w", err)
+		return fmt.Errorf("install CDI specifications: %w", err)
 	}
 	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("installing CDI specifications in %s: %w", dir, err)
+		return fmt.Errorf("install CDI specifications in %s: %w", dir, err)
 	}
 	return nil
 }

@@ -585,7 +585,7 @@ func Load(path string) (Config, error) {
 		return Default(), nil
 	}
 	if err != nil {
-		return Config{}, fmt.Errorf("reading the configuration: %w", err)
+		return Config{}, fmt.Errorf("read the configuration: %w", err)
 	}
 	return Parse(path, text)
 }

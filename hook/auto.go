@@ -161,7 +161,7 @@ func mountedGPUs(c generation.Container, rootfs string, found func(major, minor 
 			return os.NewSyscallError("unshare", err)
 		}
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
-			return fmt.Errorf("entering the container's mount namespace: %w", err)
+			return fmt.Errorf("enter the container's mount namespace: %w", err)
 		}
 		root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {

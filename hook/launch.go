@@ -77,7 +77,7 @@ type StartError struct {
 }
 
 func (e *StartError) Error() string {
-	return fmt.Sprintf("starting the relay of container %q: %v", e.Container, e.Err)
+	return fmt.Sprintf("start the relay of container %q: %v", e.Container, e.Err)
 }
 
 // Unwrap returns the cause.
@@ -299,7 +299,7 @@ func extend(l paths.Layout, g *generation.Generation, lanes []launch.Lane) error
 	}
 	if err := admin.NotifyLanesChanged(l, g.ID); err != nil {
 		g.Config = before
-		return errors.Join(fmt.Errorf("adding a lane to generation %s: %w", g.ID, err), g.Write(l))
+		return errors.Join(fmt.Errorf("add a lane to generation %s: %w", g.ID, err), g.Write(l))
 	}
 	return nil
 }
@@ -333,7 +333,7 @@ func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launc
 	if g.Sandbox.Group != 0 { // other relays connect as members of the group
 		path := l.PeerSocket(g.ID)
 		if err := errors.Join(os.Chown(path, -1, g.Sandbox.Group), os.Chmod(path, 0o660)); err != nil {
-			return nil, fmt.Errorf("letting other relays connect: %w", err)
+			return nil, fmt.Errorf("allow other relays to connect: %w", err)
 		}
 	}
 	admin, err := unixsocket.Listen(admin.Socket(l, g.ID), 0o600)
@@ -466,7 +466,7 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 	}
 	if err != nil {
 		s.close()
-		return nil, fmt.Errorf("starting the supervisor: %w", &os.PathError{Op: "exec", Path: supervisor, Err: err})
+		return nil, fmt.Errorf("start the supervisor: %w", &os.PathError{Op: "exec", Path: supervisor, Err: err})
 	}
 	s.held = append(s.held, os.NewFile(uintptr(pidfd), "supervisor"))
 	ended := make(chan string, 1)

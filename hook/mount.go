@@ -25,7 +25,7 @@ import (
 func Attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 	if err := attach(l, g, rootfs); err != nil {
 		return fmt.Errorf(
-			"mounting the relay's socket at %s in container %q: %w",
+			"mount the relay's socket at %s in container %q: %w",
 			paths.ContainerDir,
 			g.Container.ID,
 			err,
@@ -106,7 +106,7 @@ func isolated(c generation.Container) error {
 			Cause: process.ErrEnded}
 	}
 	if err != nil {
-		return fmt.Errorf("reading the mount namespace of container %q: %w", c.ID, err)
+		return fmt.Errorf("read the mount namespace of container %q: %w", c.ID, err)
 	}
 	if os.SameFile(own, other) {
 		return fmt.Errorf("process %d is not the init of container %q: %w", c.PID, c.ID, ErrHostNamespace)
@@ -170,7 +170,7 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 		return os.NewSyscallError("unshare", err)
 	}
 	if err := unix.Setns(int(init.Fd()), unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("entering the container's mount namespace: %w", err)
+		return fmt.Errorf("enter the container's mount namespace: %w", err)
 	}
 	place, err := resolve(rootfs)
 	if err != nil {
@@ -200,7 +200,7 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 	// The anchor must be a private mount: mounts on a shared mount would appear on the host.
 	if err := unix.MountSetattr(int(place.Fd()), "", unix.AT_EMPTY_PATH,
 		&unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
-		return fmt.Errorf("making the anchor private: mount_setattr: %w", err)
+		return fmt.Errorf("make the anchor private: mount_setattr: %w", err)
 	}
 	err = unix.MoveMount(
 		int(tree.Fd()),
@@ -235,7 +235,7 @@ func resolve(rootfs string) (*os.File, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf(
-			"resolving %s in the root file system %s: %w; the CDI specification mounts the anchor there",
+			"resolve %s in the root file system %s: %w; the CDI specification mounts the anchor there",
 			paths.ContainerDir,
 			rootfs,
 			err,
@@ -247,7 +247,7 @@ func resolve(rootfs string) (*os.File, error) {
 func isSameFile(found os.FileInfo, dir *os.File) (bool, error) {
 	info, err := dir.Stat()
 	if err != nil {
-		return false, fmt.Errorf("reading the attributes of %s: %w", dir.Name(), err)
+		return false, fmt.Errorf("read the attributes of %s: %w", dir.Name(), err)
 	}
 	return os.SameFile(found, info), nil
 }

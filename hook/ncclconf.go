@@ -106,7 +106,7 @@ func attachNCCLConf(g *generation.Generation, rootfs string) (absent string, err
 // sendChannels for a local lane. written is false if the host has no such file.
 func writeNCCLConf(l paths.Layout, g *generation.Generation) (written bool, err error) {
 	fail := func(err error) (bool, error) {
-		return false, fmt.Errorf("reading NCCL's defaults for containers: %w", err)
+		return false, fmt.Errorf("read NCCL's defaults for containers: %w", err)
 	}
 	if err := paths.Trusted(l.NCCLConf()); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -118,7 +118,7 @@ func writeNCCLConf(l paths.Layout, g *generation.Generation) (written bool, err 
 		return fail(err)
 	}
 	if err := generation.WriteFile(l.SocketDir(g.ID), paths.NCCLConfName, addSendChannels(l, g, text)); err != nil {
-		return false, fmt.Errorf("writing NCCL's defaults for container %q: %w", g.Container.ID, err)
+		return false, fmt.Errorf("write NCCL's defaults for container %q: %w", g.Container.ID, err)
 	}
 	return true, nil
 }
@@ -134,7 +134,7 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 		return "", os.NewSyscallError("unshare", err)
 	}
 	if err := unix.Setns(int(init.Fd()), unix.CLONE_NEWNS); err != nil {
-		return "", fmt.Errorf("entering the container's mount namespace: %w", err)
+		return "", fmt.Errorf("enter the container's mount namespace: %w", err)
 	}
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -156,7 +156,7 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 	case unix.ENOTDIR, unix.ELOOP:
 		return "/etc of the container is not a directory", nil
 	default:
-		return "", fmt.Errorf("opening /etc in the root file system %s: %w", rootfs, err)
+		return "", fmt.Errorf("open /etc in the root file system %s: %w", rootfs, err)
 	}
 	defer unix.Close(dir)
 	// With a user namespace, the link belongs to the container's root, like the rest of /etc: an
@@ -167,7 +167,7 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 	}
 	if etc.Uid != 0 || etc.Gid != 0 { // of this thread only, which ends
 		if err := errors.Join(unix.Setfsgid(int(etc.Gid)), unix.Setfsuid(int(etc.Uid))); err != nil {
-			return "", fmt.Errorf("taking the owner of the container's /etc: %w", err)
+			return "", fmt.Errorf("set the owner of the container's /etc: %w", err)
 		}
 	}
 	switch err := unix.Symlinkat(ncclConfTarget, dir, filepath.Base(generation.ContainerNCCLConf)); err {
@@ -176,6 +176,6 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 	case unix.EROFS:
 		return "the container's root file system is read-only", nil
 	default:
-		return fmt.Sprintf("making a symbolic link in the container's /etc: %v", err), nil
+		return fmt.Sprintf("create a symbolic link in the container's /etc: %v", err), nil
 	}
 }

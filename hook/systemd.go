@@ -179,7 +179,7 @@ func handOver(g *generation.Generation, l paths.Layout, s *service, files map[in
 	err = handover.Send(s.conn, handover.Message{Version: handover.Version, Root: l.Root, Generation: g.ID}, handed...)
 	startedWrite.Close()
 	if err != nil {
-		return fmt.Errorf("handing the relay over to systemd's service: %w", err)
+		return fmt.Errorf("hand the relay over to systemd's service: %w", err)
 	}
 	if err := started.SetReadDeadline(time.Now().Add(handover.StartTimeout)); err != nil {
 		return err

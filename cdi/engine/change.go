@@ -368,7 +368,7 @@ func (c Change) Apply() error {
 	if c.record != nil && c.New != nil && !c.None() {
 		// Write the record first, so that Remove can undo a partial change.
 		if err := c.record.write(c.store); err != nil {
-			return fmt.Errorf("saving the original %s: %w", c.Path, err)
+			return fmt.Errorf("save the original %s: %w", c.Path, err)
 		}
 	}
 	if !c.None() {

@@ -20,7 +20,7 @@ func apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	var before, after specs.Spec
 	for _, spec := range []*specs.Spec{&before, &after} { // decode twice, because the library changes lists in place
 		if err := json.Unmarshal(config, spec); err != nil {
-			return nil, fmt.Errorf("reading config.json: %w", err)
+			return nil, fmt.Errorf("read config.json: %w", err)
 		}
 	}
 	if err := inject(&after, specDirs, devices); err != nil {
@@ -29,7 +29,7 @@ func apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	removeDuplicates(&before, &after)
 	text, err := merge(config, &before, &after)
 	if err != nil {
-		return nil, fmt.Errorf("changing config.json: %w", err)
+		return nil, fmt.Errorf("change config.json: %w", err)
 	}
 	return text, nil
 }
@@ -38,14 +38,14 @@ func apply(config []byte, specDirs, devices []string) ([]byte, error) {
 func inject(spec *specs.Spec, specDirs, devices []string) error {
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(specDirs...), cdi.WithAutoRefresh(false))
 	if err != nil {
-		return fmt.Errorf("reading the CDI specifications in %s: %w", strings.Join(specDirs, ", "), err)
+		return fmt.Errorf("read the CDI specifications in %s: %w", strings.Join(specDirs, ", "), err)
 	}
 	unknown, err := cache.InjectDevices(spec, devices...)
 	switch {
 	case len(unknown) > 0:
 		return unresolved(cache, specDirs, unknown)
 	case err != nil:
-		return fmt.Errorf("applying the CDI devices %s: %w", strings.Join(devices, ", "), err)
+		return fmt.Errorf("apply the CDI devices %s: %w", strings.Join(devices, ", "), err)
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ const maxJob = 4 << 20
 // readJob reads the JSON of a test's job.
 func readJob(in io.Reader, job any) error {
 	if err := json.NewDecoder(io.LimitReader(in, maxJob)).Decode(job); err != nil {
-		return fmt.Errorf("reading the job from standard input: %w", err)
+		return fmt.Errorf("read the job from standard input: %w", err)
 	}
 	return nil
 }

@@ -123,7 +123,7 @@ func (s *supervisor) ask(c launch.Claim) (launch.Admission, error) {
 		delete(s.claims, c.Claim)
 	}()
 	if _, err := s.conn.Write(text); err != nil {
-		return launch.Admission{}, fmt.Errorf("asking the supervisor for staging: %w; restart the container", err)
+		return launch.Admission{}, fmt.Errorf("request staging from the supervisor: %w; restart the container", err)
 	}
 	select {
 	case a := <-answer:

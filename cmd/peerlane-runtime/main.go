@@ -110,7 +110,7 @@ func run(c commandLine) error {
 		}
 	}
 	err = syscall.Exec(program, append([]string{program}, c.forward...), os.Environ())
-	return fmt.Errorf("executing %s: %w", program, err)
+	return fmt.Errorf("execute %s: %w", program, err)
 }
 
 // treeRoot returns the root of the configuration. For a rootless engine the root is in the user's

@@ -252,7 +252,7 @@ func hookPath(named string) (string, error) {
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return "", fmt.Errorf("looking for peerlane-hook beside this command: %w; name its path with --hook", err)
+		return "", fmt.Errorf("find peerlane-hook beside this command: %w; name its path with --hook", err)
 	}
 	dir := filepath.Dir(self)
 	return firstHook(filepath.Join(dir, "peerlane-hook"), filepath.Join(dir, "../libexec/peerlane/peerlane-hook"),
@@ -292,7 +292,7 @@ func checkHook(path string) (string, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return path, hookError(path, errNoHook)
 	case err != nil:
-		return path, fmt.Errorf("examining the hook: %w", err)
+		return path, fmt.Errorf("examine the hook: %w", err)
 	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
 		return path, hookError(path, errHookMode)
 	}

@@ -33,7 +33,7 @@ needs root. An engine without root needs no mount: its anchor is a directory of 
 		if !paths.MountsAnchor() {
 			return &fault.Error{Code: fault.NotRoot, Operation: "mount the anchor", Object: a.layout.Anchor(),
 				Cause: errors.New(
-					"mounting the anchor needs root in the initial user namespace"), Remedy: "run it as root, outside of a user " +
+					"the mount of the anchor needs root in the initial user namespace"), Remedy: "run it as root, outside of a user " +
 					"namespace"}
 		}
 		if err := a.mountAnchor(); err != nil || form.value != formJSON {

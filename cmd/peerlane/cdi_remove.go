@@ -41,7 +41,7 @@ Exit status:
 	cmd.RunE = func(*cobra.Command, []string) error {
 		live, err := a.liveContainers()
 		if err != nil && !force {
-			return asRoot(fmt.Errorf("looking for containers with a lane: %w; --force skips this check", err))
+			return asRoot(fmt.Errorf("find containers with a lane: %w; --force skips this check", err))
 		}
 		if len(live) > 0 {
 			sentence := fmt.Sprintf("containers with a lane are running (%s) and could not be "+

@@ -132,7 +132,7 @@ func resolve(ctx context.Context, name string, port uint16) ([]netip.AddrPort, e
 	defer cancel()
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
-		return nil, fmt.Errorf("resolving the name: %w", err)
+		return nil, fmt.Errorf("resolve the name: %w", err)
 	}
 	var all []netip.AddrPort
 	for _, at := range found {
@@ -149,7 +149,7 @@ const maxRefused = 10
 func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error {
 	side, facts, err := a.cluster(h)
 	if err != nil {
-		return asRoot(fmt.Errorf("listening for doctors of other hosts: %w", err))
+		return asRoot(fmt.Errorf("listen for doctors of other hosts: %w", err))
 	}
 	port, err := a.doctorPort()
 	if err != nil {
@@ -162,10 +162,10 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address.String())
 	if errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf(
-			"listening for doctors of other hosts: %v is in use; choose another port with --serve ADDRESS:PORT", address)
+			"listen for doctors of other hosts: %v is in use; choose another port with --serve ADDRESS:PORT", address)
 	}
 	if err != nil {
-		return fmt.Errorf("listening for doctors of other hosts: %w", err)
+		return fmt.Errorf("listen for doctors of other hosts: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
@@ -198,7 +198,7 @@ func servedAt(ctx context.Context, at string, port uint16, facts meeting.Facts) 
 			}
 		}
 	}
-	return netip.AddrPort{}, fmt.Errorf("listening for doctors of other hosts: %s; name an address with --serve ADDRESS",
+	return netip.AddrPort{}, fmt.Errorf("listen for doctors of other hosts: %s; name an address with --serve ADDRESS",
 		cmp.Or(facts.Why, "relays use no address"))
 }
 

@@ -181,7 +181,7 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 			for _, l := range slices.Concat(network, files) {
 				l.Close()
 			}
-			return fmt.Errorf("listening at %s: %w", address, err)
+			return fmt.Errorf("listen at %s: %w", address, err)
 		}
 		tcp, ok := l.Addr().(*net.TCPAddr)
 		if !ok {

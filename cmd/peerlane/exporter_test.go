@@ -46,7 +46,7 @@ func TestExporterPrintsMetricsOnce(t *testing.T) {
 	}{
 		{[]string{"--once", "--listen", ":0"}, exitUsage, "--once prints and does not listen"},
 		{[]string{"--web-config", filepath.Join(root, "none.yaml")}, exitFailure, "none.yaml"},
-		{[]string{"--listen", "nowhere"}, exitFailure, "listening at nowhere"},
+		{[]string{"--listen", "nowhere"}, exitFailure, "listen at nowhere"},
 	} {
 		var o, e bytes.Buffer
 		if code := run(append([]string{"exporter", "--root", root}, test.args...), &o, &e); code != test.code ||

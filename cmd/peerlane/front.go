@@ -26,11 +26,11 @@ func delegate(args []string) error {
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("looking for the program that runs this command: %w", err)
+		return fmt.Errorf("find the program that runs this command: %w", err)
 	}
 	program := behindFront(self)
 	err = syscall.Exec(program, append([]string{"peerlane"}, args...), os.Environ())
-	return fmt.Errorf("running %s, which has all commands but topo and version: %w; reinstall Peerlane",
+	return fmt.Errorf("run %s, which has all commands but topo and version: %w; reinstall Peerlane",
 		filepath.Clean(program), err)
 }
 

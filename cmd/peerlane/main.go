@@ -61,7 +61,7 @@ func runCommand(newRoot func(*app) *cobra.Command, args []string, out, errOut io
 		return root.Execute()
 	})
 	if printed := a.out.Err(); err == nil && printed != nil {
-		err = fmt.Errorf("printing to standard output: %w", printed)
+		err = fmt.Errorf("print to standard output: %w", printed)
 	}
 	if err == nil {
 		return 0

@@ -58,7 +58,7 @@ func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 func (a *app) measure(ctx context.Context, t *selfTested, h *topo.Host) (*topo.Measured, error) {
 	names, loopbacks := selftest.AllPairs(t.plan, nil), t.plan.Loopbacks(h)
 	if len(names) == 0 && len(loopbacks) == 0 {
-		return nil, fmt.Errorf("measuring %s: %d GPUs can have a lane and no NIC has an active port, and a copy needs two "+
+		return nil, fmt.Errorf("measure %s: %d GPUs can have a lane and no NIC has an active port, and a copy needs two "+
 			"GPUs",
 			t.words, len(t.plan.GPUs))
 	}
@@ -80,7 +80,7 @@ func (a *app) measure(ctx context.Context, t *selfTested, h *topo.Host) (*topo.M
 		m.Loops = loops
 	}
 	if m.Copies == nil && m.Memory == nil && m.Loops == nil {
-		return nil, fmt.Errorf("measuring %s: nothing could be measured", t.words)
+		return nil, fmt.Errorf("measure %s: nothing could be measured", t.words)
 	}
 	m.Fingerprint, m.At = h.Fingerprint(), time.Now().Unix()
 	return m, nil
@@ -117,10 +117,10 @@ func (a *app) keepMeasured(m *topo.Measured) error {
 	path := a.measuredFile()
 	next := path + ".new"
 	if err := os.WriteFile(next, append(text, '\n'), 0o644); err != nil {
-		return fmt.Errorf("storing measured rates: %w", err)
+		return fmt.Errorf("store measured rates: %w", err)
 	}
 	if err := os.Rename(next, path); err != nil {
-		return fmt.Errorf("storing measured rates: %w", err)
+		return fmt.Errorf("store measured rates: %w", err)
 	}
 	return nil
 }

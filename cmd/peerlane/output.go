@@ -77,7 +77,7 @@ func indented(v any) ([]byte, error) {
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	if err := e.Encode(v); err != nil {
-		return nil, fmt.Errorf("printing JSON: %w", err)
+		return nil, fmt.Errorf("print JSON: %w", err)
 	}
 	return terminal.JSON(b.Bytes()), nil
 }

@@ -92,7 +92,7 @@ func TestWriterSanitisesArguments(t *testing.T) {
 	w := terminal.New(&b)
 	w.Printf("%s %q %v %v %-12s| %v %d %*d\n", hostile, hostile, []string{hostile}, word(hostile), word("\x1b"),
 		struct{ A string }{hostile}, 7, 4, 2)
-	w.Printf("%v\n", fmt.Errorf("opening %s: %w", "\x1b[2J", errors.Join(errors.New("one\x07"), errors.New("two"))))
+	w.Printf("%v\n", fmt.Errorf("open %s: %w", "\x1b[2J", errors.Join(errors.New("one\x07"), errors.New("two"))))
 	w.Println(hostile, 3, word(hostile))
 	w.PrintLines(hostile + "\n")
 	terminal.PrintError(&b, "peerlane", errors.New(hostile))

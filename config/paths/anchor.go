@@ -81,7 +81,7 @@ func (l Layout) mountAnchor() error {
 	}
 	// A mount on a shared mount is shared too, and systemd makes / shared.
 	if err := unix.Mount("", l.Anchor(), "", unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("making it private: %w", err)
+		return fmt.Errorf("make it private: %w", err)
 	}
 	mounted, err := l.openAnchor()
 	if err != nil {
@@ -249,7 +249,7 @@ func (l Layout) UnmountAnchor() (unmounted bool, err error) {
 			return unmounted, nil // no mount, or another program's mount
 		}
 		if err := unix.Unmount(l.Anchor(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return unmounted, fmt.Errorf("unmounting the anchor %s: %w", l.Anchor(), err)
+			return unmounted, fmt.Errorf("unmount the anchor %s: %w", l.Anchor(), err)
 		}
 		unmounted = true
 	}

@@ -96,7 +96,7 @@ type page struct {
 func sharedPage(d *cuda.Driver, fd int) (*page, error) {
 	b, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("mapping a shared page: %w", err)
+		return nil, fmt.Errorf("map a shared page: %w", err)
 	}
 	if err := d.MemHostRegister(unsafe.Pointer(&b[0]), 4096); err != nil {
 		return nil, err

@@ -32,7 +32,7 @@ func opener(p *peer) error {
 		return err
 	}
 	if again != at {
-		return errors.New("opening twice returned two addresses")
+		return errors.New("two opens returned two addresses")
 	}
 	base, n, err := p.d.MemAddressRange(at + 8)
 	if err != nil {

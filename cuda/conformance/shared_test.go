@@ -151,10 +151,10 @@ func TestIPCEventOrdersProcesses(t *testing.T) {
 // privateShm creates a mount namespace with a separate /dev/shm.
 func privateShm(p *peer) error {
 	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("making / private: %w", err)
+		return fmt.Errorf("make / private: %w", err)
 	}
 	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", 0, ""); err != nil {
-		return fmt.Errorf("mounting a tmpfs on /dev/shm: %w", err)
+		return fmt.Errorf("mount a tmpfs on /dev/shm: %w", err)
 	}
 	return ipcEvent(p)
 }

@@ -136,7 +136,7 @@ func Build(path string, more ...string) (err error) {
 	cmd := exec.Command(compiler, append(args, files...)...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("compiling the CUDA simulator with %s: %w\n%s", compiler, err, out)
+		return fmt.Errorf("compile the CUDA simulator with %s: %w\n%s", compiler, err, out)
 	}
 	return os.Rename(filepath.Join(dir, LibraryName), path)
 }

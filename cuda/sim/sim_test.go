@@ -612,7 +612,7 @@ func ipcEvents() error {
 		return err
 	}
 	if _, err := p.IPCOpenEventHandle(h); !errors.Is(err, cuda.ErrInvalidContext) {
-		return fmt.Errorf("opening an event of the same process: %w", err)
+		return fmt.Errorf("open an event of the same process: %w", err)
 	}
 	fmt.Printf("%x\n", h)
 	time.Sleep(time.Minute)

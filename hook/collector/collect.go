@@ -46,11 +46,11 @@ func Collect(l paths.Layout) (removed []string, err error) {
 	}
 	orphans, err := sweepOrphans(l)
 	if err != nil {
-		errs = append(errs, fmt.Errorf("removing sockets and control groups without a generation: %w", err))
+		errs = append(errs, fmt.Errorf("remove sockets and control groups without a generation: %w", err))
 	}
 	removed = append(removed, orphans...)
 	if err := generation.SweepUIDs(l); err != nil {
-		errs = append(errs, fmt.Errorf("giving back uids of relays: %w", err))
+		errs = append(errs, fmt.Errorf("release uids of relays: %w", err))
 	}
 	return removed, errors.Join(errs...)
 }
@@ -191,7 +191,7 @@ func collectEnded(l paths.Layout, id string) (bool, error) {
 		CauseUnsupervised,
 	)
 	if err := journal.WriteCause(l, journal.SeverityWarning, container, id, message, CauseUnsupervised); err != nil {
-		return true, fmt.Errorf("saying in the host's log that relay %d has ended: %w", status.Relay.PID, err)
+		return true, fmt.Errorf("record in the host's log that relay %d has ended: %w", status.Relay.PID, err)
 	}
 	return true, nil
 }

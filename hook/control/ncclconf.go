@@ -79,7 +79,7 @@ func ncclConf(l paths.Layout, info generation.Info) NCCLConf {
 func statIn(pid int, path string) (os.FileInfo, error) {
 	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("opening the container's root directory: %w", err)
+		return nil, fmt.Errorf("open the container's root directory: %w", err)
 	}
 	defer unix.Close(root)
 	fd, err := openat2.InRoot(root, path, unix.O_PATH, 0)

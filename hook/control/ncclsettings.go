@@ -139,7 +139,7 @@ func addNCCLVariable(variables map[string]string, name, value string) {
 func readBelow(root, path string) (string, error) {
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return "", fmt.Errorf("opening the container's root directory: %w", &os.PathError{Op: "open", Path: root, Err: err})
+		return "", fmt.Errorf("open the container's root directory: %w", &os.PathError{Op: "open", Path: root, Err: err})
 	}
 	defer unix.Close(dir)
 	// A pipe or a device of the container must not block this process.

@@ -21,7 +21,7 @@ func ReadJSON(path string, value any) error {
 		return err
 	}
 	if err := json.Unmarshal(text, value); err != nil {
-		return fmt.Errorf("reading %s: %w: %w", path, ErrTorn, err)
+		return fmt.Errorf("read %s: %w: %w", path, ErrTorn, err)
 	}
 	return nil
 }
@@ -31,7 +31,7 @@ func ReadJSON(path string, value any) error {
 func WriteJSON(path string, value any) error {
 	text, err := json.Marshal(value)
 	if err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
+		return fmt.Errorf("write %s: %w", path, err)
 	}
 	temporary := path + ".new"
 	if err := os.WriteFile(temporary, append(text, '\n'), 0o600); err != nil {

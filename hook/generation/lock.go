@@ -35,14 +35,14 @@ func LockUnless(ctx context.Context, f *os.File, how int, wait time.Duration) er
 	err := flock(fd, how|unix.LOCK_NB)
 	if err == unix.EWOULDBLOCK {
 		if wait == 0 {
-			return fmt.Errorf("locking %s: %w", f.Name(), ErrLocked)
+			return fmt.Errorf("lock %s: %w", f.Name(), ErrLocked)
 		}
 		// After the timeout the thread still waits for the lock, and releases the lock when the
 		// wait succeeds. The thread uses a separate descriptor, because the number of f may be
 		// reused for another file.
 		again, failed := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		if failed != nil {
-			return fmt.Errorf("locking %s: %w", f.Name(), os.NewSyscallError("dup", failed))
+			return fmt.Errorf("lock %s: %w", f.Name(), os.NewSyscallError("dup", failed))
 		}
 		done := make(chan error, 1)
 		go func() {
@@ -52,13 +52,13 @@ func LockUnless(ctx context.Context, f *os.File, how int, wait time.Duration) er
 		select {
 		case err = <-done:
 		case <-ctx.Done():
-			return fmt.Errorf("locking %s: %w", f.Name(), context.Cause(ctx))
+			return fmt.Errorf("lock %s: %w", f.Name(), context.Cause(ctx))
 		case <-time.After(wait):
-			return fmt.Errorf("locking %s: %w for %v", f.Name(), ErrLocked, wait)
+			return fmt.Errorf("lock %s: %w for %v", f.Name(), ErrLocked, wait)
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("locking %s: %w", f.Name(), err)
+		return fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
 	return nil
 }

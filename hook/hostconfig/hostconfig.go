@@ -37,7 +37,7 @@ func Load(l paths.Layout) (Config, error) {
 	}
 	text, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Config{}, fmt.Errorf("reading the configuration: %w", err)
+		return Config{}, fmt.Errorf("read the configuration: %w", err)
 	}
 	c, fault := config.Parse(file, text)
 	if fault == nil {
@@ -73,10 +73,10 @@ func (c Config) Keep(l paths.Layout) error {
 	case err == nil && bytes.Equal(have, c.text):
 		return nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("reading the last good configuration: %w", err)
+		return fmt.Errorf("read the last good configuration: %w", err)
 	}
 	if err := c.replace(path); err != nil {
-		return fmt.Errorf("keeping the last good configuration: %w", err)
+		return fmt.Errorf("store the last good configuration: %w", err)
 	}
 	return nil
 }

@@ -109,7 +109,7 @@ func datagram(path string, text []byte) error {
 	return unixsocket.Through(path, func(short string) error {
 		err := unix.Sendto(fd, text, unix.MSG_NOSIGNAL, &unix.SockaddrUnix{Name: short})
 		if err != nil {
-			return fmt.Errorf("writing to %s: %w", path, err)
+			return fmt.Errorf("write to %s: %w", path, err)
 		}
 		return nil
 	})

@@ -42,7 +42,7 @@ type tree struct {
 
 func build(v view, lacks func(path string, err error)) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return os.NewSyscallError("making the mounts private", err)
+		return os.NewSyscallError("make the mounts private", err)
 	}
 	// Clone every tree before a mount hides a path.
 	var trees []tree

@@ -367,7 +367,7 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 		err = cmd.Start()
 	}
 	if err != nil {
-		return fmt.Errorf("starting %s: %w", what, err)
+		return fmt.Errorf("start %s: %w", what, err)
 	}
 	if reportRead != nil {
 		cmd.ExtraFiles[0].Close() // the child has its own copy; the pipe ends with it

@@ -31,7 +31,7 @@ func TakeOver(connection *os.File) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("taking over a relay from a hook: %w", err)
+		return fmt.Errorf("take over a relay from a hook: %w", err)
 	}
 	restore, err := logToBoth(l, g.ID)
 	if err != nil {

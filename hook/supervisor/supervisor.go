@@ -77,7 +77,7 @@ type supervisor struct {
 // the generation is removed.
 func Supervise(l paths.Layout, id string) error {
 	if err := handed(l, id, handover.FDAlive); err != nil {
-		return fmt.Errorf("supervising generation %q: %w; only peerlane-hook create starts a supervisor", id, err)
+		return fmt.Errorf("supervise generation %q: %w; only peerlane-hook create starts a supervisor", id, err)
 	}
 	for fd := handover.FDClients; fd <= handover.FDAlive; fd++ {
 		unix.CloseOnExec(fd)
@@ -120,7 +120,7 @@ func supervise(l paths.Layout, id string, unit bool, d handover.Descriptors) err
 			answer = err.Error()
 		}
 		// Launch ends this process if the hook is still waiting.
-		s.failed(fmt.Sprintf("starting the relay: %v", err))
+		s.failed(fmt.Sprintf("start the relay: %v", err))
 	}
 	_, _ = fmt.Fprint(d.Started, answer) // a hook that did not wait does not read the answer
 	d.Started.Close()
@@ -224,7 +224,7 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 			s.kill(fmt.Sprintf("the relay did not answer its configuration within %v and was killed", answerTimeout))
 		case <-s.restart.C:
 			if err := s.start(); err != nil {
-				s.failed(fmt.Sprintf("starting the relay: %v", err))
+				s.failed(fmt.Sprintf("start the relay: %v", err))
 			}
 		case <-keys.C:
 			s.checkKey()
@@ -377,7 +377,7 @@ func (s *supervisor) resume() error {
 	}
 	s.held, s.failures = "", nil
 	if err := s.start(); err != nil {
-		s.failed(fmt.Sprintf("starting the relay: %v", err))
+		s.failed(fmt.Sprintf("start the relay: %v", err))
 		return err
 	}
 	return nil
@@ -488,7 +488,7 @@ func (s *supervisor) exited(err error) {
 	s.insist.Stop()
 	if renew && s.held == "" {
 		if err := s.start(); err != nil {
-			s.failed(fmt.Sprintf("starting the relay: %v", err))
+			s.failed(fmt.Sprintf("start the relay: %v", err))
 		}
 		return
 	}
@@ -625,7 +625,7 @@ func (s *supervisor) end() error {
 	}
 	if err != nil {
 		// Removing the group would kill this supervisor: leave that to Collect.
-		return errors.Join(append(errs, fmt.Errorf("leaving the control group: %w", err))...)
+		return errors.Join(append(errs, fmt.Errorf("leave the control group: %w", err))...)
 	}
 	held, err := generation.LockGeneration(s.layout, s.generation.ID, generation.LockTimeout)
 	switch {

@@ -33,17 +33,17 @@ func runInit(command []string) int {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGQUIT)
 	if os.Getpid() == 1 {
 		if err := mountProc(); err != nil {
-			return failed("preparing the mount namespace", err)
+			return failed("prepare the mount namespace", err)
 		}
 	}
 	path, err := exec.LookPath(command[0])
 	if err != nil {
-		return failed("starting "+command[0], err)
+		return failed("start "+command[0], err)
 	}
 	// The loop below reaps the process, not package os.
 	child, err := syscall.ForkExec(path, command, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
 	if err != nil {
-		return failed("starting "+command[0], err)
+		return failed("start "+command[0], err)
 	}
 	for {
 		var status unix.WaitStatus
@@ -51,7 +51,7 @@ func runInit(command []string) int {
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
-			return failed("waiting for "+command[0], err)
+			return failed("wait for "+command[0], err)
 		case pid != child:
 		case status.Exited():
 			return status.ExitStatus()

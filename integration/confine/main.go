@@ -55,12 +55,12 @@ func confine(command []string, idle time.Duration, out io.Writer) int {
 	cmd.Stdin, cmd.Stderr = os.Stdin, os.Stderr
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
-		return failed("creating the pipe of its output", err)
+		return failed("create the pipe of its output", err)
 	}
 	signals, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
 	if err := cmd.Start(); err != nil {
-		return failed("starting "+command[0], err)
+		return failed("start "+command[0], err)
 	}
 	group := -cmd.Process.Pid
 	progress := make(chan struct{}, 1)
@@ -89,7 +89,7 @@ func watch(signals context.Context, group int, idle time.Duration, progress <-ch
 		select {
 		case err := <-copied:
 			if err != nil { // the reader of standard output has exited
-				return failed("writing the output", err)
+				return failed("write the output", err)
 			}
 			return 0
 		case <-signals.Done():
@@ -132,7 +132,7 @@ func statusOf(err error) int {
 	case err == nil:
 		return 0
 	case !errors.As(err, &exit):
-		return failed("waiting for the command", err)
+		return failed("wait for the command", err)
 	case exit.ExitCode() >= 0:
 		return exit.ExitCode()
 	}

@@ -69,7 +69,7 @@ func key(name string) (string, error) {
 // progress.
 func Install(ctx context.Context, progress pinned.Progress) error {
 	if os.Geteuid() != 0 {
-		return errors.New("installing container engines needs root: a root file system has files of many users")
+		return errors.New("the container engines need root to install: a root file system has files of many users")
 	}
 	dir, err := Cache()
 	if err != nil {

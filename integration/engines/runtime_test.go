@@ -113,7 +113,7 @@ func (r *bare) end(ctx context.Context, c container) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("deleting container %s: %w", c.name, err)
+			return fmt.Errorf("delete container %s: %w", c.name, err)
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

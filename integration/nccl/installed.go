@@ -157,7 +157,7 @@ func copyEtc(root string) error {
 		return err
 	}
 	if out, err := exec.Command("cp", "-a", "/etc", root).CombinedOutput(); err != nil {
-		return fmt.Errorf("copying /etc for a container: %w: %s", err, out)
+		return fmt.Errorf("copy /etc for a container: %w: %s", err, out)
 	}
 	for _, name := range []string{"nccl.conf", filepath.Base(cdi.NCCLTopology)} {
 		if err := os.RemoveAll(filepath.Join(root, "etc", name)); err != nil {
@@ -226,7 +226,7 @@ func (h *host) enterCommon(ctx context.Context, r *runningRank, s settings, dir 
 		c.Stdout, c.Stderr = log, log // a pipe would stay open as long as the container
 		if err := c.Run(); err != nil {
 			text, _ := os.ReadFile(log.Name())
-			return fmt.Errorf("starting the shared container: %w: %s", err, strings.TrimSpace(string(text)))
+			return fmt.Errorf("start the shared container: %w: %s", err, strings.TrimSpace(string(text)))
 		}
 	}
 	words := []string{"exec"}

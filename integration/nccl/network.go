@@ -33,7 +33,7 @@ func newNetwork(dir string, ranks int) (n *network, err error) {
 	attributes.Name = n.bridge
 	bridge := &netlink.Bridge{LinkAttrs: attributes}
 	if err := netlink.LinkAdd(bridge); err != nil {
-		return n, fmt.Errorf("making a bridge: %w", err)
+		return n, fmt.Errorf("create a bridge: %w", err)
 	}
 	if err := netlink.LinkSetUp(bridge); err != nil {
 		return n, err

@@ -156,7 +156,7 @@ func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
 			ranks = append(ranks, r)
 		}
 		if err != nil {
-			return fmt.Errorf("starting rank %d: %w", i, err)
+			return fmt.Errorf("start rank %d: %w", i, err)
 		}
 	}
 	h.follow(ctx, p, ranks, events, dir)

@@ -32,7 +32,7 @@ const becomeRank = "become-rank"
 func become(in io.Reader, arguments []string) error {
 	line, err := bufio.NewReader(in).ReadString('\n')
 	if err != nil {
-		return fmt.Errorf("waiting for the relay's socket: %w", err)
+		return fmt.Errorf("wait for the relay's socket: %w", err)
 	}
 	if path := strings.TrimSpace(line); path != "" {
 		if err := os.Setenv("PEERLANE_SOCKET", path); err != nil {

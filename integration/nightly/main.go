@@ -88,7 +88,7 @@ func nightly(file, pattern, document string, check bool, out io.Writer) error {
 	}
 	commit, err := exec.Command("git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty").Output()
 	if err != nil {
-		return fmt.Errorf("reading the commit: git describe: %w", err)
+		return fmt.Errorf("read the commit: git describe: %w", err)
 	}
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
@@ -189,7 +189,7 @@ func read(file string) (results []result, err error) {
 		err = json.Unmarshal(text, &results)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the results %s: %w", file, err)
+		return nil, fmt.Errorf("read the results %s: %w", file, err)
 	}
 	return results, nil
 }
@@ -204,12 +204,12 @@ const (
 func writeTable(document string, results []result) error {
 	text, err := os.ReadFile(document)
 	if err != nil {
-		return fmt.Errorf("writing the table of results: %w", err)
+		return fmt.Errorf("write the table of results: %w", err)
 	}
 	before, rest, begins := strings.Cut(string(text), tableBegin)
 	_, after, ends := strings.Cut(rest, tableEnd)
 	if !begins || !ends {
-		return fmt.Errorf("writing the table of results: %s has no lines %q and %q", document, strings.TrimSpace(tableBegin),
+		return fmt.Errorf("write the table of results: %s has no lines %q and %q", document, strings.TrimSpace(tableBegin),
 			strings.TrimSpace(tableEnd))
 	}
 	return os.WriteFile(document, []byte(before+tableBegin+table(results)+tableEnd+after), 0o644)

@@ -94,7 +94,7 @@ func (c Cache) Once(key string, do func(dir string) error) error {
 	c.Progress("making %s", path)
 	begun := time.Now()
 	if err := do(temporary); err != nil {
-		return fmt.Errorf("making %s: %w", path, errors.Join(err, os.RemoveAll(temporary)))
+		return fmt.Errorf("create %s: %w", path, errors.Join(err, os.RemoveAll(temporary)))
 	}
 	c.Progress("made %s in %v", path, time.Since(begun).Round(time.Second))
 	// The folder may have the old date of its source.

@@ -24,7 +24,7 @@ func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err 
 			return func() { f.Close() }, nil
 		case !errors.Is(err, unix.EWOULDBLOCK):
 			f.Close()
-			return nil, fmt.Errorf("locking %s: %w", path, err)
+			return nil, fmt.Errorf("lock %s: %w", path, err)
 		case !waits:
 			waiting()
 		}
@@ -32,7 +32,7 @@ func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err 
 		case <-time.After(200 * time.Millisecond):
 		case <-ctx.Done():
 			f.Close()
-			return nil, fmt.Errorf("waiting for the lock %s: %w", path, context.Cause(ctx))
+			return nil, fmt.Errorf("wait for the lock %s: %w", path, context.Cause(ctx))
 		}
 	}
 }

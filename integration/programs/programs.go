@@ -59,7 +59,7 @@ func Build(dir string, names ...string) error {
 	}
 	for _, name := range names {
 		if _, known := all[name]; !known {
-			return fmt.Errorf("building %s: unknown program", name)
+			return fmt.Errorf("build %s: unknown program", name)
 		}
 	}
 	// One go command builds the programs with equal linking that keep the name of their folder.
@@ -86,10 +86,10 @@ func Build(dir string, names ...string) error {
 		what := strings.Join(names, ", ")
 		switch {
 		case c.ProcessState == nil:
-			return fmt.Errorf("building %s: %w; without a go command, set %s to a directory of built programs", what, err,
+			return fmt.Errorf("build %s: %w; without a go command, set %s to a directory of built programs", what, err,
 				Variable)
 		case err != nil:
-			return fmt.Errorf("building %s: %w: %s", what, err, output)
+			return fmt.Errorf("build %s: %w: %s", what, err, output)
 		}
 		if slices.Contains(names, Relay) { // relays cannot trace an unreadable program; see docs/security.md
 			if err := os.Chmod(filepath.Join(dir, Relay), 0o711); err != nil {

@@ -62,7 +62,7 @@ func (s *summary) tryPackage(f failing, line string, out io.Writer) error {
 		return err
 	}
 	if err := c.Start(); err != nil {
-		return fmt.Errorf("trying again: %w", err)
+		return fmt.Errorf("retry: %w", err)
 	}
 	second, err := read([]string{f.place}, events, out, false)
 	if err != nil {

@@ -14,7 +14,7 @@ type flakyLineError struct {
 }
 
 func (e *flakyLineError) Error() string {
-	return fmt.Sprintf("reading the flaky tests: %s:%d: want FOLDER.TEST CAUSE, not %q", e.path, e.line, e.text)
+	return fmt.Sprintf("read the flaky tests: %s:%d: want FOLDER.TEST CAUSE, not %q", e.path, e.line, e.text)
 }
 
 // readFlaky reads the list of flaky tests with causes: a line for each test, with its name in the
@@ -25,7 +25,7 @@ func readFlaky(path string) (map[string]string, error) {
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading the flaky tests: %w", err)
+		return nil, fmt.Errorf("read the flaky tests: %w", err)
 	}
 	causes := map[string]string{}
 	number := 0

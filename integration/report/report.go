@@ -141,7 +141,7 @@ func read(places []string, in io.Reader, out io.Writer, words bool) (*summary, e
 			return r.summary, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading the events of go test: %w", err)
+			return nil, fmt.Errorf("read the events of go test: %w", err)
 		}
 	}
 }

@@ -147,7 +147,7 @@ func list(patterns []string) (packages []testPackage, err error) {
 	c.Stderr = os.Stderr
 	text, err := c.Output()
 	if err != nil {
-		return nil, fmt.Errorf("listing the packages: go list: %w", err)
+		return nil, fmt.Errorf("list the packages: go list: %w", err)
 	}
 	for line := range strings.Lines(string(text)) {
 		if name, dir, ok := strings.Cut(strings.TrimSpace(line), "\t"); ok {
@@ -216,7 +216,7 @@ type buildError struct {
 }
 
 func (e *buildError) Error() string {
-	return fmt.Sprintf("building the tests of %s: %v\n%s", strings.Join(e.packages, " "), e.err, e.output)
+	return fmt.Sprintf("build the tests of %s: %v\n%s", strings.Join(e.packages, " "), e.err, e.output)
 }
 
 // Unwrap returns the cause.
@@ -229,7 +229,7 @@ var errFailed = errors.New("tests failed")
 func runAll(packages []testPackage, o options) error {
 	text, err := exec.Command("go", "tool", "-n", "test2json").Output()
 	if err != nil {
-		return fmt.Errorf("looking for test2json: %w", err)
+		return fmt.Errorf("find test2json: %w", err)
 	}
 	converter := strings.TrimSpace(string(text))
 	var processes []testPackage
@@ -281,7 +281,7 @@ func (p testPackage) divide() ([]testPackage, error) {
 	}
 	text, err := p.command(p.binary, "-test.list", "^(Test|Fuzz|Example)").Output()
 	if err != nil {
-		return nil, fmt.Errorf("listing the tests of %s: %w; run testrun -build first", p.path, err)
+		return nil, fmt.Errorf("list the tests of %s: %w; run testrun -build first", p.path, err)
 	}
 	names := make([][]string, p.parts)
 	for i, name := range strings.Fields(string(text)) {
@@ -381,7 +381,7 @@ func costAll(packages []testPackage, o options) error {
 	for _, p := range packages {
 		list, err := p.command(p.binary, "-test.list", "^Test").Output()
 		if err != nil {
-			return fmt.Errorf("listing the tests of %s: %w; run testrun -build first", p.path, err)
+			return fmt.Errorf("list the tests of %s: %w; run testrun -build first", p.path, err)
 		}
 		used := map[string]time.Duration{}
 		for _, name := range strings.Fields(string(list)) {
@@ -391,7 +391,7 @@ func costAll(packages []testPackage, o options) error {
 			if ended := (*exec.ExitError)(nil); errors.As(err, &ended) {
 				name += " (failed)"
 			} else if err != nil {
-				return fmt.Errorf("running %s of %s: %w", name, p.path, err)
+				return fmt.Errorf("run %s of %s: %w", name, p.path, err)
 			}
 			used[name] = processorTime(c.ProcessState)
 		}
@@ -405,7 +405,7 @@ func costAll(packages []testPackage, o options) error {
 // run runs the tests of a package as the go command does, and returns the processor time.
 func (p testPackage) run(converter string, write func(line []byte) error) (time.Duration, error) {
 	if _, err := os.Stat(p.binary); err != nil {
-		return 0, fmt.Errorf("running the tests of %s: %w; run testrun -build first", p.path, err)
+		return 0, fmt.Errorf("run the tests of %s: %w; run testrun -build first", p.path, err)
 	}
 	c := p.command(converter, "-t", "-p", p.path, p.binary, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=0",
 		"-test.parallel=4")
@@ -417,7 +417,7 @@ func (p testPackage) run(converter string, write func(line []byte) error) (time.
 		return 0, err
 	}
 	if err := c.Start(); err != nil {
-		return 0, fmt.Errorf("running the tests of %s: %w", p.path, err)
+		return 0, fmt.Errorf("run the tests of %s: %w", p.path, err)
 	}
 	lines := bufio.NewReader(events)
 	for {

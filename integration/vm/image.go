@@ -41,11 +41,11 @@ func (b *Builder) Image(ctx context.Context, kind string) (*Image, error) {
 	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New(
-			"building the image of a virtual machine needs root: its root file system has files of many users")
+			"the image of a virtual machine needs root to build: its root file system has files of many users")
 	}
 	image, err := b.image(ctx, kind)
 	if err != nil {
-		return nil, fmt.Errorf("making the %s image: %w", kind, err)
+		return nil, fmt.Errorf("create the %s image: %w", kind, err)
 	}
 	return image, nil
 }

@@ -106,7 +106,7 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 	m.down, m.fail = context.WithCancelCause(context.Background())
 	if err := m.start(ctx); err != nil {
 		m.Stop()
-		return nil, fmt.Errorf("starting a %s virtual machine: %w", o.Image.kind, m.explain(err))
+		return nil, fmt.Errorf("start a %s virtual machine: %w", o.Image.kind, m.explain(err))
 	}
 	return m, nil
 }

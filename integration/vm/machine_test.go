@@ -134,7 +134,7 @@ func TestMachineWithoutBootIsError(t *testing.T) {
 		words  []string
 	}{
 		{"no kernel", func(i *vm.Image) { i.Kernel = empty }, []string{"QEMU said"}},
-		{"no root file system", func(i *vm.Image) { i.Disk = empty }, []string{"the machine ended", "mounting /dev/vda"}},
+		{"no root file system", func(i *vm.Image) { i.Disk = empty }, []string{"the machine ended", "mount /dev/vda"}},
 		{"no disk", func(i *vm.Image) { i.Disk = empty + "/none" }, []string{"QEMU said", "none"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,7 +1,9 @@
 // Wording checks the texts of this project: comments and errors of packages, names of tests,
-// subjects of commits, comparisons of error texts in tests, and the groups of imports.
+// subjects of commits, comparisons of error texts in tests, first words of errors, and the groups of
+// imports.
 // docs/contributing.md has the rules. limits.txt lists the packages above the limits, with the
-// largest values that pass; texts.txt has the limits of comparisons, lines.txt the limits of long lines.
+// largest values that pass; texts.txt has the limits of comparisons, lines.txt the limits of long lines,
+// gerunds.txt those of errors that begin with a gerund.
 package main
 
 import (
@@ -42,6 +44,7 @@ func run(out io.Writer, root string, history, update bool) error {
 	errs := check(list.values, found)
 	for _, check := range []func() error{
 		func() error { return checkTexts(root, update) },
+		func() error { return checkGerunds(root, update) },
 		func() error { return checkLines(root, found, update) },
 		func() error { return checkAllImports(root) },
 	} {

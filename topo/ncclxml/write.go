@@ -51,10 +51,10 @@ const (
 func Write(h *topo.Host) ([]byte, error) {
 	root, err := documentOf(h)
 	if err != nil {
-		return nil, fmt.Errorf("writing NCCL's XML: %w", err)
+		return nil, fmt.Errorf("write NCCL's XML: %w", err)
 	}
 	if n := root.count(); n > maxNCCLElements {
-		return nil, fmt.Errorf("writing NCCL's XML: %w", &SizeError{n})
+		return nil, fmt.Errorf("write NCCL's XML: %w", &SizeError{n})
 	}
 	return root.text(), nil
 }

@@ -79,7 +79,7 @@ func (p *Picture) HTML() ([]byte, error) {
 	}
 	var b bytes.Buffer
 	if err := page.Execute(&b, data); err != nil {
-		return nil, fmt.Errorf("writing the page: %w", err)
+		return nil, fmt.Errorf("write the page: %w", err)
 	}
 	return b.Bytes(), nil
 }

@@ -84,7 +84,7 @@ func (p *Plan) Estimate(h *topo.Host) (*Estimate, error) {
 		}
 		g := n.gpu(l.GPU)
 		if g < 0 {
-			return nil, fmt.Errorf("estimating: the plan has a lane of GPU %s, which this host lacks", l.GPU)
+			return nil, fmt.Errorf("estimate: the plan has a lane of GPU %s, which this host lacks", l.GPU)
 		}
 		gpus = append(gpus, g)
 		planned = append(planned, n.carriedBy(l))

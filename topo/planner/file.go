@@ -22,7 +22,7 @@ const (
 func Read(path string) (*Plan, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading the plan: %w", err)
+		return nil, fmt.Errorf("read the plan: %w", err)
 	}
 	p, err := Parse(text)
 	if err != nil {
@@ -89,7 +89,7 @@ func (p *Plan) Check() error {
 func (p *Plan) Write(path string) (err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("writing the plan %s: %w", path, err)
+			err = fmt.Errorf("write the plan %s: %w", path, err)
 		}
 	}()
 	text, err := json.MarshalIndent(p, "", "  ")

@@ -68,18 +68,18 @@ func (e *capturedError) Is(target error) bool { return e.absent && target == top
 func Capture(o topo.Options, w io.Writer) error {
 	compressed, err := gzip.NewWriterLevel(w, gzip.BestCompression)
 	if err != nil {
-		return fmt.Errorf("capturing this host: %w", err)
+		return fmt.Errorf("capture this host: %w", err)
 	}
 	c := &capturing{tar: tar.NewWriter(compressed), written: map[string]bool{}}
 	if err := c.header(o.NVML); err != nil {
-		return fmt.Errorf("capturing this host: %w", err)
+		return fmt.Errorf("capture this host: %w", err)
 	}
 	sysfs, proc := o.Roots()
 	if err := Record(sysfs, proc, everything, c); err != nil {
 		return err
 	}
 	if err := errors.Join(c.tar.Close(), compressed.Close()); err != nil {
-		return fmt.Errorf("capturing this host: %w", err)
+		return fmt.Errorf("capture this host: %w", err)
 	}
 	return nil
 }

@@ -26,12 +26,12 @@ func readInputFile(name string) (*topo.Host, error) {
 		f, err = os.Open(name)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading a topology: %w", err)
+		return nil, fmt.Errorf("read a topology: %w", err)
 	}
 	defer func() { _ = f.Close() }() // opened for reading: closing loses nothing
 	data, err := io.ReadAll(io.LimitReader(f, textfile.MaxInput+1))
 	if err != nil {
-		return nil, fmt.Errorf("reading a topology: %w", err)
+		return nil, fmt.Errorf("read a topology: %w", err)
 	}
 	return Input(name, data)
 }

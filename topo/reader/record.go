@@ -75,7 +75,7 @@ func Record(sysfs, proc string, extent Extent, to Recorder) error {
 	r := recording{roots: map[string]string{"sys": sysfs, "proc": proc}, extent: extent, to: to}
 	for _, read := range []func() error{r.devices, r.switches, r.nodes, r.processors, r.driver} {
 		if err := read(); err != nil {
-			return fmt.Errorf("capturing the host that %s and %s show: %w", sysfs, proc, err)
+			return fmt.Errorf("capture the host that %s and %s show: %w", sysfs, proc, err)
 		}
 	}
 	return nil

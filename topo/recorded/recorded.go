@@ -24,7 +24,7 @@ var host string
 // Unpack creates a missing dir.
 func Unpack(dir string) (sysfs, proc string, err error) {
 	if err := unpack(dir, host); err != nil {
-		return "", "", fmt.Errorf("unpacking the recorded host into %s: %w", dir, err)
+		return "", "", fmt.Errorf("unpack the recorded host into %s: %w", dir, err)
 	}
 	return filepath.Join(dir, "sys"), filepath.Join(dir, "proc"), nil
 }

@@ -67,7 +67,7 @@ func (b *Bundle) Inject(specDir string, devices ...string) error {
 		return fmt.Errorf("CDI specification %s: %w", path, problems[0])
 	}
 	if missing, err := cache.InjectDevices(b.Spec, devices...); err != nil {
-		return fmt.Errorf("injecting %v (not known: %v): %w", devices, missing, err)
+		return fmt.Errorf("inject %v (not known: %v): %w", devices, missing, err)
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ func RunClient(in io.Reader, out io.Writer, o ClientOptions) error {
 	if o.Socket == "-" {
 		path, err := lines.ReadString('\n')
 		if err != nil {
-			return fmt.Errorf("waiting for the path of the relay's socket: %w", err)
+			return fmt.Errorf("wait for the path of the relay's socket: %w", err)
 		}
 		c.Socket = strings.TrimSpace(path)
 	}
@@ -225,7 +225,7 @@ func (c *demoClient) connect(orders *json.Decoder) error {
 	}
 	var next order
 	if err := orders.Decode(&next); err != nil {
-		return fmt.Errorf("waiting for the other container's handle: %w", err)
+		return fmt.Errorf("wait for the other container's handle: %w", err)
 	}
 	if c.Sending, err = c.Session.Connect(ctx, c.GPU, next.Connect); err != nil {
 		return err

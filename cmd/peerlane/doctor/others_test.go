@@ -73,7 +73,7 @@ func TestFaultBetweenTwoHostsIsFoundByItsCheckAlone(t *testing.T) {
 			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusBadHandle, "another host")}
 		}, all("cluster-keys"), "a relay answers"},
 		{"it says nothing after the handshake", func(_ *Meetings, m *meeting.Meeting) {
-			m.Err = errors.New("requesting the clock: i/o timeout")
+			m.Err = errors.New("request the clock: i/o timeout")
 		}, append([]string{"failure reached"}, all("cluster-keys", "reached")...), "i/o timeout"},
 		{"rotation", func(ms *Meetings, m *meeting.Meeting) { m.Theirs.Keys = []string{"k2", "k1"} },
 			[]string{"warning cluster-keys"}, "here k1 is in use, and there k2"},

@@ -139,7 +139,7 @@ func Allowed(l paths.Layout) error {
 		return err
 	}
 	if c.CDI.Tenancy == config.TenancyMulti && !c.Exporter.MultiTenancy {
-		return fmt.Errorf("exporting metrics: %s has %w", l.ConfigFile(), ErrTenants)
+		return fmt.Errorf("export metrics: %s has %w", l.ConfigFile(), ErrTenants)
 	}
 	return nil
 }

@@ -181,7 +181,7 @@ func (c *copies) Do(j Job) (Result, error) {
 		err = errors.New("no measurement has this name")
 	}
 	if err != nil {
-		err = fmt.Errorf("measuring %s, %d bytes from %s to %s: %w", j.Kind, j.Size, j.From, j.To, err)
+		err = fmt.Errorf("measure %s, %d bytes from %s to %s: %w", j.Kind, j.Size, j.From, j.To, err)
 	}
 	return r, err
 }

@@ -87,7 +87,7 @@ func (h *Host) StartMeasuring(ctx context.Context) (*Measuring, error) {
 func (m *Measuring) Do(j measure.Job) (measure.Result, error) {
 	r, err := measure.Ask(m.in, m.out, j)
 	if err != nil {
-		return r, fmt.Errorf("measuring: %w %s", err, m.errors.String())
+		return r, fmt.Errorf("measure: %w %s", err, m.errors.String())
 	}
 	return r, nil
 }

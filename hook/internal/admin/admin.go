@@ -91,7 +91,7 @@ var ErrSupervisorKilled = errors.New("the supervisor has been killed; restart th
 // AskUntil is Ask with a time limit. The supervisor executes the request even after that time.
 func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, error) {
 	fail := func(err error) (Answer, error) {
-		return Answer{}, fmt.Errorf("asking the supervisor: %w", err)
+		return Answer{}, fmt.Errorf("query the supervisor: %w", err)
 	}
 	if !time.Now().Before(until) {
 		return fail(os.ErrDeadlineExceeded)

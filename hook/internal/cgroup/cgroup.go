@@ -56,7 +56,7 @@ func (c Group) removeIn(mounted, reported bool, detached func() (*os.File, error
 			return nil // the kernel has no cgroup2, or the generation has no group
 		}
 		if err != nil {
-			return fmt.Errorf("mounting cgroup2 to remove the control group %s: %w; "+
+			return fmt.Errorf("mount cgroup2 to remove the control group %s: %w; "+
 				"run peerlane relay gc with CAP_SYS_ADMIN, or where cgroup2 is mounted", filepath.Join(c.family, c.id), err)
 		}
 		defer mount.Close()
@@ -251,7 +251,7 @@ func (c Group) kill() error {
 // remove kills the processes of the group and removes the group, if it exists.
 func (c Group) remove() error {
 	if err := c.kill(); err != nil && !errors.Is(err, os.ErrNotExist) { // no group, or a kernel before 5.14
-		return fmt.Errorf("killing the remaining processes of %s: %w", c.Path(), err)
+		return fmt.Errorf("kill the remaining processes of %s: %w", c.Path(), err)
 	}
 	deadline := time.Now().Add(2 * time.Second)
 	for {

@@ -16,7 +16,7 @@ const backlog = 4096
 // Listen makes a listening SOCK_SEQPACKET socket with exactly this mode.
 func Listen(path string, mode uint32) (*os.File, error) {
 	fail := func(err error) (*os.File, error) {
-		return nil, fmt.Errorf("listening on %s: %w", path, err)
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -123,7 +123,7 @@ func (c *Client) send(f frame) error {
 		}
 	}
 	if err := c.enc.Encode(f); err != nil {
-		return fmt.Errorf("sending to the guest's agent: %w", err)
+		return fmt.Errorf("send to the guest's agent: %w", err)
 	}
 	return nil
 }
@@ -136,7 +136,7 @@ func (c *Client) Ready(ctx context.Context) (Ready, error) {
 	case <-c.done:
 		return Ready{}, c.err
 	case <-ctx.Done():
-		return Ready{}, fmt.Errorf("waiting for the guest's agent: %w", ctx.Err())
+		return Ready{}, fmt.Errorf("wait for the guest's agent: %w", ctx.Err())
 	}
 }
 

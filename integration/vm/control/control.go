@@ -53,7 +53,7 @@ type startError struct {
 }
 
 func (e *startError) Error() string {
-	return fmt.Sprintf("starting %q in the guest: %s", e.argv, e.cause)
+	return fmt.Sprintf("start %q in the guest: %s", e.argv, e.cause)
 }
 
 // Unwrap returns the number, if any.

@@ -100,7 +100,7 @@ func loadModules(dir string) error {
 		err = unix.FinitModule(int(f.Fd()), "", 0)
 		f.Close()
 		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("loading %s: %w", name, err)
+			return fmt.Errorf("load %s: %w", name, err)
 		}
 	}
 	return nil
@@ -147,14 +147,14 @@ func installAgent(root string) error {
 func switchRoot(root string, argv []string) error {
 	for _, dir := range []string{"/proc", "/sys", "/dev"} {
 		if err := unix.Mount(dir, root+dir, "", unix.MS_MOVE, ""); err != nil {
-			return fmt.Errorf("moving %s: %w", dir, err)
+			return fmt.Errorf("move %s: %w", dir, err)
 		}
 	}
 	if err := os.Chdir(root); err != nil {
 		return err
 	}
 	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
-		return fmt.Errorf("moving the root: %w", err)
+		return fmt.Errorf("move the root: %w", err)
 	}
 	if err := unix.Chroot("."); err != nil {
 		return err
@@ -164,5 +164,5 @@ func switchRoot(root string, argv []string) error {
 	}
 	environment := []string{"HOME=/root", "TERM=linux",
 		"PATH=/share/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-	return fmt.Errorf("executing %q: %w", argv, unix.Exec(argv[0], argv, environment))
+	return fmt.Errorf("execute %q: %w", argv, unix.Exec(argv[0], argv, environment))
 }

@@ -25,7 +25,7 @@ func initialize() error {
 	}
 	// As on every host with systemd.
 	if err := unix.Mount("", "/", "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("making the mounts shared: %w", err)
+		return fmt.Errorf("make the mounts shared: %w", err)
 	}
 	if err := enableControllers("/sys/fs/cgroup"); err != nil {
 		return err
@@ -46,7 +46,7 @@ func initialize() error {
 		switch {
 		case errors.Is(err, syscall.EINTR):
 		case err != nil:
-			return fmt.Errorf("waiting for children: %w", err)
+			return fmt.Errorf("wait for children: %w", err)
 		case pid == process.Pid:
 			return fmt.Errorf("the agent ended with status %d", status.ExitStatus())
 		}
@@ -60,7 +60,7 @@ func enableControllers(cgroup string) error {
 	}
 	for _, name := range strings.Fields(string(list)) {
 		if err := os.WriteFile(cgroup+"/cgroup.subtree_control", []byte("+"+name), 0); err != nil {
-			return fmt.Errorf("enabling the cgroup controller %s: %w", name, err)
+			return fmt.Errorf("enable the cgroup controller %s: %w", name, err)
 		}
 	}
 	return nil

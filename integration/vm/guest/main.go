@@ -62,7 +62,7 @@ func mountAll(list []mount) error {
 			return err
 		}
 		if err := unix.Mount(m.source, m.target, m.kind, m.flags, m.data); err != nil {
-			return fmt.Errorf("mounting %s (%s) at %s: %w", m.source, m.kind, m.target, err)
+			return fmt.Errorf("mount %s (%s) at %s: %w", m.source, m.kind, m.target, err)
 		}
 	}
 	return nil

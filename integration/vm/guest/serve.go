@@ -79,7 +79,7 @@ func configureNetwork() error {
 	defer runtime.UnlockOSThread()
 	links, err := netlink.LinkList()
 	if err != nil {
-		return fmt.Errorf("listing network links: %w", err)
+		return fmt.Errorf("list network links: %w", err)
 	}
 	for _, link := range links {
 		card, ok := wiring.CardOf(link.Attrs().HardwareAddr)

@@ -166,7 +166,7 @@ func MakeRDMA(devices ...Device) (remove func() error, err error) {
 		for _, name := range made {
 			// The mount of the namespace's devices may hold the device for a moment.
 			if failed := netlink.RdmaLinkDel(name); failed != nil {
-				err = errors.Join(err, fmt.Errorf("removing RDMA device %s: %w", name, failed))
+				err = errors.Join(err, fmt.Errorf("remove RDMA device %s: %w", name, failed))
 			}
 		}
 		return err
@@ -276,11 +276,11 @@ func ask(r wiring.Request) (err error) {
 		return err
 	}
 	if _, err := port.Write(append(request, '\n')); err != nil {
-		return fmt.Errorf("asking the host for %s: %w", request, err)
+		return fmt.Errorf("request from the host %s: %w", request, err)
 	}
 	line, err := bufio.NewReader(port).ReadBytes('\n')
 	if err != nil {
-		return fmt.Errorf("asking the host for %s: %w", request, err)
+		return fmt.Errorf("request from the host %s: %w", request, err)
 	}
 	var answer wiring.Answer
 	if err := json.Unmarshal(line, &answer); err != nil {

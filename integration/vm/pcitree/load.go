@@ -15,7 +15,7 @@ const device = "/dev/pcitree"
 // the former tree must be removed first.
 func (t *Tree) Load() error {
 	if err := write(t.records()); err != nil {
-		return fmt.Errorf("loading a PCIe tree of %d functions: %w", len(t.functions), err)
+		return fmt.Errorf("load a PCIe tree of %d functions: %w", len(t.functions), err)
 	}
 	return nil
 }
@@ -23,7 +23,7 @@ func (t *Tree) Load() error {
 // Unload removes the tree. Until then the module cannot be removed.
 func Unload() error {
 	if err := write((&Tree{}).records()); err != nil {
-		return fmt.Errorf("removing the PCIe tree: %w", err)
+		return fmt.Errorf("remove the PCIe tree: %w", err)
 	}
 	return nil
 }

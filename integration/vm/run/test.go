@@ -405,7 +405,7 @@ func addPlace(from io.Reader, place string) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("reading the events of test2json: %w", err)
+			return fmt.Errorf("read the events of test2json: %w", err)
 		}
 		event["Place"] = place
 		var line bytes.Buffer

@@ -86,7 +86,7 @@ type FileError struct {
 }
 
 func (e *FileError) Error() string {
-	return fmt.Sprintf("reading the %s %s: %v", e.Form, e.Name, e.Err)
+	return fmt.Sprintf("read the %s %s: %v", e.Form, e.Name, e.Err)
 }
 
 func (e *FileError) Unwrap() error { return e.Err }

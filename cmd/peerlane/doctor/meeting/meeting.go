@@ -220,7 +220,7 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 		begun := time.Now()
 		reply, err := exchange(conn, []byte{'c'}, 8, stepTimeout)
 		if err != nil {
-			return fmt.Errorf("requesting the clock: %w", err)
+			return fmt.Errorf("request the clock: %w", err)
 		}
 		took := time.Since(begun)
 		if half := took / 2; half < m.Uncertainty {
@@ -230,7 +230,7 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 	}
 	length, err := exchange(conn, []byte{'f'}, 4, stepTimeout)
 	if err != nil {
-		return fmt.Errorf("requesting the facts: %w", err)
+		return fmt.Errorf("request the facts: %w", err)
 	}
 	n := binary.LittleEndian.Uint32(length)
 	if n > maxFacts {
@@ -238,7 +238,7 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 	}
 	text, err := exchange(conn, nil, int(n), stepTimeout)
 	if err != nil {
-		return fmt.Errorf("requesting the facts: %w", err)
+		return fmt.Errorf("request the facts: %w", err)
 	}
 	if m.Theirs, err = parseFacts(text); err != nil {
 		return err
@@ -252,7 +252,7 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		m.Stuck = fmt.Errorf("1 MiB in each direction did not arrive within %v: %w", timeout, err)
 	case err != nil:
-		m.Stuck = fmt.Errorf("transferring 1 MiB in each direction: %w", err)
+		m.Stuck = fmt.Errorf("transfer 1 MiB in each direction: %w", err)
 	}
 	m.PathMTU = pathMTU(conn)
 	return nil

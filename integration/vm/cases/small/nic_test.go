@@ -144,10 +144,10 @@ func register(bytes int) error {
 		uint32(start), uint32(start>>32), uint32(bytes), 0, uint32(start), uint32(
 			start>>32), pd[0], accessLocalWrite|accessRemoteWrite)
 	if err != nil {
-		return fmt.Errorf("registering: %w", err)
+		return fmt.Errorf("register: %w", err)
 	}
 	if mr[1] == 0 && mr[2] == 0 {
-		return fmt.Errorf("registering gave no keys: %v", mr)
+		return fmt.Errorf("registration returned no keys: %v", mr)
 	}
 	return unix.Munmap(memory)
 }
@@ -181,7 +181,7 @@ func TestContainerWithNICRegistersMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	sizes := []string{strconv.Itoa(few), strconv.Itoa(many)}
-	const tooMuch = "registering: cannot allocate memory"
+	const tooMuch = "register: cannot allocate memory"
 	for _, name := range []string{"runc", "crun"} {
 		for _, test := range []struct {
 			name       string
