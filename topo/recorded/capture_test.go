@@ -262,7 +262,7 @@ func TestCaptureFailureNamesCause(t *testing.T) {
 			if err == nil {
 				t.Fatalf("no error, but\n%s", text)
 			}
-			for _, want := range append(c.want, "capturing the host", filepath.Join(dir, "sys")) {
+			for _, want := range append(c.want, "capture the host", filepath.Join(dir, "sys")) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%v\ndoes not say %q", err, want)
 				}
