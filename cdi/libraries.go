@@ -86,7 +86,7 @@ func isLibrary(name string) bool {
 // add mounts a trusted file of the host at paths in containers; refused gets the reason for any
 // other file.
 func (l *libraries) add(host string, places ...string) {
-	if err := paths.Trusted(host); err != nil {
+	if err := paths.CheckTrusted(host); err != nil {
 		l.refused = append(l.refused, fmt.Sprintf("containers do not get %s: %v", host, err))
 		return
 	}

@@ -220,8 +220,8 @@ func Find(all []Device, name string) ([]Device, error) {
 	return nil, fmt.Errorf("unknown device %s=%s; installed are %s", kind, device, strings.Join(known, ", "))
 }
 
-// Generated returns specifications as files that are not installed.
-func Generated(list []*specs.Spec) (files []File) {
+// GeneratedFiles returns specifications as files that are not installed.
+func GeneratedFiles(list []*specs.Spec) (files []File) {
 	for _, spec := range list {
 		files = append(files, File{spec: spec})
 	}

@@ -562,8 +562,8 @@ func defaultLimits() Limits {
 	}
 }
 
-// Planning returns the configuration of planner.Make.
-func (c Config) Planning() planner.Config {
+// PlannerConfig returns the configuration of planner.Make.
+func (c Config) PlannerConfig() planner.Config {
 	p := planner.Config{
 		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, VirtualFunctions: c.Plan.VirtualFunctions,
 		Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,

@@ -196,7 +196,7 @@ data_direct = false
 	if diff := cmp.Diff(want, again); diff != "" {
 		t.Errorf("written and read (-want +got)\n%s", diff)
 	}
-	planning := got.Planning()
+	planning := got.PlannerConfig()
 	bytes := uint64(limit)
 	if diff := cmp.Diff(planner.Config{
 		Near: "direct", GDR: want.GDR, Software: true, VirtualFunctions: true, Lanes: want.Plan.Lanes,

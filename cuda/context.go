@@ -32,14 +32,14 @@ type CtxOptions struct {
 func (d *Driver) CtxCreate(dev Device, o CtxOptions) (Context, error) {
 	var ctx C.CUcontext
 	if r := C.call_cuCtxCreate(d.calls, &ctx, 0, C.CUdevice(dev)); r != 0 {
-		return 0, d.failed(r, "cuCtxCreate", on(dev))
+		return 0, d.newCallError(r, "cuCtxCreate", on(dev))
 	}
 	if !o.Lean {
 		return Context(ctx), nil
 	}
 	for _, limit := range []C.int{C.CU_LIMIT_STACK_SIZE, C.CU_LIMIT_MALLOC_HEAP_SIZE, C.CU_LIMIT_PRINTF_FIFO_SIZE} {
 		if r := C.call_cuCtxSetLimit(d.calls, limit, 0); r != 0 {
-			err := d.failed(r, "cuCtxSetLimit", fmt.Sprintf("limit %d to 0 on %s", limit, on(dev)))
+			err := d.newCallError(r, "cuCtxSetLimit", fmt.Sprintf("limit %d to 0 on %s", limit, on(dev)))
 			return 0, errors.Join(err, d.CtxDestroy(Context(ctx)))
 		}
 	}
@@ -61,7 +61,7 @@ func (d *Driver) CtxSetCurrent(ctx Context) error {
 func (d *Driver) CtxGetCurrent() (Context, error) {
 	var ctx C.CUcontext
 	if r := C.call_cuCtxGetCurrent(d.calls, &ctx); r != 0 {
-		return 0, d.failed(r, "cuCtxGetCurrent", "")
+		return 0, d.newCallError(r, "cuCtxGetCurrent", "")
 	}
 	return Context(ctx), nil
 }
@@ -82,7 +82,7 @@ func (d *Driver) CtxEnablePeerAccess(peer Context) error {
 func (d *Driver) MemGetInfo() (free, total uint64, err error) {
 	var f, t C.size_t
 	if r := C.call_cuMemGetInfo(d.calls, &f, &t); r != 0 {
-		return 0, 0, d.failed(r, "cuMemGetInfo", "")
+		return 0, 0, d.newCallError(r, "cuMemGetInfo", "")
 	}
 	return uint64(f), uint64(t), nil
 }

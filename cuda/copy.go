@@ -57,7 +57,7 @@ import (
 // device, which needs access to both.
 func (d *Driver) MemcpyAsync(dst, src Ptr, n uint64, s Stream) error {
 	if r := C.call_cuMemcpyAsync(d.calls, C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n), C.CUstream(s)); r != 0 {
-		return d.failed(r, "cuMemcpyAsync", span(dst, src, n))
+		return d.newCallError(r, "cuMemcpyAsync", span(dst, src, n))
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func (d *Driver) MemcpyAsync(dst, src Ptr, n uint64, s Stream) error {
 // caller may reuse src.
 func (d *Driver) MemcpyHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s Stream) error {
 	if r := C.call_cuMemcpyHtoDAsync(d.calls, C.CUdeviceptr(dst), src, C.size_t(n), C.CUstream(s)); r != 0 {
-		return d.failed(r, "cuMemcpyHtoDAsync", at(dst, n))
+		return d.newCallError(r, "cuMemcpyHtoDAsync", at(dst, n))
 	}
 	return nil
 }
@@ -84,7 +84,7 @@ func (d *Driver) MemcpyRowsHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s St
 		return d.StreamWriteValue64(s, dst, binary.NativeEndian.Uint64(unsafe.Slice((*byte)(src), n)))
 	}
 	if r := C.rowsHtoD(d.calls, C.CUdeviceptr(dst), src, C.size_t(n), C.CUstream(s)); r != 0 {
-		return d.failed(r, "cuMemcpy2DAsync", at(dst, n))
+		return d.newCallError(r, "cuMemcpy2DAsync", at(dst, n))
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func (d *Driver) MemcpyRowsHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s St
 // copy.
 func (d *Driver) MemcpyDtoHAsync(dst unsafe.Pointer, src Ptr, n uint64, s Stream) error {
 	if r := C.call_cuMemcpyDtoHAsync(d.calls, dst, C.CUdeviceptr(src), C.size_t(n), C.CUstream(s)); r != 0 {
-		return d.failed(r, "cuMemcpyDtoHAsync", at(src, n))
+		return d.newCallError(r, "cuMemcpyDtoHAsync", at(src, n))
 	}
 	return nil
 }
@@ -104,7 +104,7 @@ func (d *Driver) MemcpyPeerAsync(dst Ptr, dstCtx Context, src Ptr, srcCtx Contex
 	r := C.call_cuMemcpyPeerAsync(d.calls, C.CUdeviceptr(dst), C.CUcontext(dstCtx), C.CUdeviceptr(src),
 		C.CUcontext(srcCtx), C.size_t(n), C.CUstream(s))
 	if r != 0 {
-		return d.failed(r, "cuMemcpyPeerAsync", span(dst, src, n))
+		return d.newCallError(r, "cuMemcpyPeerAsync", span(dst, src, n))
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func (d *Driver) MemcpyPeerAsync(dst Ptr, dstCtx Context, src Ptr, srcCtx Contex
 // MemsetAsync sets n bytes to v, on the device's SMs.
 func (d *Driver) MemsetAsync(p Ptr, v byte, n uint64, s Stream) error {
 	if r := C.call_cuMemsetD8Async(d.calls, C.CUdeviceptr(p), C.uchar(v), C.size_t(n), C.CUstream(s)); r != 0 {
-		return d.failed(r, "cuMemsetD8Async", at(p, n))
+		return d.newCallError(r, "cuMemsetD8Async", at(p, n))
 	}
 	return nil
 }
@@ -128,7 +128,8 @@ func (d *Driver) MemcpyBatchAsync(dst, src []Ptr, sizes []uint64, s Stream) erro
 	r := C.batch(d.calls, (*C.CUdeviceptr)(unsafe.Pointer(&dst[0])), (*C.CUdeviceptr)(unsafe.Pointer(&src[0])),
 		(*C.size_t)(unsafe.Pointer(&sizes[0])), C.size_t(n), C.CUstream(s))
 	if r != 0 {
-		return d.failed(r, "cuMemcpyBatchAsync", fmt.Sprintf("%d copies, the first %s", n, span(dst[0], src[0], sizes[0])))
+		return d.newCallError(r, "cuMemcpyBatchAsync",
+			fmt.Sprintf("%d copies, the first %s", n, span(dst[0], src[0], sizes[0])))
 	}
 	return nil
 }

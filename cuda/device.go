@@ -62,7 +62,7 @@ const (
 func (d *Driver) DeviceCount() (int, error) {
 	var n C.int
 	if r := C.call_cuDeviceGetCount(d.calls, &n); r != 0 {
-		return 0, d.failed(r, "cuDeviceGetCount", "")
+		return 0, d.newCallError(r, "cuDeviceGetCount", "")
 	}
 	return int(n), nil
 }
@@ -71,7 +71,7 @@ func (d *Driver) DeviceCount() (int, error) {
 func (d *Driver) DeviceGet(ordinal int) (Device, error) {
 	var dev C.CUdevice
 	if r := C.call_cuDeviceGet(d.calls, &dev, C.int(ordinal)); r != 0 {
-		return 0, d.failed(r, "cuDeviceGet", fmt.Sprintf("ordinal %d", ordinal))
+		return 0, d.newCallError(r, "cuDeviceGet", fmt.Sprintf("ordinal %d", ordinal))
 	}
 	return Device(dev), nil
 }
@@ -83,7 +83,7 @@ func (d *Driver) DeviceByPCIBusID(id string) (Device, error) {
 	defer C.free(unsafe.Pointer(s))
 	var dev C.CUdevice
 	if r := C.call_cuDeviceGetByPCIBusId(d.calls, &dev, s); r != 0 {
-		return 0, d.failed(r, "cuDeviceGetByPCIBusId", id)
+		return 0, d.newCallError(r, "cuDeviceGetByPCIBusId", id)
 	}
 	return Device(dev), nil
 }
@@ -92,7 +92,7 @@ func (d *Driver) DeviceByPCIBusID(id string) (Device, error) {
 func (d *Driver) DeviceName(dev Device) (string, error) {
 	var name [256]C.char
 	if r := C.call_cuDeviceGetName(d.calls, &name[0], C.int(len(name)), C.CUdevice(dev)); r != 0 {
-		return "", d.failed(r, "cuDeviceGetName", on(dev))
+		return "", d.newCallError(r, "cuDeviceGetName", on(dev))
 	}
 	return C.GoString(&name[0]), nil
 }
@@ -101,7 +101,7 @@ func (d *Driver) DeviceName(dev Device) (string, error) {
 func (d *Driver) DeviceUUID(dev Device) (string, error) {
 	var id C.CUuuid
 	if r := C.call_cuDeviceGetUuid(d.calls, &id, C.CUdevice(dev)); r != 0 {
-		return "", d.failed(r, "cuDeviceGetUuid", on(dev))
+		return "", d.newCallError(r, "cuDeviceGetUuid", on(dev))
 	}
 	b := *(*[16]byte)(unsafe.Pointer(&id))
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16]), nil
@@ -111,7 +111,7 @@ func (d *Driver) DeviceUUID(dev Device) (string, error) {
 func (d *Driver) DevicePCIBusID(dev Device) (string, error) {
 	var id [32]C.char
 	if r := C.call_cuDeviceGetPCIBusId(d.calls, &id[0], C.int(len(id)), C.CUdevice(dev)); r != 0 {
-		return "", d.failed(r, "cuDeviceGetPCIBusId", on(dev))
+		return "", d.newCallError(r, "cuDeviceGetPCIBusId", on(dev))
 	}
 	return strings.ToLower(C.GoString(&id[0])), nil
 }
@@ -120,7 +120,7 @@ func (d *Driver) DevicePCIBusID(dev Device) (string, error) {
 func (d *Driver) DeviceTotalMem(dev Device) (uint64, error) {
 	var n C.size_t
 	if r := C.call_cuDeviceTotalMem(d.calls, &n, C.CUdevice(dev)); r != 0 {
-		return 0, d.failed(r, "cuDeviceTotalMem", on(dev))
+		return 0, d.newCallError(r, "cuDeviceTotalMem", on(dev))
 	}
 	return uint64(n), nil
 }
@@ -129,7 +129,7 @@ func (d *Driver) DeviceTotalMem(dev Device) (uint64, error) {
 func (d *Driver) DeviceAttribute(dev Device, a Attribute) (int, error) {
 	var v C.int
 	if r := C.call_cuDeviceGetAttribute(d.calls, &v, C.int(a), C.CUdevice(dev)); r != 0 {
-		return 0, d.failed(r, "cuDeviceGetAttribute", fmt.Sprintf("attribute %d of %s", a, on(dev)))
+		return 0, d.newCallError(r, "cuDeviceGetAttribute", fmt.Sprintf("attribute %d of %s", a, on(dev)))
 	}
 	return int(v), nil
 }
@@ -139,7 +139,7 @@ func (d *Driver) DeviceAttribute(dev Device, a Attribute) (int, error) {
 func (d *Driver) DeviceCanAccessPeer(dev, peer Device) (bool, error) {
 	var accessible C.int
 	if r := C.call_cuDeviceCanAccessPeer(d.calls, &accessible, C.CUdevice(dev), C.CUdevice(peer)); r != 0 {
-		return false, d.failed(r, "cuDeviceCanAccessPeer", fmt.Sprintf("devices %d and %d", dev, peer))
+		return false, d.newCallError(r, "cuDeviceCanAccessPeer", fmt.Sprintf("devices %d and %d", dev, peer))
 	}
 	return accessible != 0, nil
 }

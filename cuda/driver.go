@@ -80,7 +80,7 @@ func openLibrary(path string) (*Driver, error) {
 	}
 	d := &Driver{calls: calls, library: path}
 	if r := C.call_cuInit(calls, 0); r != 0 {
-		return nil, d.failed(r, "cuInit", path)
+		return nil, d.newCallError(r, "cuInit", path)
 	}
 	return d, nil
 }
@@ -96,7 +96,7 @@ func (d *Driver) Simulated() bool { return d.calls.simulated != 0 }
 func (d *Driver) DriverVersion() (int, error) {
 	var v C.int
 	if r := C.call_cuDriverGetVersion(d.calls, &v); r != 0 {
-		return 0, d.failed(r, "cuDriverGetVersion", "")
+		return 0, d.newCallError(r, "cuDriverGetVersion", "")
 	}
 	return int(v), nil
 }

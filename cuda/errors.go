@@ -189,8 +189,8 @@ func (e *CallError) ErrorObject() string { return e.Call }
 // Unwrap returns the Result, for [errors.Is].
 func (e *CallError) Unwrap() error { return e.Result }
 
-// failed makes the error of a call that returned r, which is not CUDA_SUCCESS.
-func (d *Driver) failed(r C.CUresult, call, on string) error {
+// newCallError makes the error of a call that returned r, which is not CUDA_SUCCESS.
+func (d *Driver) newCallError(r C.CUresult, call, on string) error {
 	e := &CallError{Call: call, On: on, Result: Result(r)}
 	e.Name, e.Text = d.Describe(e.Result)
 	if e.Name == "" {
@@ -218,5 +218,5 @@ func (d *Driver) result(r C.CUresult, call string) error {
 	if r == 0 {
 		return nil
 	}
-	return d.failed(r, call, "")
+	return d.newCallError(r, call, "")
 }

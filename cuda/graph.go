@@ -53,7 +53,7 @@ func (d *Driver) StreamBeginCapture(s Stream, mode CaptureMode) error {
 func (d *Driver) StreamEndCapture(s Stream) (Graph, error) {
 	var g C.CUgraph
 	if r := C.call_cuStreamEndCapture(d.calls, C.CUstream(s), &g); r != 0 {
-		return 0, d.failed(r, "cuStreamEndCapture", "")
+		return 0, d.newCallError(r, "cuStreamEndCapture", "")
 	}
 	return Graph(g), nil
 }
@@ -62,7 +62,7 @@ func (d *Driver) StreamEndCapture(s Stream) (Graph, error) {
 func (d *Driver) StreamCaptureStatus(s Stream) (CaptureStatus, error) {
 	var status C.int
 	if r := C.call_cuStreamIsCapturing(d.calls, C.CUstream(s), &status); r != 0 {
-		return 0, d.failed(r, "cuStreamIsCapturing", "")
+		return 0, d.newCallError(r, "cuStreamIsCapturing", "")
 	}
 	return CaptureStatus(status), nil
 }
@@ -72,7 +72,7 @@ func (d *Driver) StreamCaptureStatus(s Stream) (CaptureStatus, error) {
 func (d *Driver) GraphInstantiate(g Graph) (GraphExec, error) {
 	var e C.CUgraphExec
 	if r := C.call_cuGraphInstantiate(d.calls, &e, C.CUgraph(g), 0); r != 0 {
-		return 0, d.failed(r, "cuGraphInstantiateWithFlags", fmt.Sprintf("graph %#x", g))
+		return 0, d.newCallError(r, "cuGraphInstantiateWithFlags", fmt.Sprintf("graph %#x", g))
 	}
 	return GraphExec(e), nil
 }

@@ -23,7 +23,7 @@ import (
 func (d *Driver) MemAlloc(size uint64) (Ptr, error) {
 	var p C.CUdeviceptr
 	if r := C.call_cuMemAlloc(d.calls, &p, C.size_t(size)); r != 0 {
-		return 0, d.failed(r, "cuMemAlloc", humanize.IBytes(size))
+		return 0, d.newCallError(r, "cuMemAlloc", humanize.IBytes(size))
 	}
 	return Ptr(p), nil
 }
@@ -38,7 +38,7 @@ func (d *Driver) MemHostAlloc(size uint64) (unsafe.Pointer, error) {
 	var p unsafe.Pointer
 	r := C.call_cuMemHostAlloc(d.calls, &p, C.size_t(size), C.CU_MEMHOSTALLOC_PORTABLE|C.CU_MEMHOSTALLOC_DEVICEMAP)
 	if r != 0 {
-		return nil, d.failed(r, "cuMemHostAlloc", humanize.IBytes(size))
+		return nil, d.newCallError(r, "cuMemHostAlloc", humanize.IBytes(size))
 	}
 	return p, nil
 }
@@ -53,7 +53,7 @@ func (d *Driver) MemHostFree(p unsafe.Pointer) error {
 func (d *Driver) MemHostRegister(p unsafe.Pointer, size uint64) error {
 	r := C.call_cuMemHostRegister(d.calls, p, C.size_t(size), C.CU_MEMHOSTREGISTER_PORTABLE|C.CU_MEMHOSTREGISTER_DEVICEMAP)
 	if r != 0 {
-		return d.failed(r, "cuMemHostRegister", humanize.IBytes(size))
+		return d.newCallError(r, "cuMemHostRegister", humanize.IBytes(size))
 	}
 	return nil
 }
@@ -68,7 +68,7 @@ func (d *Driver) MemHostUnregister(p unsafe.Pointer) error {
 func (d *Driver) MemHostDevicePtr(p unsafe.Pointer) (Ptr, error) {
 	var q C.CUdeviceptr
 	if r := C.call_cuMemHostGetDevicePointer(d.calls, &q, p, 0); r != 0 {
-		return 0, d.failed(r, "cuMemHostGetDevicePointer", "")
+		return 0, d.newCallError(r, "cuMemHostGetDevicePointer", "")
 	}
 	return Ptr(q), nil
 }

@@ -20,7 +20,7 @@ type IPCMemHandle [64]byte
 func (d *Driver) IPCGetMemHandle(p Ptr) (IPCMemHandle, error) {
 	var h C.CUipcMemHandle
 	if r := C.call_cuIpcGetMemHandle(d.calls, &h, C.CUdeviceptr(p)); r != 0 {
-		return IPCMemHandle{}, d.failed(r, "cuIpcGetMemHandle", p.String())
+		return IPCMemHandle{}, d.newCallError(r, "cuIpcGetMemHandle", p.String())
 	}
 	return *(*IPCMemHandle)(unsafe.Pointer(&h)), nil
 }
@@ -33,7 +33,7 @@ func (d *Driver) IPCOpenMemHandle(handle IPCMemHandle) (Ptr, error) {
 	r := C.call_cuIpcOpenMemHandle(d.calls, &p, *(*C.CUipcMemHandle)(unsafe.Pointer(&handle)),
 		C.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
 	if r != 0 {
-		return 0, d.failed(r, "cuIpcOpenMemHandle", "")
+		return 0, d.newCallError(r, "cuIpcOpenMemHandle", "")
 	}
 	return Ptr(p), nil
 }
@@ -41,7 +41,7 @@ func (d *Driver) IPCOpenMemHandle(handle IPCMemHandle) (Ptr, error) {
 // IPCCloseMemHandle reverts one [Driver.IPCOpenMemHandle], in the same context.
 func (d *Driver) IPCCloseMemHandle(p Ptr) error {
 	if r := C.call_cuIpcCloseMemHandle(d.calls, C.CUdeviceptr(p)); r != 0 {
-		return d.failed(r, "cuIpcCloseMemHandle", p.String())
+		return d.newCallError(r, "cuIpcCloseMemHandle", p.String())
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func (d *Driver) MemGranularity(dev Device) (uint64, error) {
 	p := properties(dev, MemOptions{Exportable: true})
 	var n C.size_t
 	if r := C.call_cuMemGetAllocationGranularity(d.calls, &n, &p, C.CU_MEM_ALLOC_GRANULARITY_MINIMUM); r != 0 {
-		return 0, d.failed(r, "cuMemGetAllocationGranularity", on(dev))
+		return 0, d.newCallError(r, "cuMemGetAllocationGranularity", on(dev))
 	}
 	return uint64(n), nil
 }
@@ -96,7 +96,7 @@ func (d *Driver) MemCreate(dev Device, size uint64, o MemOptions) (MemHandle, er
 	p := properties(dev, o)
 	var h C.CUmemGenericAllocationHandle
 	if r := C.call_cuMemCreate(d.calls, &h, C.size_t(size), &p, 0); r != 0 {
-		return 0, d.failed(r, "cuMemCreate", humanize.IBytes(size)+" on "+on(dev))
+		return 0, d.newCallError(r, "cuMemCreate", humanize.IBytes(size)+" on "+on(dev))
 	}
 	return MemHandle(h), nil
 }
@@ -114,7 +114,7 @@ func (d *Driver) MemExportFD(h MemHandle) (int, error) {
 	r := C.call_cuMemExportToShareableHandle(d.calls, &fd, C.CUmemGenericAllocationHandle(h),
 		C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
 	if r != 0 {
-		return -1, d.failed(r, "cuMemExportToShareableHandle", "")
+		return -1, d.newCallError(r, "cuMemExportToShareableHandle", "")
 	}
 	return closeOnExec(int(fd))
 }
@@ -125,7 +125,7 @@ func (d *Driver) MemImportFD(fd int) (MemHandle, error) {
 	var h C.CUmemGenericAllocationHandle
 	r := C.call_cuMemImportFromShareableHandle(d.calls, &h, C.uintptr_t(fd), C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 	if r != 0 {
-		return 0, d.failed(r, "cuMemImportFromShareableHandle", fmt.Sprintf("descriptor %d", fd))
+		return 0, d.newCallError(r, "cuMemImportFromShareableHandle", fmt.Sprintf("descriptor %d", fd))
 	}
 	return MemHandle(h), nil
 }
@@ -134,7 +134,7 @@ func (d *Driver) MemImportFD(fd int) (MemHandle, error) {
 func (d *Driver) MemProperties(h MemHandle) (MemProperties, error) {
 	var p C.CUmemAllocationProp
 	if r := C.call_cuMemGetAllocationPropertiesFromHandle(d.calls, &p, C.CUmemGenericAllocationHandle(h)); r != 0 {
-		return MemProperties{}, d.failed(r, "cuMemGetAllocationPropertiesFromHandle", "")
+		return MemProperties{}, d.newCallError(r, "cuMemGetAllocationPropertiesFromHandle", "")
 	}
 	return MemProperties{
 		Device:     Device(p.location.id),
@@ -148,7 +148,7 @@ func (d *Driver) MemProperties(h MemHandle) (MemProperties, error) {
 func (d *Driver) MemRetain(p Ptr) (MemHandle, error) {
 	var h C.CUmemGenericAllocationHandle
 	if r := C.call_cuMemRetainAllocationHandle(d.calls, &h, C.uintptr_t(p)); r != 0 {
-		return 0, d.failed(r, "cuMemRetainAllocationHandle", p.String())
+		return 0, d.newCallError(r, "cuMemRetainAllocationHandle", p.String())
 	}
 	return MemHandle(h), nil
 }
@@ -158,7 +158,7 @@ func (d *Driver) MemRetain(p Ptr) (MemHandle, error) {
 func (d *Driver) MemAddressReserve(size, align uint64) (Ptr, error) {
 	var p C.CUdeviceptr
 	if r := C.call_cuMemAddressReserve(d.calls, &p, C.size_t(size), C.size_t(align), 0, 0); r != 0 {
-		return 0, d.failed(r, "cuMemAddressReserve", humanize.IBytes(size))
+		return 0, d.newCallError(r, "cuMemAddressReserve", humanize.IBytes(size))
 	}
 	return Ptr(p), nil
 }
@@ -166,7 +166,7 @@ func (d *Driver) MemAddressReserve(size, align uint64) (Ptr, error) {
 // MemAddressFree frees a whole reserved range without mappings.
 func (d *Driver) MemAddressFree(p Ptr, size uint64) error {
 	if r := C.call_cuMemAddressFree(d.calls, C.CUdeviceptr(p), C.size_t(size)); r != 0 {
-		return d.failed(r, "cuMemAddressFree", at(p, size))
+		return d.newCallError(r, "cuMemAddressFree", at(p, size))
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func (d *Driver) MemAddressFree(p Ptr, size uint64) error {
 func (d *Driver) MemMap(p Ptr, size, offset uint64, h MemHandle) error {
 	r := C.call_cuMemMap(d.calls, C.CUdeviceptr(p), C.size_t(size), C.size_t(offset), C.CUmemGenericAllocationHandle(h), 0)
 	if r != 0 {
-		return d.failed(r, "cuMemMap", at(p, size))
+		return d.newCallError(r, "cuMemMap", at(p, size))
 	}
 	return nil
 }
@@ -184,7 +184,7 @@ func (d *Driver) MemMap(p Ptr, size, offset uint64, h MemHandle) error {
 // MemUnmap removes one whole mapping. Work that uses the mapping must have completed.
 func (d *Driver) MemUnmap(p Ptr, size uint64) error {
 	if r := C.call_cuMemUnmap(d.calls, C.CUdeviceptr(p), C.size_t(size)); r != 0 {
-		return d.failed(r, "cuMemUnmap", at(p, size))
+		return d.newCallError(r, "cuMemUnmap", at(p, size))
 	}
 	return nil
 }
@@ -202,7 +202,7 @@ func (d *Driver) MemSetAccess(p Ptr, size uint64, access ...Access) error {
 	}
 	r := C.call_cuMemSetAccess(d.calls, C.CUdeviceptr(p), C.size_t(size), unsafe.SliceData(descs), C.size_t(len(descs)))
 	if r != 0 {
-		return d.failed(r, "cuMemSetAccess", fmt.Sprintf("%s for %+v", at(p, size), access))
+		return d.newCallError(r, "cuMemSetAccess", fmt.Sprintf("%s for %+v", at(p, size), access))
 	}
 	return nil
 }
@@ -220,7 +220,7 @@ func (d *Driver) memDMABufFD(p Ptr, size uint64, flags uint64) (int, error) {
 	r := C.call_cuMemGetHandleForAddressRange(d.calls, &fd, C.CUdeviceptr(p), C.size_t(size),
 		C.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, C.ulonglong(flags))
 	if r != 0 {
-		return -1, d.failed(r, "cuMemGetHandleForAddressRange", at(p, size))
+		return -1, d.newCallError(r, "cuMemGetHandleForAddressRange", at(p, size))
 	}
 	return closeOnExec(int(fd))
 }
@@ -231,7 +231,7 @@ func (d *Driver) MemAddressRange(p Ptr) (base Ptr, size uint64, err error) {
 	var b C.CUdeviceptr
 	var n C.size_t
 	if r := C.call_cuMemGetAddressRange(d.calls, &b, &n, C.CUdeviceptr(p)); r != 0 {
-		return 0, 0, d.failed(r, "cuMemGetAddressRange", p.String())
+		return 0, 0, d.newCallError(r, "cuMemGetAddressRange", p.String())
 	}
 	return Ptr(b), uint64(n), nil
 }
@@ -245,7 +245,7 @@ func (d *Driver) PointerRDMACapable(p Ptr) (bool, error) {
 	r := C.call_cuPointerGetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE,
 		C.CUdeviceptr(p))
 	if r != 0 {
-		return false, d.failed(r, "cuPointerGetAttribute", p.String())
+		return false, d.newCallError(r, "cuPointerGetAttribute", p.String())
 	}
 	return v != 0, nil
 }
@@ -256,7 +256,7 @@ func (d *Driver) PointerSyncMemops(p Ptr) error {
 	v := C.uint(1)
 	r := C.call_cuPointerSetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, C.CUdeviceptr(p))
 	if r != 0 {
-		return d.failed(r, "cuPointerSetAttribute", p.String())
+		return d.newCallError(r, "cuPointerSetAttribute", p.String())
 	}
 	return nil
 }
@@ -267,7 +267,7 @@ func (d *Driver) PointerDevice(p Ptr) (Device, error) {
 	var v C.int
 	r := C.call_cuPointerGetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, C.CUdeviceptr(p))
 	if r != 0 {
-		return 0, d.failed(r, "cuPointerGetAttribute", p.String())
+		return 0, d.newCallError(r, "cuPointerGetAttribute", p.String())
 	}
 	return Device(v), nil
 }
@@ -278,7 +278,7 @@ func (d *Driver) PointerID(p Ptr) (uint64, error) {
 	var v C.ulonglong
 	r := C.call_cuPointerGetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_BUFFER_ID, C.CUdeviceptr(p))
 	if r != 0 {
-		return 0, d.failed(r, "cuPointerGetAttribute", p.String())
+		return 0, d.newCallError(r, "cuPointerGetAttribute", p.String())
 	}
 	return uint64(v), nil
 }

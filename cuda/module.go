@@ -62,7 +62,7 @@ func (d *Driver) ModuleLoadPTX(ptx string) (Module, error) {
 	if r == 0 {
 		return Module(m), nil
 	}
-	err := d.failed(r, "cuModuleLoadDataEx", fmt.Sprintf("%d bytes of PTX", len(ptx)))
+	err := d.newCallError(r, "cuModuleLoadDataEx", fmt.Sprintf("%d bytes of PTX", len(ptx)))
 	if text := strings.TrimSpace(C.GoString(&log[0])); text != "" {
 		return 0, &ModuleError{err, text}
 	}
@@ -86,7 +86,7 @@ func (d *Driver) ModuleGetFunction(m Module, name string) (Function, error) {
 	symbol := append([]byte(name), 0)
 	var f C.CUfunction
 	if r := C.call_cuModuleGetFunction(d.calls, &f, C.CUmodule(m), (*C.char)(unsafe.Pointer(&symbol[0]))); r != 0 {
-		return 0, d.failed(r, "cuModuleGetFunction", name)
+		return 0, d.newCallError(r, "cuModuleGetFunction", name)
 	}
 	return Function(f), nil
 }
@@ -106,7 +106,7 @@ func (d *Driver) Launch(f Function, blocks, threads uint32, s Stream, parameters
 	r := C.launch(d.calls, C.CUfunction(f), C.uint(blocks), C.uint(threads), C.CUstream(s),
 		(*C.uint64_t)(unsafe.SliceData(parameters)), C.uint(len(parameters)))
 	if r != 0 {
-		return d.failed(r, "cuLaunchKernel", fmt.Sprintf("%d blocks of %d threads", blocks, threads))
+		return d.newCallError(r, "cuLaunchKernel", fmt.Sprintf("%d blocks of %d threads", blocks, threads))
 	}
 	return nil
 }

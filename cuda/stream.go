@@ -52,7 +52,7 @@ type Event uintptr
 func (d *Driver) StreamCreate() (Stream, error) {
 	var s C.CUstream
 	if r := C.call_cuStreamCreate(d.calls, &s, C.CU_STREAM_NON_BLOCKING); r != 0 {
-		return 0, d.failed(r, "cuStreamCreate", "")
+		return 0, d.newCallError(r, "cuStreamCreate", "")
 	}
 	return Stream(s), nil
 }
@@ -84,7 +84,7 @@ func (d *Driver) StreamWriteValue64(s Stream, addr Ptr, v uint64) error {
 	r := C.call_cuStreamWriteValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(v),
 		C.CU_STREAM_WRITE_VALUE_DEFAULT)
 	if r != 0 {
-		return d.failed(r, "cuStreamWriteValue64", fmt.Sprintf("%d to %s", v, addr))
+		return d.newCallError(r, "cuStreamWriteValue64", fmt.Sprintf("%d to %s", v, addr))
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func (d *Driver) StreamWriteWords(s Stream, addr Ptr, words unsafe.Pointer, n in
 	r := C.writeWords(d.calls, C.CUstream(s), C.CUdeviceptr(addr), words, C.uint(n), C.CUdeviceptr(mark),
 		C.uint64_t(value))
 	if r != 0 {
-		return d.failed(r, "cuStreamBatchMemOp", at(addr, uint64(8*n)))
+		return d.newCallError(r, "cuStreamBatchMemOp", at(addr, uint64(8*n)))
 	}
 	return nil
 }
@@ -110,7 +110,7 @@ func (d *Driver) StreamWriteWords(s Stream, addr Ptr, words unsafe.Pointer, n in
 func (d *Driver) StreamWaitValue64(s Stream, addr Ptr, v uint64) error {
 	r := C.call_cuStreamWaitValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(v), C.CU_STREAM_WAIT_VALUE_GEQ)
 	if r != 0 {
-		return d.failed(r, "cuStreamWaitValue64", fmt.Sprintf("%d at %s", v, addr))
+		return d.newCallError(r, "cuStreamWaitValue64", fmt.Sprintf("%d at %s", v, addr))
 	}
 	return nil
 }
@@ -121,7 +121,7 @@ func (d *Driver) StreamWaitBits64(s Stream, addr Ptr, mask uint64) error {
 	r := C.call_cuStreamWaitValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(mask),
 		C.CU_STREAM_WAIT_VALUE_AND)
 	if r != 0 {
-		return d.failed(r, "cuStreamWaitValue64", fmt.Sprintf("bits %#x at %s", mask, addr))
+		return d.newCallError(r, "cuStreamWaitValue64", fmt.Sprintf("bits %#x at %s", mask, addr))
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (d *Driver) EventCreate(o EventOptions) (Event, error) {
 	}
 	var e C.CUevent
 	if r := C.call_cuEventCreate(d.calls, &e, flags); r != 0 {
-		return 0, d.failed(r, "cuEventCreate", "")
+		return 0, d.newCallError(r, "cuEventCreate", "")
 	}
 	return Event(e), nil
 }
@@ -170,7 +170,7 @@ func (d *Driver) EventSynchronize(e Event) error {
 func (d *Driver) IPCGetEventHandle(e Event) ([64]byte, error) {
 	var h C.CUipcEventHandle
 	if r := C.call_cuIpcGetEventHandle(d.calls, &h, C.CUevent(e)); r != 0 {
-		return [64]byte{}, d.failed(r, "cuIpcGetEventHandle", "")
+		return [64]byte{}, d.newCallError(r, "cuIpcGetEventHandle", "")
 	}
 	return *(*[64]byte)(unsafe.Pointer(&h)), nil
 }
@@ -180,7 +180,7 @@ func (d *Driver) IPCGetEventHandle(e Event) ([64]byte, error) {
 func (d *Driver) IPCOpenEventHandle(handle [64]byte) (Event, error) {
 	var e C.CUevent
 	if r := C.call_cuIpcOpenEventHandle(d.calls, &e, *(*C.CUipcEventHandle)(unsafe.Pointer(&handle))); r != 0 {
-		return 0, d.failed(r, "cuIpcOpenEventHandle", "")
+		return 0, d.newCallError(r, "cuIpcOpenEventHandle", "")
 	}
 	return Event(e), nil
 }
@@ -193,5 +193,5 @@ func (d *Driver) ready(r C.CUresult, call string) (bool, error) {
 	case ErrNotReady:
 		return false, nil
 	}
-	return false, d.failed(r, call, "")
+	return false, d.newCallError(r, call, "")
 }

@@ -130,7 +130,7 @@ func notAdmitted(t *testing.T, a launch.Admission, free uint64, want ...string) 
 // staged requires that the relays together stage want bytes on the server GPU.
 func (h host) staged(t *testing.T, want uint64) {
 	t.Helper()
-	got, err := staging.Staged(h.layout)
+	got, err := staging.StagingByGPU(h.layout)
 	if err != nil {
 		t.Fatal(err)
 	}

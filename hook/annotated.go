@@ -40,7 +40,7 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 	}
 	devices := Devices{Auto: s.Annotations[LanesAnnotation] == "auto"}
 	if !devices.Auto {
-		if devices.Lanes, err = annotated(plan, s.Annotations[LanesAnnotation]); err != nil {
+		if devices.Lanes, err = parseAnnotation(plan, s.Annotations[LanesAnnotation]); err != nil {
 			return nil, &fault.Error{Operation: takeAnnotation, Object: strconv.Quote(s.ID), Cause: err}
 		}
 	}
@@ -81,8 +81,8 @@ func annotationRefused(s State, cause error, remedy string) error {
 		Remedy: remedy}
 }
 
-// annotated returns the GPUs in an annotation's value, in the form of Devices.Lanes.
-func annotated(plan *planner.Plan, value string) ([]string, error) {
+// parseAnnotation returns the GPUs in an annotation's value, in the form of Devices.Lanes.
+func parseAnnotation(plan *planner.Plan, value string) ([]string, error) {
 	var names []string
 	for word := range strings.SplitSeq(value, ",") {
 		gpus, err := meant(plan, strings.TrimSpace(word))

@@ -31,19 +31,19 @@ func TestAnnotationNamesLanes(t *testing.T) {
 		"pair,1":            {first, second},
 		"all":               {first, second}, // GPU 2 cannot have a lane
 	} {
-		got, err := annotated(plan, value)
+		got, err := parseAnnotation(plan, value)
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("%q: %v (-want +got)\n%s", value, err, diff)
 		}
 	}
 	for value, name := range map[string]string{"": "", "7": "7", "0,": "", "../..": "../.."} {
-		_, err := annotated(plan, value)
+		_, err := parseAnnotation(plan, value)
 		if unknown, ok := errors.AsType[*topo.UnknownGPUError](err); !ok || unknown.Name != name {
 			t.Errorf("%q: %v; want the unknown GPU %q", value, err, name)
 		}
 	}
 	plan.Lanes = plan.Lanes[2:]
-	if _, err := annotated(plan, "all"); !errors.Is(err, errNoLaneAtAll) {
+	if _, err := parseAnnotation(plan, "all"); !errors.Is(err, errNoLaneAtAll) {
 		t.Errorf("value all without GPUs: %v", err)
 	}
 }

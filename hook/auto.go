@@ -143,7 +143,7 @@ var gpuPath = regexp.MustCompile(`^/dev/nvidia[0-9]+$`)
 // mountedGPUs calls found for the GPU nodes in a container's /dev that are mounts: a runtime in a
 // user namespace mounts the nodes of the host. An image can contain a node, but not a mount.
 func mountedGPUs(c generation.Container, rootfs string, found func(major, minor int64)) error {
-	if err := isolated(c); err != nil {
+	if err := checkMountNamespace(c); err != nil {
 		return err
 	}
 	init, pidfd, err := process.Identify(c.PID)

@@ -249,7 +249,7 @@ func attachLanes(l paths.Layout, config config.Config, plan *planner.Plan, spec 
 	if err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	lanes.Seeing(given[len(d.Lanes):])
+	lanes.MarkVisibleServers(given[len(d.Lanes):])
 	if err := lanes.Present(plan, given); err != nil {
 		return warning, err
 	}
@@ -259,7 +259,7 @@ func attachLanes(l paths.Layout, config config.Config, plan *planner.Plan, spec 
 	}
 	// Check the mount namespace first, so that the hook starts no relay for a process in the
 	// hook's own namespace.
-	if err := isolated(c); err != nil {
+	if err := checkMountNamespace(c); err != nil {
 		return warning, err
 	}
 	if len(d.GPUs)+len(d.NICs) > 0 {
@@ -290,7 +290,7 @@ func attachLanes(l paths.Layout, config config.Config, plan *planner.Plan, spec 
 	})
 	warning = errors.Join(warning, defaults)
 	if err == nil {
-		err = starting.failed(l, g)
+		err = starting.poll(l, g)
 	}
 	if err != nil {
 		return warning, startError(r, err)

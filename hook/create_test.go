@@ -55,8 +55,8 @@ func TestStateOfAnotherHookIsRefused(t *testing.T) {
 func TestMergeKeepsTheFirstLaneOfAGPU(t *testing.T) {
 	a, b := launch.Lane{GPU: launch.GPU{BusID: "a"}}, launch.Lane{GPU: launch.GPU{BusID: "b"}}
 	changed := launch.Lane{GPU: launch.GPU{BusID: "a"}, Role: "near"}
-	have := []launch.Lane{a}
-	merged, more := merge(have, []launch.Lane{changed, b, b})
+	present := []launch.Lane{a}
+	merged, more := merge(present, []launch.Lane{changed, b, b})
 	if diff := cmp.Diff([]launch.Lane{a, b}, merged); diff != "" || !more {
 		t.Errorf("changed: %v (-want +got)\n%s", more, diff)
 	}
@@ -71,7 +71,7 @@ func TestMergeKeepsTheFirstLaneOfAGPU(t *testing.T) {
 			t.Errorf("(-want +got)\n%s", diff)
 		}
 	}
-	if !slices.EqualFunc(have, []launch.Lane{a}, func(x, y launch.Lane) bool { return x.GPU == y.GPU }) {
-		t.Errorf("merge changed the argument to %v", have)
+	if !slices.EqualFunc(present, []launch.Lane{a}, func(x, y launch.Lane) bool { return x.GPU == y.GPU }) {
+		t.Errorf("merge changed the argument to %v", present)
 	}
 }

@@ -227,7 +227,7 @@ func planOf(sysfs string, indices ...int) *planner.Plan {
 		l := lane(i)
 		var servers []string
 		for _, g := range append(l.Servers, l.GPU) {
-			if !slices.ContainsFunc(p.GPUs, func(have topo.GPU) bool { return have.BusID == g.BusID }) {
+			if !slices.ContainsFunc(p.GPUs, func(existing topo.GPU) bool { return existing.BusID == g.BusID }) {
 				p.GPUs = append(p.GPUs, topo.GPU{Index: g.Index, UUID: g.UUID, BusID: g.BusID, Minor: g.Index})
 			}
 		}

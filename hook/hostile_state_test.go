@@ -211,7 +211,7 @@ func TestInitThatHasEndedIsNamed(t *testing.T) {
 	if err := c.Run(); err != nil {
 		t.Fatal(err)
 	}
-	err := isolated(generation.Container{ID: "c", PID: c.Process.Pid})
+	err := checkMountNamespace(generation.Container{ID: "c", PID: c.Process.Pid})
 	f, ok := errors.AsType[*fault.Error](err)
 	if !ok || f.Object != fmt.Sprintf(`process %d, the init of container "c"`, c.Process.Pid) ||
 		f.Cause != process.ErrEnded {

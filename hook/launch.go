@@ -248,8 +248,8 @@ func claim(l paths.Layout, init process.Process, r Request, relay string) (g *ge
 
 // merge adds the lanes of new GPUs, and marks the lanes whose server GPUs the container now sees.
 // changed reports a difference.
-func merge(have, more []launch.Lane) (merged []launch.Lane, changed bool) {
-	merged = slices.Clone(have)
+func merge(current, more []launch.Lane) (merged []launch.Lane, changed bool) {
+	merged = slices.Clone(current)
 	for _, lane := range more {
 		i := slices.IndexFunc(merged, func(h launch.Lane) bool { return h.GPU.BusID == lane.GPU.BusID })
 		switch {
@@ -524,9 +524,9 @@ func (s *starting) wait(l paths.Layout, g *generation.Generation) error {
 	return errors.Join(err, collector.Remove(l, g.ID), g.ReturnUID(l))
 }
 
-// failed is wait without blocking: most relays that cannot be executed fail before the mount of
+// poll is wait without blocking: most relays that cannot be executed fail before the mount of
 // the socket. The supervisor reports later failures to the clients.
-func (s *starting) failed(l paths.Layout, g *generation.Generation) error {
+func (s *starting) poll(l paths.Layout, g *generation.Generation) error {
 	if s == nil || s.answer == nil {
 		return nil
 	}

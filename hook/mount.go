@@ -35,7 +35,7 @@ func Attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 }
 
 func attach(l paths.Layout, g *generation.Generation, rootfs string) error {
-	if err := isolated(g.Container); err != nil {
+	if err := checkMountNamespace(g.Container); err != nil {
 		return err
 	}
 	init, err := g.Init.Open()
@@ -66,7 +66,7 @@ func attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 		return err
 	}
 	defer sockets.Close()
-	tree, err := detached(sockets)
+	tree, err := cloneDetached(sockets)
 	if err != nil {
 		return err
 	}
@@ -93,9 +93,9 @@ func onDisposableThread(f func() error) error {
 	return <-result
 }
 
-// isolated refuses a process in the caller's own mount namespace: mounting for such a process
+// checkMountNamespace refuses a process in the caller's own mount namespace: mounting for such a process
 // would change the host.
-func isolated(c generation.Container) error {
+func checkMountNamespace(c generation.Container) error {
 	own, err := os.Stat("/proc/thread-self/ns/mnt")
 	if err != nil {
 		return err
@@ -126,10 +126,10 @@ func open(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// detached clones a directory into a detached mount, and sets its attributes before the mount
+// cloneDetached clones a directory into a detached mount, and sets its attributes before the mount
 // becomes visible. Private is essential: the clone from a shared mount, such as /run with systemd,
 // is a peer of that mount.
-func detached(dir *os.File) (*os.File, error) {
+func cloneDetached(dir *os.File) (*os.File, error) {
 	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return nil, newMountError("open_tree", dir.Name(), err)

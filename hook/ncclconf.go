@@ -108,7 +108,7 @@ func writeNCCLConf(l paths.Layout, g *generation.Generation) (written bool, err 
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("read NCCL's defaults for containers: %w", err)
 	}
-	if err := paths.Trusted(l.NCCLConf()); errors.Is(err, fs.ErrNotExist) {
+	if err := paths.CheckTrusted(l.NCCLConf()); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	} else if err != nil {
 		return fail(err)

@@ -635,7 +635,7 @@ func TestTesterRunsInSandbox(t *testing.T) {
 	if err := unix.Stat(files[0], &stat); err != nil {
 		t.Fatal(err)
 	}
-	if os.Getuid() == 0 && sandbox.Mapped(first) == nil && stat.Uid != uint32(first) {
+	if os.Getuid() == 0 && sandbox.CheckMapped(first) == nil && stat.Uid != uint32(first) {
 		t.Errorf("the uid of the tester is %d", stat.Uid)
 	}
 }

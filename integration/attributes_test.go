@@ -74,10 +74,10 @@ func TestRelayAttributesOfTheRuntimeAreReset(t *testing.T) {
 				want[name] = value
 			}
 			for who, pid := range map[string]int{"relay": i.Status.Relay.PID, "supervisor": supervisor(t, i.Status.Relay.PID)} {
-				have := attributes(t, pid)
+				got := attributes(t, pid)
 				for name, value := range want {
-					if have[name] != value {
-						t.Errorf("the %s has %s %q, want %q", who, name, have[name], value)
+					if got[name] != value {
+						t.Errorf("the %s has %s %q, want %q", who, name, got[name], value)
 					}
 				}
 			}

@@ -40,15 +40,15 @@ func Owners(nics []NIC) []int {
 	return of
 }
 
-// Functions maps a NIC to the virtual functions and subfunctions of its port that Folded leaves
+// Functions maps a NIC to the virtual functions and subfunctions of its port that FoldFunctions leaves
 // out.
 type Functions map[string][]string // by the NIC's name on its host, "HOST/NAME" for several hosts
 
-// Folded returns the host without the virtual functions and subfunctions that share a port with
+// FoldFunctions returns the host without the virtual functions and subfunctions that share a port with
 // a listed NIC, and the names of the removed functions. Functions in keep stay: lanes use the
 // functions in keep. A port can have hundreds of functions at the same distance from every
 // device.
-func (h *Host) Folded(keep map[string]bool) (*Host, Functions) {
+func (h *Host) FoldFunctions(keep map[string]bool) (*Host, Functions) {
 	of := Owners(h.NICs)
 	folded := *h
 	folded.NICs = nil
@@ -67,7 +67,7 @@ func (h *Host) Folded(keep map[string]bool) (*Host, Functions) {
 	return &folded, functions
 }
 
-// Of returns the functions of a NIC that Folded left out.
+// Of returns the functions of a NIC that FoldFunctions left out.
 func (f Functions) Of(n NIC) []string { return f[nicKey(n)] }
 
 func nicKey(n NIC) string {

@@ -48,7 +48,7 @@ func TestOwnersOfFunctionsAreNICsOfPort(t *testing.T) {
 
 func TestFoldedKeepsNICsAndNamedFunctions(t *testing.T) {
 	h := &Host{NICs: ports()}
-	folded, functions := h.Folded(map[string]bool{"sf": true})
+	folded, functions := h.FoldFunctions(map[string]bool{"sf": true})
 	var names []string
 	for _, n := range folded.NICs {
 		names = append(names, n.Host+"/"+n.Name)
@@ -64,10 +64,10 @@ func TestFoldedKeepsNICsAndNamedFunctions(t *testing.T) {
 		t.Errorf("functions of the first NIC: %q", got)
 	}
 	one := &Host{NICs: []NIC{{Name: "pf", BusID: "0000:01:00.0"}, {Name: "vf", VirtualFunctionOf: "0000:01:00.0"}}}
-	if _, functions := one.Folded(nil); !cmp.Equal(functions, Functions{"pf": {"vf"}}) {
+	if _, functions := one.FoldFunctions(nil); !cmp.Equal(functions, Functions{"pf": {"vf"}}) {
 		t.Errorf("of a single host: %v", functions)
 	}
-	if same, functions := one.Folded(map[string]bool{"vf": true}); same != one || functions != nil {
+	if same, functions := one.FoldFunctions(map[string]bool{"vf": true}); same != one || functions != nil {
 		t.Errorf("without a function to remove: %v, %v", same, functions)
 	}
 }

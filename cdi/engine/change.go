@@ -298,7 +298,7 @@ func Remove(dir, name string) (c Change, err error) {
 		return c, nil
 	}
 	l := engines[name].language
-	have, err := l.Read(c.old)
+	current, err := l.Read(c.old)
 	if err != nil {
 		return c, inFile(r.Path, err)
 	}
@@ -311,7 +311,7 @@ func Remove(dir, name string) (c Change, err error) {
 		if isForm(k) {
 			continue // entries of other programs may need that version
 		}
-		if !sameAfterRecord(edit.Get(have, k.Path...), k.Value) {
+		if !sameAfterRecord(edit.Get(current, k.Path...), k.Value) {
 			c.Notes = append(c.Notes, fmt.Sprintf("another program or user has changed %s, so the key stays", k))
 			continue
 		}
@@ -344,11 +344,11 @@ func isForm(k edit.Key) bool { return len(k.Path) == 1 && k.Path[0] == "version"
 
 // sameAfterRecord compares a value of a file with a recorded value. JSON has changed the types of
 // recorded numbers.
-func sameAfterRecord(have, recorded any) bool {
+func sameAfterRecord(current, recorded any) bool {
 	if number, ok := recorded.(float64); ok {
-		return fmt.Sprint(have) == fmt.Sprint(int64(number))
+		return fmt.Sprint(current) == fmt.Sprint(int64(number))
 	}
-	return edit.Same(have, recorded)
+	return edit.Same(current, recorded)
 }
 
 // restorable returns a recorded value in a form that edit sets.

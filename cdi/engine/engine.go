@@ -331,7 +331,7 @@ func readWithDropIns(h Host, files []string, dir, pattern string) (d documents, 
 func (d documents) withDirs(list, dirs []string) (all []string, changed bool) {
 	all = slices.Clone(list)
 	for _, dir := range dirs {
-		if !slices.ContainsFunc(all, func(have string) bool { return d.directory(have) == d.directory(dir) }) {
+		if !slices.ContainsFunc(all, func(existing string) bool { return d.directory(existing) == d.directory(dir) }) {
 			all, changed = append(all, dir), true
 		}
 	}
@@ -352,9 +352,9 @@ func (d documents) directory(path string) string {
 	return filepath.Join("/", below)
 }
 
-// listed returns the key for a list of directories, or nil if the list is complete. standing is
+// directoriesKey returns the key for a list of directories, or nil if the list is complete. standing is
 // the engine's default list.
-func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
+func directoriesKey(d documents, path, standing, wanted []string) (*edit.Key, error) {
 	value, file := d.get(path...)
 	list := standing
 	if value != nil {
@@ -371,7 +371,7 @@ func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
 
 // addListed adds the key of listed to a decision, if the list lacks a wanted directory.
 func (p *decision) addListed(d documents, path, standing, wanted []string) error {
-	key, err := listed(d, path, standing, wanted)
+	key, err := directoriesKey(d, path, standing, wanted)
 	if err == nil && key != nil {
 		p.keys = append(p.keys, *key)
 	}

@@ -62,9 +62,9 @@ func copyAttributes(from, to string) error {
 		if err != nil {
 			return err
 		}
-		have, err := attribute(to, name)
+		existing, err := attribute(to, name)
 		switch {
-		case err != nil || bytes.Equal(want, have):
+		case err != nil || bytes.Equal(want, existing):
 		case want == nil: // it came from the directory's default list
 			err = unix.Removexattr(to, name)
 		default:

@@ -43,16 +43,16 @@ func inject(spec *specs.Spec, specDirs, devices []string) error {
 	unknown, err := cache.InjectDevices(spec, devices...)
 	switch {
 	case len(unknown) > 0:
-		return unresolved(cache, specDirs, unknown)
+		return unresolvedError(cache, specDirs, unknown)
 	case err != nil:
 		return fmt.Errorf("apply the CDI devices %s: %w", strings.Join(devices, ", "), err)
 	}
 	return nil
 }
 
-// unresolved returns the error of unknown devices: no specification defines the device, two
+// unresolvedError returns the error of unknown devices: no specification defines the device, two
 // specifications define it, or a specification is unreadable.
-func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
+func unresolvedError(cache *cdi.Cache, specDirs, devices []string) error {
 	seen := map[string]bool{}
 	var why []string
 	for path, problems := range cache.GetErrors() {

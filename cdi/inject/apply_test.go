@@ -317,12 +317,12 @@ func TestMergeListOfEmptyListsWritesNone(t *testing.T) {
 
 func TestCheckFindsMissedChange(t *testing.T) {
 	want := &specs.Spec{Version: "1.0.0"}
-	for text, is := range map[string]func(error) bool{
+	for text, matches := range map[string]func(error) bool{
 		`{"ociVersion":"1.0.0"}`: func(err error) bool { return err == nil },
 		`{"ociVersion":"2.0.0"}`: func(err error) bool { return errors.Is(err, errUnwritable) },
 		`{`:                      func(err error) bool { return testutil.HasError(err, &json.SyntaxError{Offset: 1}) },
 	} {
-		if err := check([]byte(text), want); !is(err) {
+		if err := check([]byte(text), want); !matches(err) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}

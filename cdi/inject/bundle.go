@@ -46,11 +46,11 @@ func Bundle(path string, o Options) error {
 	for _, device := range o.Devices {
 		all = append(all, request{device: device})
 	}
-	asked, err := requested(text)
+	asked, err := parseRequests(text)
 	if err != nil {
 		return &fault.Error{Operation: "read", Object: path, Cause: err}
 	}
-	devices, err := permitted(append(all, asked...), o.Allowed, o.ConfigFile)
+	devices, err := permittedDevices(append(all, asked...), o.Allowed, o.ConfigFile)
 	if len(devices) == 0 {
 		return err
 	}

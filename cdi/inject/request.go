@@ -26,8 +26,8 @@ type request struct {
 	by string
 }
 
-// requested returns the requests in a config.json.
-func requested(text []byte) ([]request, error) {
+// parseRequests returns the requests in a config.json.
+func parseRequests(text []byte) ([]request, error) {
 	var spec struct {
 		Process struct {
 			Env []string `json:"env"`
@@ -56,9 +56,9 @@ func requested(text []byte) ([]request, error) {
 	return all, nil
 }
 
-// permitted returns the devices of requests without duplicates, or an error with the first device
+// permittedDevices returns the devices of requests without duplicates, or an error with the first device
 // that the administrator's list does not permit.
-func permitted(all []request, allowed []string, configFile string) ([]string, error) {
+func permittedDevices(all []request, allowed []string, configFile string) ([]string, error) {
 	var devices []string
 	for _, r := range all {
 		if _, _, _, err := parser.ParseQualifiedName(r.device); err != nil {

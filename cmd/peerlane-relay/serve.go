@@ -213,7 +213,7 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 	return status.OK && asked == "", nil
 }
 
-func inherited(fd int, what string) (*os.File, error) {
+func inheritedFile(fd int, what string) (*os.File, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
 		return nil, fmt.Errorf(
 			"descriptor %d should be %s: %w; peerlane-relay serve is started by peerlane-hook, not by hand", fd, what, err)
@@ -222,7 +222,7 @@ func inherited(fd int, what string) (*os.File, error) {
 }
 
 func listener(fd int, what string) (*net.UnixListener, error) {
-	f, err := inherited(fd, what)
+	f, err := inheritedFile(fd, what)
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +241,7 @@ func listener(fd int, what string) (*net.UnixListener, error) {
 }
 
 func supervisorSocket() (*net.UnixConn, error) {
-	f, err := inherited(launch.FDSupervisor, "the supervisor's socket")
+	f, err := inheritedFile(launch.FDSupervisor, "the supervisor's socket")
 	if err != nil {
 		return nil, err
 	}

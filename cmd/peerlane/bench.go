@@ -241,7 +241,7 @@ func (a *app) onNetwork() (config.Config, error) {
 // saveBench writes a result to file in one step: after a failure the file has its former content.
 // It writes directly to a symbolic link or a special file.
 func saveBench(file string, r *bench.Report) error {
-	text, err := indented(r)
+	text, err := marshalIndented(r)
 	if err != nil {
 		return err
 	}

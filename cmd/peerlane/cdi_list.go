@@ -57,7 +57,7 @@ detail. Names with the same edits are one device.`,
 		}
 		a.warnOfPairs(p, hook)
 		list, err := cdi.Generate(p.plan, a.specOptions(p, host, hook, f.devRoot))
-		return cdi.Devices(cdi.Generated(list)), err
+		return cdi.Devices(cdi.GeneratedFiles(list)), err
 	}
 	cmd.ValidArgsFunction = func(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if err := a.start(cmd); err != nil {

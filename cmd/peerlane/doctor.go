@@ -105,7 +105,7 @@ Exit status:
 		}
 		h := &doctor.Host{
 			Sysfs: host.sysfs, Proc: host.proc, Root: hostRoot, Layout: a.layout, SpecDirs: a.specDirs(&specFlags{}),
-			Software: host.software, Interval: interval, Relays: generation.List, Ask: control.Ask, Staged: staging.Staged,
+			Software: host.software, Interval: interval, Relays: generation.List, Ask: control.Ask, Staged: staging.StagingByGPU,
 		}
 		if host.options().NVML != nil {
 			h.NVML = nvml.New()

@@ -42,7 +42,7 @@ docs/troubleshooting.md has the same entries.`,
 			}
 			return nil
 		}
-		e, err := explained(args[0])
+		e, err := findEntry(args[0])
 		if err != nil {
 			return usageError{cmd.CommandPath(), err}
 		}
@@ -55,9 +55,9 @@ docs/troubleshooting.md has the same entries.`,
 	return cmd
 }
 
-// explained returns the entry of a code, in any case, with or without brackets. The error names
+// findEntry returns the entry of a code, in any case, with or without brackets. The error names
 // the nearest code.
-func explained(typed string) (fault.Entry, error) {
+func findEntry(typed string) (fault.Entry, error) {
 	code := strings.Trim(strings.ToUpper(typed), "[]")
 	if !strings.HasPrefix(code, "PL") {
 		code = "PL" + code

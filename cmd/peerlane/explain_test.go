@@ -52,7 +52,7 @@ func TestExplainUnknownCodeNamesTheNearest(t *testing.T) {
 	if status := run([]string{"explain", "PL1209"}, &out, &errOut); status != exitUsage || out.Len() != 0 {
 		t.Errorf("status %d, %q", status, out.String())
 	}
-	_, err := explained("PL1903")
+	_, err := findEntry("PL1903")
 	var usage usageError
 	if err == nil || errors.As(err, &usage) || !strings.Contains(errOut.String(), "the nearest is PL120") {
 		t.Errorf("%v; %s", err, errOut.String())

@@ -76,7 +76,7 @@ peerlane-exporter-collector.socket (--collector).`,
 		if once && (flags.Changed("listen") || flags.Changed("web-config")) {
 			return usageError{cmd.CommandPath(), errors.New("--once prints and does not listen: omit --listen and --web-config")}
 		}
-		if err := exporter.Allowed(a.layout); err != nil {
+		if err := exporter.CheckTenancy(a.layout); err != nil {
 			return err
 		}
 		source := exporter.Host(a.layout)
@@ -104,7 +104,7 @@ func newCollectCommand(a *app) *cobra.Command {
 		Use: "collect", Hidden: true, Short: "Write the state of all relays to standard output, for peerlane exporter " +
 			"--collector", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if err := exporter.Allowed(a.layout); err != nil {
+			if err := exporter.CheckTenancy(a.layout); err != nil {
 				return err
 			}
 			return exporter.Write(a.out.Document(), exporter.Host(a.layout))

@@ -63,7 +63,7 @@ func addForm(cmd *cobra.Command, more ...string) *form {
 
 // printJSON prints v as an indented document.
 func (a *app) printJSON(v any) error {
-	text, err := indented(v)
+	text, err := marshalIndented(v)
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (a *app) printJSON(v any) error {
 	return nil
 }
 
-func indented(v any) ([]byte, error) {
+func marshalIndented(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetIndent("", "  ")
@@ -87,7 +87,7 @@ func indented(v any) ([]byte, error) {
 // document in memory, because large hosts have millions of pairs.
 func (a *app) printTopology(t topology, paths *graph.PathTable) error {
 	t.Paths, t.Pairs = append([]graph.DistinctPath{}, paths.Paths...), [][4]int{}
-	text, err := indented(t)
+	text, err := marshalIndented(t)
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func (a *app) printPicture(form string, h *topo.Host, p *planner.Plan) error {
 				used[nic] = true
 			}
 		}
-		h, _ = h.Folded(used)
+		h, _ = h.FoldFunctions(used)
 	}
 	pic := picture.New(h, p, e)
 	text := pic.SVG()

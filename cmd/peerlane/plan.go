@@ -168,7 +168,7 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 	}
 	a.useMeasured(h)
 	learned := h.Source.Sysfs == "/sys" && a.useKnownPairs(h, &planned{config: c})
-	planning := c.Planning()
+	planning := c.PlannerConfig()
 	planning.Software = planning.Software || software
 	planning.AnyVendor = anyVendor
 	plan, err := planner.Make(h, planning)

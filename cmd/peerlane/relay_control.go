@@ -181,7 +181,7 @@ func printReport(row func(what, value string), r *launch.Report, config launch.C
 	}
 	row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent),
 		humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
-	of := func(have, limit int) string { return fmt.Sprintf("%d of %d", have, limit) }
+	of := func(used, limit int) string { return fmt.Sprintf("%d of %d", used, limit) }
 	row("in use", fmt.Sprintf(
 		"clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(
 			r.Used.Clients, r.Limits.Clients),

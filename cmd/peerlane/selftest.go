@@ -125,7 +125,7 @@ Exit status:
 		if err != nil {
 			return asRoot(err)
 		}
-		return judged(report.Pairs)
+		return verdictError(report.Pairs)
 	}
 	return cmd
 }
@@ -225,8 +225,8 @@ var (
 	errUntested = errors.New("they could not be tested")
 )
 
-// judged returns the exit status for the results, as an error.
-func judged(pairs []launch.Pair) error {
+// verdictError returns the exit status for the results, as an error.
+func verdictError(pairs []launch.Pair) error {
 	count := map[string]int{}
 	for _, p := range pairs {
 		count[p.Verdict]++

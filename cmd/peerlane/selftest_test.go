@@ -70,7 +70,7 @@ func TestSelfTestExitStatusFollowsVerdicts(t *testing.T) {
 		{[]launch.Pair{wrong, slow, untested}, exitPairs, errUnfit, "2 of 3 pairs of GPUs"},
 		{[]launch.Pair{good, untested}, exitFailure, errUntested, "1 of 2 pairs of GPUs"},
 	} {
-		err := judged(c.pairs)
+		err := verdictError(c.pairs)
 		code := 0
 		if finding := (findingError{}); errors.As(err, &finding) {
 			code = finding.code

@@ -171,7 +171,7 @@ GPUs and NICs as a tree, with the rate of each link. peerlane plan also draws la
 		}
 		if !functions && form.value != formJSON && !virtual {
 			all, left := h, topo.Functions(nil)
-			if h, left = all.Folded(nil); left != nil {
+			if h, left = all.FoldFunctions(nil); left != nil {
 				h.Notes = append(slices.Clone(h.Notes), foldedFunctions(h, left)...)
 			}
 		}

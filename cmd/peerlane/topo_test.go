@@ -108,7 +108,7 @@ func TestPlanJSONIsThePlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := planner.Make(host, config.Default().Planning())
+	want, err := planner.Make(host, config.Default().PlannerConfig())
 	if err != nil {
 		t.Fatal(err)
 	}

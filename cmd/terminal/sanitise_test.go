@@ -176,7 +176,7 @@ func TestCommandsPrintThroughOneWriter(t *testing.T) {
 					if !slices.Contains(found, where) {
 						found = append(found, where)
 					}
-				case called == "Trusted" && on != nil && on.Name == "terminal" && name != "cmd/terminal/table/table.go":
+				case called == "NewStyled" && on != nil && on.Name == "terminal" && name != "cmd/terminal/table/table.go":
 					t.Errorf("%s makes Styled text itself", where)
 				case on != nil && on.Name == "fmt" && strings.HasPrefix(called, "Print") &&
 					strings.HasPrefix(name, "cmd/peerlane/"):

@@ -16,9 +16,9 @@ type Styled struct{ text string }
 
 func (s Styled) String() string { return s.text }
 
-// Trusted makes a Styled of sanitised text with escape sequences of this program. Only packages
-// below cmd/terminal call Trusted.
-func Trusted(text string) Styled { return Styled{text} }
+// NewStyled returns a Styled of sanitised text with escape sequences of this program. Only packages
+// below cmd/terminal call NewStyled.
+func NewStyled(text string) Styled { return Styled{text} }
 
 // Concat joins strings, which it sanitises, and Styled values.
 func Concat(parts ...any) Styled {

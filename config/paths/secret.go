@@ -12,10 +12,10 @@ import (
 // it.
 func (l Layout) ClusterKey() string { return filepath.Join(l.Config(), "cluster.key") }
 
-// ReadSecret reads a file of at most limit bytes. It refuses a file that Trusted refuses,
+// ReadSecret reads a file of at most limit bytes. It refuses a file that CheckTrusted refuses,
 // and a file that a user other than its owner could have read.
 func ReadSecret(path string, limit int64) ([]byte, error) {
-	if err := Trusted(path); err != nil {
+	if err := CheckTrusted(path); err != nil {
 		return nil, err
 	}
 	// The file may have been replaced since the check.
@@ -31,11 +31,11 @@ func ReadSecret(path string, limit int64) ([]byte, error) {
 	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 	switch {
 	case !info.Mode().IsRegular():
-		return nil, untrusted(path, "replace it", ErrNotRegular)
+		return nil, newTrustError(path, "replace it", ErrNotRegular)
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
-		return nil, untrusted(path, "chown root "+path, &OwnerError{path, stat.Uid})
+		return nil, newTrustError(path, "chown root "+path, &OwnerError{path, stat.Uid})
 	case info.Mode().Perm()&0o077 != 0:
-		return nil, untrusted(path, "chmod 0600 "+path+", and replace the secret",
+		return nil, newTrustError(path, "chmod 0600 "+path+", and replace the secret",
 			&ModeError{Path: path, Mode: info.Mode().Perm(), Secret: true})
 	case info.Size() > limit:
 		return nil, &SizeError{path, info.Size(), limit}

@@ -48,15 +48,15 @@ func (e *SizeError) Error() string {
 	return fmt.Sprintf("%s has %d bytes, more than %d", e.Path, e.Bytes, e.Limit)
 }
 
-// untrusted returns the error of a file that a user other than root could change or read.
-func untrusted(path, remedy string, cause error) error {
+// newTrustError returns the error of a file that a user other than root could change or read.
+func newTrustError(path, remedy string, cause error) error {
 	return &fault.Error{Code: fault.UntrustedFile, Operation: "trust", Object: path, Cause: cause, Remedy: remedy}
 }
 
-// Trusted refuses a file that a user other than root and the effective user could have written, or
-// replaced in its directory. Trusted checks the file and its directory, not the directories above:
+// CheckTrusted refuses a file that a user other than root and the effective user could have written, or
+// replaced in its directory. CheckTrusted checks the file and its directory, not the directories above:
 // a user with write access to one of those could replace the checked directory.
-func Trusted(path string) error {
+func CheckTrusted(path string) error {
 	for _, name := range []string{filepath.Dir(path), path} {
 		info, err := os.Lstat(name)
 		if err != nil {
@@ -64,13 +64,13 @@ func Trusted(path string) error {
 		}
 		stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 		if name == path && !info.Mode().IsRegular() {
-			return untrusted(path, "replace it", ErrNotRegular)
+			return newTrustError(path, "replace it", ErrNotRegular)
 		}
 		if stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
-			return untrusted(path, "chown root "+name, &OwnerError{name, stat.Uid})
+			return newTrustError(path, "chown root "+name, &OwnerError{name, stat.Uid})
 		}
 		if info.Mode().Perm()&0o022 != 0 {
-			return untrusted(path, "chmod go-w "+name, &ModeError{Path: name, Mode: info.Mode().Perm()})
+			return newTrustError(path, "chmod go-w "+name, &ModeError{Path: name, Mode: info.Mode().Perm()})
 		}
 	}
 	return nil

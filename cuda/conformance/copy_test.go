@@ -16,7 +16,7 @@ func init() {
 	children["registrar"] = registrar
 }
 
-func TestCopiesBothWaysOfEverySize(t *testing.T) {
+func TestCopyEverySizeBothDirectionsKeepsBytes(t *testing.T) {
 	use(t, 0)
 	const maxBytes = 4 * mib
 	m := deviceMemory(t, 0, maxBytes, 0)

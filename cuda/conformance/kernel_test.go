@@ -184,10 +184,10 @@ func TestListKernelCopiesRangesOnly(t *testing.T) {
 	fill(want, 4)
 	copies := unsafe.Slice((*kernels.ListCopy)(address(table)), n)
 	for i := range copies {
-		here, there := uint64(i)*apart+16*uint64(i%5), uint64(n-1-i)*apart+16*uint64(i%7)
+		fromOffset, toOffset := uint64(i)*apart+16*uint64(i%5), uint64(n-1-i)*apart+16*uint64(i%7)
 		size := sizes[i%len(sizes)]
-		copies[i] = kernels.ListCopy{To: to.p + cuda.Ptr(there), From: source.p + cuda.Ptr(here), Bytes: size}
-		copy(want[there:there+size], from[here:])
+		copies[i] = kernels.ListCopy{To: to.p + cuda.Ptr(toOffset), From: source.p + cuda.Ptr(fromOffset), Bytes: size}
+		copy(want[toOffset:toOffset+size], from[fromOffset:])
 	}
 	s := stream(t)
 	check(t, errors.Join(l.Copy(s, at, n, 100_000), driver.StreamSynchronize(s)))

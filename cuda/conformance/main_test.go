@@ -103,10 +103,10 @@ func describe() error {
 // needDevices skips a test on a host with fewer devices.
 func needDevices(t testing.TB, n int) {
 	t.Helper()
-	have, err := driver.DeviceCount()
+	count, err := driver.DeviceCount()
 	check(t, err)
-	if have < n {
-		t.Skipf("this needs %d GPUs; there is %d", n, have)
+	if count < n {
+		t.Skipf("this needs %d GPUs; there is %d", n, count)
 	}
 }
 

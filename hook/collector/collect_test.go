@@ -83,8 +83,8 @@ func makeGeneration(t *testing.T, l paths.Layout, id string, init process.Proces
 	}
 }
 
-// there reports whether each path of a generation exists: directory, sockets of clients, socket of peers.
-func there(l paths.Layout, id string) (list [3]bool) {
+// existingPaths reports whether each path of a generation exists: directory, sockets of clients, socket of peers.
+func existingPaths(l paths.Layout, id string) (list [3]bool) {
 	for i, path := range []string{l.GenerationDir(id), l.SocketDir(id), l.PeerSocket(id)} {
 		_, err := os.Lstat(path)
 		list[i] = err == nil
@@ -111,8 +111,8 @@ func TestCollectEndedContainerRemovesItsFilesOnly(t *testing.T) {
 	makeGeneration(t, l, id(1), ended(t))
 	makeGeneration(t, l, id(2), own(t))
 	collectOnly(t, l, id(1))
-	if there(l, id(1)) != none || there(l, id(2)) != all {
-		t.Errorf("ended %v, running %v", there(l, id(1)), there(l, id(2)))
+	if existingPaths(l, id(1)) != none || existingPaths(l, id(2)) != all {
+		t.Errorf("ended %v, running %v", existingPaths(l, id(1)), existingPaths(l, id(2)))
 	}
 	collectOnly(t, l)
 }
@@ -139,8 +139,8 @@ func TestCollectSupervisedOrLockedGenerationStays(t *testing.T) {
 	}
 	defer remover.Close()
 	collectOnly(t, l)
-	if there(l, id(0)) != all || there(l, id(1)) != all {
-		t.Errorf("supervised %v, locked %v", there(l, id(0)), there(l, id(1)))
+	if existingPaths(l, id(0)) != all || existingPaths(l, id(1)) != all {
+		t.Errorf("supervised %v, locked %v", existingPaths(l, id(0)), existingPaths(l, id(1)))
 	}
 	supervisor.Close()
 	remover.Close()
@@ -158,8 +158,8 @@ func TestCollectDamagedOrEmptyGenerationIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	collectOnly(t, l, id(1), id(2))
-	if there(l, id(1)) != none || there(l, id(2)) != none {
-		t.Errorf("damaged %v, empty %v", there(l, id(1)), there(l, id(2)))
+	if existingPaths(l, id(1)) != none || existingPaths(l, id(2)) != none {
+		t.Errorf("damaged %v, empty %v", existingPaths(l, id(1)), existingPaths(l, id(2)))
 	}
 }
 
@@ -178,16 +178,16 @@ func TestCollectFailedRemovalIsRepeated(t *testing.T) {
 	if !errors.As(err, &f) || f.Object != id(1) || !errors.As(err, &path) || path.Path != blocked {
 		t.Errorf("%v", err)
 	}
-	if left := there(l, id(1)); !slices.Equal(removed, []string{id(2)}) || left != [3]bool{true, false, true} ||
-		there(l, id(2)) != none {
-		t.Errorf("removed %q, left %v and %v", removed, there(l, id(1)), there(l, id(2)))
+	if left := existingPaths(l, id(1)); !slices.Equal(removed, []string{id(2)}) || left != [3]bool{true, false, true} ||
+		existingPaths(l, id(2)) != none {
+		t.Errorf("removed %q, left %v and %v", removed, existingPaths(l, id(1)), existingPaths(l, id(2)))
 	}
 	if err := errors.Join(os.RemoveAll(blocked), os.WriteFile(blocked, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	collectOnly(t, l, id(1))
-	if there(l, id(1)) != none {
-		t.Errorf("left %v", there(l, id(1)))
+	if existingPaths(l, id(1)) != none {
+		t.Errorf("left %v", existingPaths(l, id(1)))
 	}
 }
 
@@ -205,8 +205,8 @@ func TestCollectForeignMachineGenerationStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	collectOnly(t, l)
-	if there(l, id(1)) != all {
-		t.Errorf("%v", there(l, id(1)))
+	if existingPaths(l, id(1)) != all {
+		t.Errorf("%v", existingPaths(l, id(1)))
 	}
 }
 
@@ -236,8 +236,10 @@ func TestCollectSocketsWithoutGenerationRemovesDeadSocketsOnly(t *testing.T) {
 		}
 	}
 	collectOnly(t, l, id(1))
-	if there(l, id(0)) != all || there(l, id(1)) != none || there(l, id(2)) != [3]bool{false, true, true} {
-		t.Errorf("with directory %v, dead %v, with a listener %v", there(l, id(0)), there(l, id(1)), there(l, id(2)))
+	if existingPaths(l, id(0)) != all || existingPaths(l, id(1)) != none ||
+		existingPaths(l, id(2)) != [3]bool{false, true, true} {
+		t.Errorf("with directory %v, dead %v, with a listener %v",
+			existingPaths(l, id(0)), existingPaths(l, id(1)), existingPaths(l, id(2)))
 	}
 	for _, path := range others {
 		if _, err := os.Lstat(path); err != nil {

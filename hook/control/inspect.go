@@ -139,14 +139,14 @@ func confinement(info generation.Info) Confinement {
 	if info.Status.Relay == nil {
 		return c
 	}
-	relay, err := confined(info.Status.Relay.PID)
+	relay, err := readConfined(info.Status.Relay.PID)
 	if lives, gone := info.Status.Relay.Lives(); err == nil && gone == nil && lives {
 		c.Relay = relay
 	}
 	return c
 }
 
-func confined(pid int) (*Confined, error) {
+func readConfined(pid int) (*Confined, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return nil, err

@@ -129,7 +129,7 @@ func TestConfinementDescribesLiveRelayOnly(t *testing.T) {
 	if got := confinement(info); got.Relay != nil {
 		t.Errorf("a reused process id: %+v", got.Relay)
 	}
-	if c, err := confined(1 << 30); !errors.Is(err, fs.ErrNotExist) {
+	if c, err := readConfined(1 << 30); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a process that has ended: %+v, %v", c, err)
 	}
 }
@@ -146,7 +146,7 @@ func TestConfinedReportsOwnNetworkNamespace(t *testing.T) {
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
-		got, err := confined(c.Process.Pid)
+		got, err := readConfined(c.Process.Pid)
 		if err != nil || got.OwnNetwork != want.OwnNetwork || got.OwnRoot != want.OwnRoot {
 			t.Errorf("flags %#x: %+v, %v", flags, got, err)
 		}

@@ -50,7 +50,7 @@ func NewSandbox(c config.Relay) (Sandbox, error) {
 	if err != nil || os.Geteuid() != 0 {
 		return s, err
 	}
-	if err := sandbox.Mapped(first); err == nil { // a user namespace may lack the range of uids
+	if err := sandbox.CheckMapped(first); err == nil { // a user namespace may lack the range of uids
 		s.Group = first
 	}
 	return s, nil

@@ -36,7 +36,7 @@ func TestNewSandboxCopiesConfiguration(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	wantGroup := 0
-	if os.Geteuid() == 0 && sandbox.Mapped(2000000000) == nil {
+	if os.Geteuid() == 0 && sandbox.CheckMapped(2000000000) == nil {
 		wantGroup = 2000000000
 	}
 	if group != wantGroup {

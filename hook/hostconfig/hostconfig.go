@@ -32,7 +32,7 @@ func Read(l paths.Layout) (config.Config, error) {
 // Load is Read with the text of the file and the fault that the last good copy replaces.
 func Load(l paths.Layout) (Config, error) {
 	file := l.ConfigFile()
-	if err := paths.Trusted(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := paths.CheckTrusted(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Config{}, err
 	}
 	text, err := os.ReadFile(file)
@@ -44,7 +44,7 @@ func Load(l paths.Layout) (Config, error) {
 		return Config{Config: c, text: text}, nil
 	}
 	good := l.GoodConfig()
-	if err := paths.Trusted(good); err != nil {
+	if err := paths.CheckTrusted(good); err != nil {
 		return Config{}, fault // no copy, or another user could have written it
 	}
 	if text, err = os.ReadFile(good); err != nil {
@@ -66,11 +66,11 @@ func (c Config) Keep(l paths.Layout) error {
 		return nil
 	}
 	path := l.GoodConfig()
-	have, err := os.ReadFile(path)
+	current, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && len(c.text) == 0: // the defaults
 		return nil
-	case err == nil && bytes.Equal(have, c.text):
+	case err == nil && bytes.Equal(current, c.text):
 		return nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("read the last good configuration: %w", err)

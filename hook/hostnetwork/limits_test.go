@@ -88,10 +88,10 @@ func TestIgnoredVariablesLongNameIsSkipped(t *testing.T) {
 func TestFittingLargeAddressKeepsOne(t *testing.T) {
 	c := launch.Config{Network: &launch.Network{Addresses: make([]addresses.Chosen, 2)}}
 	c.Lanes = []launch.Lane{{NICs: []string{strings.Repeat("n", launch.MaxDatagram)}}}
-	if fits := Fitting(c); len(fits.Network.Addresses) != 1 {
+	if fits := LimitAddresses(c); len(fits.Network.Addresses) != 1 {
 		t.Errorf("%d addresses", len(fits.Network.Addresses))
 	}
-	if fits := Fitting(launch.Config{Lanes: c.Lanes}); fits.Network != nil {
+	if fits := LimitAddresses(launch.Config{Lanes: c.Lanes}); fits.Network != nil {
 		t.Errorf("%+v without a network", fits.Network)
 	}
 }
@@ -105,7 +105,7 @@ func TestFittingKeepsConfigurationOfExactlyADatagram(t *testing.T) {
 	}
 	for _, c2 := range []struct{ bytes, want int }{{launch.MaxDatagram, 2}, {launch.MaxDatagram + 1, 1}} {
 		c.Lanes[0].NICs[0] = strings.Repeat("n", c2.bytes-len(text))
-		if fits := Fitting(c); len(fits.Network.Addresses) != c2.want {
+		if fits := LimitAddresses(c); len(fits.Network.Addresses) != c2.want {
 			t.Errorf("%d bytes: %d addresses, want %d", c2.bytes, len(fits.Network.Addresses), c2.want)
 		}
 	}

@@ -131,7 +131,7 @@ func (n *Networking) certificates(c config.Network) error {
 		to        *launch.Secret
 	}{{"tls_certificate", c.TLSCertificate, &n.Secrets.Certificate},
 		{"tls_authority", c.TLSAuthority, &n.Secrets.Authority}} {
-		if err := paths.Trusted(file.path); err != nil {
+		if err := paths.CheckTrusted(file.path); err != nil {
 			return fmt.Errorf("network.%s: %w", file.key, err)
 		}
 		text, err := os.ReadFile(file.path)
@@ -183,9 +183,9 @@ func whereOf(all []addresses.Interface, c config.Network, memory uint64) (*launc
 	return n, err
 }
 
-// Fitting removes the last half of the addresses until the configuration fits into a datagram. It
+// LimitAddresses removes the last half of the addresses until the configuration fits into a datagram. It
 // keeps at least one address.
-func Fitting(c launch.Config) launch.Config {
+func LimitAddresses(c launch.Config) launch.Config {
 	for c.Network != nil && len(c.Network.Addresses) > 1 {
 		if text, err := json.Marshal(c); err != nil || len(text) <= launch.MaxDatagram {
 			break

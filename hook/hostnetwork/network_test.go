@@ -111,7 +111,7 @@ func TestFittingKeepsBestAddresses(t *testing.T) {
 	if err != nil || len(n.Addresses) != launch.MaxAddresses || n.Addresses[0].Address != all[0].Addresses[0] {
 		t.Fatalf("%d addresses, %v", len(n.Addresses), err)
 	}
-	small := Fitting(launch.Config{Network: n})
+	small := LimitAddresses(launch.Config{Network: n})
 	if len(small.Network.Addresses) != launch.MaxAddresses {
 		t.Errorf("%d addresses where there is room for all", len(small.Network.Addresses))
 	}
@@ -119,7 +119,7 @@ func TestFittingKeepsBestAddresses(t *testing.T) {
 	for len(large.Lanes) < 30 {
 		large.Lanes = append(large.Lanes, launch.Lane{NICs: []string{strings.Repeat("n", 1800)}})
 	}
-	fits := Fitting(large)
+	fits := LimitAddresses(large)
 	text, err := json.Marshal(fits)
 	if err != nil || len(text) > launch.MaxDatagram || len(fits.Network.Addresses) < 16 ||
 		fits.Network.Addresses[0] != n.Addresses[0] {

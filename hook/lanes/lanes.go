@@ -24,7 +24,7 @@ const Refresh = "run peerlane cdi refresh"
 // ReadPlan refuses a plan that another user could have written, or that is of another host.
 func ReadPlan(l paths.Layout) (*planner.Plan, error) {
 	path := l.PlanFile()
-	if err := paths.Trusted(path); errors.Is(err, fs.ErrNotExist) {
+	if err := paths.CheckTrusted(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Cause: err, Remedy: Refresh}
 	} else if err != nil {
 		return nil, err
@@ -52,8 +52,8 @@ func (e *fileError) Error() string {
 	return fmt.Sprintf("the plan was made from the file %s and not from this host", e.source)
 }
 
-// Seeing marks lanes whose server GPUs the container sees too.
-func Seeing(lanes []launch.Lane) {
+// MarkVisibleServers marks lanes whose server GPUs the container sees too.
+func MarkVisibleServers(lanes []launch.Lane) {
 	for i := range lanes {
 		lanes[i].Copy = true
 	}

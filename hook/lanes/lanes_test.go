@@ -152,7 +152,7 @@ func TestExcludesPairInBothOrders(t *testing.T) {
 
 func TestSetCopyMarksEachLane(t *testing.T) {
 	lanes := []launch.Lane{{}, {}}
-	Seeing(lanes)
+	MarkVisibleServers(lanes)
 	if !lanes[0].Copy || !lanes[1].Copy {
 		t.Errorf("%+v", lanes)
 	}

@@ -334,7 +334,7 @@ func (s Spec) apply(program string) (Report, error) {
 	r := Report{Missing: []string{}, Groups: []int{}}
 	var own uint32 = math.MaxUint32
 	if s.UID != 0 {
-		if err := Mapped(s.UID); err != nil {
+		if err := CheckMapped(s.UID); err != nil {
 			r.lacks("its own uid", err)
 		} else {
 			own = uint32(s.UID)
@@ -434,8 +434,8 @@ func (s Spec) apply(program string) (Report, error) {
 	return r, nil
 }
 
-// Mapped returns an error if id is not both a uid and a gid of this user namespace.
-func Mapped(id int) error {
+// CheckMapped returns an error if id is not both a uid and a gid of this user namespace.
+func CheckMapped(id int) error {
 	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
 		text, err := os.ReadFile(file)
 		if err != nil {

@@ -152,7 +152,7 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 		err = &paths.SizeError{Path: path, Bytes: info.Size(), Limit: launch.MaxPairRecord}
 	}
 	if err == nil {
-		err = paths.Trusted(path)
+		err = paths.CheckTrusted(path)
 	}
 	var text []byte
 	if err == nil {

@@ -328,9 +328,9 @@ func full(asked string, limit uint64, key string, taken uint64, holders []holder
 	return fmt.Sprintf("%s, and others have %s: %s", text, config.Size(taken), strings.Join(names, ", "))
 }
 
-// Staged returns the staging memory of relays in bytes, by the PCI address of the GPU. The sum
+// StagingByGPU returns the staging memory of relays in bytes, by the PCI address of the GPU. The sum
 // may lack a concurrent claim.
-func Staged(l paths.Layout) (map[string]uint64, error) {
+func StagingByGPU(l paths.Layout) (map[string]uint64, error) {
 	all, err := generation.IDs(l)
 	if err != nil {
 		return nil, err

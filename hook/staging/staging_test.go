@@ -126,7 +126,7 @@ func TestAdmitSharesLimitBetweenLiveRelays(t *testing.T) {
 			t.Errorf("%s: %+v, %v", c.name, a, err)
 		}
 	}
-	staged, err := Staged(l)
+	staged, err := StagingByGPU(l)
 	if want := map[string]uint64{gpu0: 100 * mib}; err != nil || !maps.Equal(staged, want) {
 		t.Errorf("staged %v, %v; want %v", staged, err, want)
 	}
@@ -217,7 +217,7 @@ func TestAdmitDamagedShareOfOtherGeneration(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Admit":       func() error { _, err := Admit(l, ownID, own(t), claim); return err },
 		"the own one": func() error { _, err := Admit(l, otherID, own(t), claim); return err },
-		"Staged":      func() error { _, err := Staged(l); return err },
+		"Staged":      func() error { _, err := StagingByGPU(l); return err },
 	} {
 		if err := call(); !errors.Is(err, unix.EISDIR) {
 			t.Errorf("%s: an unreadable share: %v", name, err)

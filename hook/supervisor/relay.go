@@ -188,9 +188,9 @@ func startRelay(
 	return r, nil
 }
 
-// executed waits until the relay has been executed in its sandbox. After an error the relay has
+// waitExecuted waits until the relay has been executed in its sandbox. After an error the relay has
 // ended.
-func (r *relay) executed() error {
+func (r *relay) waitExecuted() error {
 	if r.report == nil {
 		return nil
 	}

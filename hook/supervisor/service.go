@@ -60,7 +60,7 @@ func takeOver(connection *os.File) (l paths.Layout, g *generation.Generation, d 
 	if err == nil {
 		l = paths.New(h.Root)
 		if g, err = checkHandover(h, l, files); err == nil {
-			return l, g, handover.Named(files), nil
+			return l, g, handover.NewDescriptors(files), nil
 		}
 		handover.CloseAll(files)
 	}
@@ -152,7 +152,7 @@ func checkHandover(h handover.Message, l paths.Layout, files []*os.File) (*gener
 	if len(files) != handover.Count {
 		return nil, fmt.Errorf("received %d descriptors instead of %d", len(files), handover.Count)
 	}
-	d := handover.Named(files)
+	d := handover.NewDescriptors(files)
 	if err := checkLock(l, h.Generation, d.Alive); err != nil {
 		return nil, err
 	}
@@ -218,7 +218,7 @@ func checkPidfd(f *os.File, pid int) error {
 // checkLock checks that a file is the generation's lock, and that its open file holds the lock.
 // Otherwise another supervisor has the generation, or the hook has ended.
 func checkLock(l paths.Layout, id string, f *os.File) error {
-	if err := handed(l, id, int(f.Fd())); err != nil {
+	if err := checkLockDescriptor(l, id, int(f.Fd())); err != nil {
 		return fmt.Errorf("generation %q: %w", id, err)
 	}
 	if held, err := generation.Supervised(l, id); err != nil || !held {

@@ -76,7 +76,7 @@ type supervisor struct {
 // with the descriptors of package handover. It returns when the container's init has ended and
 // the generation is removed.
 func Supervise(l paths.Layout, id string) error {
-	if err := handed(l, id, handover.FDAlive); err != nil {
+	if err := checkLockDescriptor(l, id, handover.FDAlive); err != nil {
 		return fmt.Errorf("supervise generation %q: %w; only peerlane-hook create starts a supervisor", id, err)
 	}
 	for fd := handover.FDClients; fd <= handover.FDAlive; fd++ {
@@ -148,9 +148,9 @@ func (s *supervisor) limit() {
 	s.limited = cgroup.ReadLimited("/proc", s.generation.ID, s.unit)
 }
 
-// handed checks that Launch started this process for this generation: the descriptor must be the
+// checkLockDescriptor checks that Launch started this process for this generation: the descriptor must be the
 // generation's lock.
-func handed(l paths.Layout, id string, alive int) error {
+func checkLockDescriptor(l paths.Layout, id string, alive int) error {
 	if !generation.IsID(id) {
 		return errors.New("the generation is not 32 hexadecimal digits")
 	}
@@ -412,7 +412,7 @@ func (s *supervisor) start() error {
 	}
 	s.note(generation.StateStarting, "")
 	go admitClaims(s.layout, s.generation.ID, s.log, r)
-	if err := r.executed(); err != nil {
+	if err := r.waitExecuted(); err != nil {
 		s.drop()
 		return err
 	}
@@ -588,7 +588,7 @@ func (s *supervisor) configure() {
 	// This supervisor answers claims and reads reports of ends, even if the generation is of an
 	// earlier release.
 	config.Admission, config.HostAdmission, config.Endings = true, true, true
-	if err := s.relay.configure(s.knowing(hostnetwork.Fitting(config))); err != nil {
+	if err := s.relay.configure(s.knowing(hostnetwork.LimitAddresses(config))); err != nil {
 		// The relay has closed the socket and is ending; the next relay gets the configuration.
 		s.log.WithError(err).Warn("sending the configuration to the relay")
 	}

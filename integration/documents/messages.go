@@ -340,7 +340,8 @@ func called(call *ast.CallExpr) string {
 
 // sinks are functions whose argument reaches a user: the reason of a relay's kill or of a refusal.
 var sinks = map[string]bool{
-	"failed": true, "kill": true, "logKeyError": true, "logToHost": true, "printState": true, "refuse": true,
+	"failed": true, "kill": true, "logKeyError": true, "logToHost": true, "newCallError": true, "printState": true,
+	"refuse": true,
 }
 
 // texts adds the formats of fmt.Sprintf within a node.

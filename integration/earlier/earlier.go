@@ -64,7 +64,7 @@ func Build() (dir string, err error) {
 	for _, part := range [][]byte{[]byte(runtime.Version()), archive, host, client} {
 		fmt.Fprintf(h, "%d\n%s", len(part), part)
 	}
-	dir, err = programs.Cached(fmt.Sprintf("%x", h.Sum(nil)[:16]), commit[:7], build)
+	dir, err = programs.Cache(fmt.Sprintf("%x", h.Sum(nil)[:16]), commit[:7], build)
 	if err != nil {
 		return "", fmt.Errorf("build the programs of commit %.7s: %w", commit, err)
 	}

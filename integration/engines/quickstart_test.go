@@ -93,19 +93,19 @@ func TestQuickstartRunsUnchanged(t *testing.T) {
 				}
 				switch section {
 				case "Without a GPU":
-					g.mustSay(output, "verified")
+					g.mustPrint(output, "verified")
 				case "With GPUs":
-					g.mustSay(output, "mlx5_0", "peerlane.dev/lane=3")
+					g.mustPrint(output, "mlx5_0", "peerlane.dev/lane=3")
 				case heading:
-					g.mustSay(output, "relay.sock\n", "CONTAINER")
+					g.mustPrint(output, "relay.sock\n", "CONTAINER")
 					if g.packaged {
-						g.mustSay(output, "nccl.conf\n")
+						g.mustPrint(output, "nccl.conf\n")
 					}
 					switch {
 					case restarts.MatchString(scripts[heading]):
-						g.mustSay(output, "wrote /etc/docker/daemon.json")
+						g.mustPrint(output, "wrote /etc/docker/daemon.json")
 					case strings.Contains(scripts[heading], "runtime configure"):
-						g.mustSay(output, "nothing has to be changed")
+						g.mustPrint(output, "nothing has to be changed")
 					}
 				}
 			}
@@ -247,7 +247,7 @@ func (g *guide) run(script string) string {
 	return string(out)
 }
 
-func (g *guide) mustSay(output string, words ...string) {
+func (g *guide) mustPrint(output string, words ...string) {
 	g.Helper()
 	for _, w := range words {
 		if !strings.Contains(output, w) {

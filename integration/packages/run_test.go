@@ -59,8 +59,8 @@ func TestARM64ProgramsRun(t *testing.T) {
 	}
 	for program, argument := range map[string]string{"bin/peerlane": "version",
 		"bin/peerlane-runtime": "--peerlane-version", "libexec/peerlane/peerlane-relay": "version"} {
-		if said := emulate(t, filepath.Join(foreign, "usr", program), argument); !strings.Contains(said, "linux/arm64") {
-			t.Errorf("%s says %q", program, said)
+		if out := emulate(t, filepath.Join(foreign, "usr", program), argument); !strings.Contains(out, "linux/arm64") {
+			t.Errorf("%s says %q", program, out)
 		}
 	}
 	emulate(t, filepath.Join(foreign, "usr/libexec/peerlane/peerlane-hook"), "help")
@@ -79,11 +79,11 @@ func TestARM64ProgramsRun(t *testing.T) {
 	simulator, err := os.ReadFile(filepath.Join(foreign, "usr/libexec/peerlane/libpeerlane-cuda-sim.so"))
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(dir, "libpeerlane-cuda-sim.so"), simulator, 0o755))
-	said := emulate(t, filepath.Join(dir, "conformance.test"), "-test.v", "-test.run",
+	out := emulate(t, filepath.Join(dir, "conformance.test"), "-test.v", "-test.run",
 		"^Test("+strings.Join(single, "|")+")$")
 	for _, name := range single {
-		if !strings.Contains(said, "--- PASS: Test"+name+" ") {
-			t.Errorf("Test%s does not pass there:\n%s", name, said)
+		if !strings.Contains(out, "--- PASS: Test"+name+" ") {
+			t.Errorf("Test%s does not pass there:\n%s", name, out)
 		}
 	}
 }

@@ -98,7 +98,7 @@ func TestRefreshFollowsThePackages(t *testing.T) {
 					t.Errorf("specifications are removed before %q", stop)
 				}
 			}
-			if r.has("etc/cdi/peerlane.dev-lane.json") {
+			if r.exists("etc/cdi/peerlane.dev-lane.json") {
 				t.Error("the removal leaves a specification")
 			}
 		})
@@ -142,18 +142,18 @@ func TestEnabledTimerSurvivesReinstallation(t *testing.T) {
 	r.run(install)
 	r.run("mkdir -p /etc/systemd/system/timers.target.wants; ln -s /usr/lib/systemd/system/peerlane-links.timer " + wants)
 	r.run("dpkg --force-unsafe-io --remove peerlane")
-	if !r.has(mask) {
+	if !r.exists(mask) {
 		t.Error("the removal does not mask the timer")
 	}
 	r.run(install)
-	if r.has(mask) {
+	if r.exists(mask) {
 		t.Error("the timer stays masked after a second installation")
 	}
-	if !r.has(wants) {
+	if !r.exists(wants) {
 		t.Error("a removal and an installation disable the timer")
 	}
 	r.run("dpkg --force-unsafe-io --purge peerlane")
-	if r.has(mask) || r.has(wants) {
+	if r.exists(mask) || r.exists(wants) {
 		t.Error("the purge leaves links to the timer")
 	}
 }

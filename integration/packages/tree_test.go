@@ -106,7 +106,7 @@ func (r *tree) read(path string) string {
 	return string(text)
 }
 
-func (r *tree) has(path string) bool {
+func (r *tree) exists(path string) bool {
 	_, err := os.Lstat(filepath.Join(r.root, path))
 	return err == nil
 }
@@ -159,7 +159,7 @@ func (r *tree) works() {
 // installed.
 func (r *tree) generate() (specifications string) {
 	r.Helper()
-	if !r.has("host/sys") {
+	if !r.exists("host/sys") {
 		_, _, err := recorded.Unpack(filepath.Join(r.root, "host"))
 		check(r, err)
 	}
@@ -175,13 +175,13 @@ func (r *tree) generate() (specifications string) {
 	for _, e := range edits {
 		for _, h := range e.Hooks {
 			hooks++
-			if h.Path != "/usr/libexec/peerlane/peerlane-hook" || !r.has(h.Path) {
+			if h.Path != "/usr/libexec/peerlane/peerlane-hook" || !r.exists(h.Path) {
 				r.Errorf("the hook in the specification is %s instead of the installed hook", h.Path)
 			}
 		}
 		for _, m := range e.Mounts {
 			mounts++
-			if !r.has(m.HostPath) {
+			if !r.exists(m.HostPath) {
 				r.Errorf("the specification's %s is not there", m.HostPath)
 			}
 		}
@@ -191,7 +191,7 @@ func (r *tree) generate() (specifications string) {
 		!strings.Contains(specifications, "/usr/lib/peerlane/nixl/libplugin_PEERLANE.so") {
 		r.Errorf("the specification has %d hooks and %d mounts:\n%s", hooks, mounts, specifications)
 	}
-	if !r.has("/usr/libexec/peerlane/peerlane-relay") {
+	if !r.exists("/usr/libexec/peerlane/peerlane-relay") {
 		r.Error("there is no relay beside the hook")
 	}
 	return specifications
@@ -227,11 +227,11 @@ func TestDebianInstallsUpgradesAndPurges(t *testing.T) {
 			r.configure()
 			specification := r.generate()
 
-			said := r.run(apt +
+			out := r.run(apt +
 				"install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb /packages/libpeerlane-dev_*.deb")
 			newer := version()
 			if newer == "0.0.9-1" {
-				t.Errorf("not upgraded: %s", said)
+				t.Errorf("not upgraded: %s", out)
 			}
 			r.isConfigured("upgrade")
 			if now := r.read("/etc/cdi/peerlane.dev-lane.json"); now != specification {
@@ -250,7 +250,7 @@ func TestDebianInstallsUpgradesAndPurges(t *testing.T) {
 			r.isConfigured("removal")
 			for _, gone := range []string{"/usr/bin/peerlane", "/usr/libexec/peerlane", "/etc/cdi/peerlane.dev-lane.json",
 				"/usr/lib/udev/rules.d/90-peerlane.rules"} {
-				if r.has(gone) {
+				if r.exists(gone) {
 					t.Errorf("after the removal there is still %s", gone)
 				}
 			}
@@ -288,9 +288,9 @@ func removeEmpty(dir string) error {
 func TestImageBuildInstallsPackages(t *testing.T) {
 	r := plant(t, "bookworm", false)
 	before := r.files()
-	if said := r.run(apt + "install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb"); strings.Contains(
-		said, "rror") {
-		t.Errorf("apt-get says %s", said)
+	if out := r.run(apt + "install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb"); strings.Contains(
+		out, "rror") {
+		t.Errorf("apt-get says %s", out)
 	}
 	r.run("peerlane version")
 	r.run(apt + "purge peerlane libpeerlane")
@@ -314,10 +314,10 @@ func TestPurgeUnmountsTheAnchor(t *testing.T) {
 	}
 	// The start of a container mounts the anchor again after the removal.
 	check(t, anchor.MountAnchor())
-	said := r.run("dpkg --force-unsafe-io --purge peerlane 2>&1")
-	if r.has("/var/lib/peerlane") {
+	out := r.run("dpkg --force-unsafe-io --purge peerlane 2>&1")
+	if r.exists("/var/lib/peerlane") {
 		t.Errorf("the purge leaves %s, and says\n%s",
-			r.run("find /var/lib/peerlane; grep peerlane /proc/self/mountinfo || true"), said)
+			r.run("find /var/lib/peerlane; grep peerlane /proc/self/mountinfo || true"), out)
 	}
 }
 
@@ -328,16 +328,16 @@ func TestPurgeKeepsRecordsOfEngines(t *testing.T) {
 	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb")
 	r.run(`printf '#!/bin/sh\necho podman version 4.0.0\n' >/usr/local/bin/podman; chmod 755 /usr/local/bin/podman; mkdir -p /etc/containers; peerlane runtime configure --runtime podman`)
 	record := "/var/lib/peerlane/engines/podman/record.json"
-	if !r.has(record) {
+	if !r.exists(record) {
 		t.Fatalf("runtime configure writes no %s", record)
 	}
-	said := r.run("dpkg --force-unsafe-io --purge peerlane 2>&1")
-	if !r.has(record) || !strings.Contains(said, "run peerlane runtime remove --runtime podman") {
-		t.Errorf("record exists: %v; output of the purge:\n%s", r.has(record), said)
+	out := r.run("dpkg --force-unsafe-io --purge peerlane 2>&1")
+	if !r.exists(record) || !strings.Contains(out, "run peerlane runtime remove --runtime podman") {
+		t.Errorf("record exists: %v; output of the purge:\n%s", r.exists(record), out)
 	}
 	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb; peerlane runtime remove --runtime podman; " +
 		"dpkg --force-unsafe-io --purge peerlane")
-	if r.has("/var/lib/peerlane") || r.has("/etc/containers/containers.conf.d/99-peerlane.conf") {
+	if r.exists("/var/lib/peerlane") || r.exists("/etc/containers/containers.conf.d/99-peerlane.conf") {
 		t.Error("after remove and purge something is left")
 	}
 }
@@ -346,8 +346,8 @@ func TestPurgeKeepsRecordsOfEngines(t *testing.T) {
 func TestInstalledDemoSucceeds(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.run(apt + "install /packages/peerlane_*_amd64.deb")
-	if said := r.run("peerlane demo --runtime none --gpus simulated --bytes 1MiB"); !strings.Contains(said, "simulator") {
-		t.Errorf("peerlane demo says\n%s", said)
+	if out := r.run("peerlane demo --runtime none --gpus simulated --bytes 1MiB"); !strings.Contains(out, "simulator") {
+		t.Errorf("peerlane demo says\n%s", out)
 	}
 }
 
@@ -375,16 +375,16 @@ func (r *tree) live() (paths []string) {
 
 // outlives requires that a container's files still exist, and follows the printed instructions for
 // removal.
-func (r *tree) outlives(paths []string, said string) {
+func (r *tree) outlives(paths []string, out string) {
 	r.Helper()
 	for _, path := range paths {
-		if !r.has(path) {
+		if !r.exists(path) {
 			r.Errorf("a container that lives has lost %s", path)
 		}
 	}
-	_, command, found := strings.Cut(said, "after their end: ")
+	_, command, found := strings.Cut(out, "after their end: ")
 	if !found {
-		r.Fatalf("nothing says how to remove it later: %s", said)
+		r.Fatalf("nothing says how to remove it later: %s", out)
 	}
 	command, _, _ = strings.Cut(command, "\n")
 	r.run(command)

@@ -45,17 +45,17 @@ func Key(patterns ...string) (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil)[:16]), nil
 }
 
-// Cached returns a directory that build has filled, in this run or in an earlier run with the same
+// Cache returns a directory that build has filled, in this run or in an earlier run with the same
 // key. The directory is in the user's cache; callers must not change it.
-func Cached(key, name string, build func(dir string) error) (dir string, err error) {
+func Cache(key, name string, build func(dir string) error) (dir string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
 	}
-	return cached(filepath.Join(cache, "peerlane", "tests"), key, name, build)
+	return cacheIn(filepath.Join(cache, "peerlane", "tests"), key, name, build)
 }
 
-func cached(cache, key, name string, build func(dir string) error) (dir string, err error) {
+func cacheIn(cache, key, name string, build func(dir string) error) (dir string, err error) {
 	dir = filepath.Join(cache, key, name)
 	now := time.Now()
 	if _, err := os.Stat(dir); err == nil {
@@ -127,7 +127,7 @@ func Built(t testing.TB, key, name string, build func(dir string) error) (dir st
 	of := key + "/" + name
 	once, ok := built.once[of]
 	if !ok {
-		once = sync.OnceValues(func() (string, error) { return Cached(key, name, build) })
+		once = sync.OnceValues(func() (string, error) { return Cache(key, name, build) })
 		built.once[of] = once
 	}
 	built.Unlock()

@@ -15,7 +15,7 @@ func TestCachedBuildsOncePerKey(t *testing.T) {
 		return os.WriteFile(filepath.Join(dir, "result"), nil, 0o600)
 	}
 	for range 2 {
-		dir, err := cached(cache, "one", "library", build)
+		dir, err := cacheIn(cache, "one", "library", build)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -23,14 +23,14 @@ func TestCachedBuildsOncePerKey(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := cached(cache, "two", "library", build); err != nil || builds != 2 {
+	if _, err := cacheIn(cache, "two", "library", build); err != nil || builds != 2 {
 		t.Errorf("%d builds of two keys: %v", builds, err)
 	}
 }
 
 func TestCachedFailedBuildLeavesNothing(t *testing.T) {
 	cache, cause := t.TempDir(), errors.New("broken")
-	if _, err := cached(cache, "one", "library", func(string) error { return cause }); !errors.Is(err, cause) {
+	if _, err := cacheIn(cache, "one", "library", func(string) error { return cause }); !errors.Is(err, cause) {
 		t.Errorf("the error is %v", err)
 	}
 	if left, err := os.ReadDir(filepath.Join(cache, "one")); err != nil || len(left) > 0 {
@@ -44,7 +44,7 @@ func buildNothing(string) error { return nil }
 func cacheOfLongAgo(t *testing.T) string {
 	t.Helper()
 	cache := t.TempDir()
-	if _, err := cached(cache, "old", "library", buildNothing); err != nil {
+	if _, err := cacheIn(cache, "old", "library", buildNothing); err != nil {
 		t.Fatal(err)
 	}
 	before := time.Now().Add(-maxAge - time.Hour)
@@ -56,7 +56,7 @@ func cacheOfLongAgo(t *testing.T) string {
 
 func TestCachedRemovesKeysOfLongAgo(t *testing.T) {
 	cache := cacheOfLongAgo(t)
-	if _, err := cached(cache, "new", "library", buildNothing); err != nil {
+	if _, err := cacheIn(cache, "new", "library", buildNothing); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(cache, "old")); !os.IsNotExist(err) {
@@ -66,7 +66,7 @@ func TestCachedRemovesKeysOfLongAgo(t *testing.T) {
 
 func TestCachedAddsToKeyOfLongAgo(t *testing.T) {
 	cache := cacheOfLongAgo(t)
-	dir, err := cached(cache, "old", "program", buildNothing)
+	dir, err := cacheIn(cache, "old", "program", buildNothing)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -92,25 +92,25 @@ func (e *countError) Error() string {
 // checkCounts compares the number of cells of each package in a guest with the count in the matrix.
 // A guest runs only tests with a cell, so a lost cell would go unnoticed.
 func checkCounts(cells []cell) error {
-	have, counted := map[test]int{}, map[test]int{} // by place and folder
+	found, counted := map[test]int{}, map[test]int{} // by place and folder
 	for _, c := range cells {
 		folder, _, _ := strings.Cut(c.test, ".")
 		switch {
 		case c.state == cellCount:
 			counted[test{c.place, c.name}] = c.count
 		case c.test != "" && strings.HasPrefix(c.place, "vm-") && !strings.HasPrefix(folder, "integration/vm"):
-			have[test{c.place, folder}]++
+			found[test{c.place, folder}]++
 		}
 	}
 	var wrong []error
-	for at := range have {
+	for at := range found {
 		if _, ok := counted[at]; !ok {
 			counted[at] = 0
 		}
 	}
 	for at, n := range counted {
-		if have[at] != n {
-			wrong = append(wrong, &countError{at, have[at], n})
+		if found[at] != n {
+			wrong = append(wrong, &countError{at, found[at], n})
 		}
 	}
 	slices.SortFunc(wrong, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })

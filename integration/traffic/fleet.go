@@ -184,14 +184,14 @@ func (f *Fleet) startContainer(c *container) error {
 	}
 	g, err := h.Launch(h.ContainerID(fmt.Sprintf("%s-%d", c.Name, c.life)), c.gpu, init.Process.Pid)
 	if err != nil {
-		return errors.Join(err, init.Process.Kill(), exited(init.Wait()))
+		return errors.Join(err, init.Process.Kill(), ignoreExit(init.Wait()))
 	}
 	c.init, c.generation = init, g
 	return nil
 }
 
-// exited returns nil for a process that was killed.
-func exited(err error) error {
+// ignoreExit returns nil for a process that was killed.
+func ignoreExit(err error) error {
 	var status *exec.ExitError
 	if errors.As(err, &status) {
 		return nil
@@ -365,7 +365,7 @@ func (f *Fleet) endContainer(c *container) error {
 	if c.init == nil {
 		return nil
 	}
-	err := errors.Join(c.init.Process.Kill(), exited(c.init.Wait()))
+	err := errors.Join(c.init.Process.Kill(), ignoreExit(c.init.Wait()))
 	c.init = nil
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		if _, missing := os.Stat(f.host.Layout.GenerationDir(c.generation.ID)); missing != nil {

@@ -200,7 +200,7 @@ func (b *Builder) collectModules(ctx context.Context, dir, unpacked, built, vers
 			return err
 		}
 		for _, file := range files {
-			plain, err := uncompressed(ctx, file, filepath.Join(into, strings.TrimPrefix(filepath.Dir(file), from)))
+			plain, err := uncompress(ctx, file, filepath.Join(into, strings.TrimPrefix(filepath.Dir(file), from)))
 			if err != nil {
 				return err
 			}
@@ -252,8 +252,8 @@ func dependencies(ctx context.Context, root, version, name string) ([]string, er
 	return files, nil
 }
 
-// uncompressed puts a module into a folder: the guest would take long over xz.
-func uncompressed(ctx context.Context, file, dir string) (string, error) {
+// uncompress puts a module into a folder: the guest would take long over xz.
+func uncompress(ctx context.Context, file, dir string) (string, error) {
 	base := strings.TrimSuffix(filepath.Base(file), ".xz")
 	plain := filepath.Join(dir, base)
 	if exists(plain) {

@@ -291,8 +291,8 @@ func (c Cluster) combine(ctx context.Context, requests []request, node string, d
 func values(devices []device, name resourceapi.FullyQualifiedName) map[string]bool {
 	all := map[string]bool{}
 	for _, d := range devices {
-		attribute, has := d.Attributes[resourceapi.QualifiedName(name)]
-		if domain, own, qualified := strings.Cut(string(name), "/"); !has && qualified && domain == d.driver {
+		attribute, ok := d.Attributes[resourceapi.QualifiedName(name)]
+		if domain, own, qualified := strings.Cut(string(name), "/"); !ok && qualified && domain == d.driver {
 			attribute = d.Attributes[resourceapi.QualifiedName(own)]
 		}
 		add(all, "string", attribute.StringValue, attribute.StringValues)

@@ -133,7 +133,7 @@ func (m *Monitor) conditions(lane planner.Lane, drained bool) Conditions {
 	c := Conditions{}
 	var down []string
 	for _, nic := range lane.NICs {
-		if since, is := m.inactive[nic]; is && m.now().Sub(since) >= Delay {
+		if since, inactive := m.inactive[nic]; inactive && m.now().Sub(since) >= Delay {
 			down = append(down, nic)
 		}
 	}

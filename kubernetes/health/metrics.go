@@ -56,7 +56,7 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 		}
 		for _, c := range []Condition{NoNetwork, Degraded, Drain} {
 			value := 0.0
-			if _, has := o.Lanes[lane.GPU][c]; has {
+			if _, ok := o.Lanes[lane.GPU][c]; ok {
 				value = 1
 			}
 			to <- prometheus.MustNewConstMetric(condition, prometheus.GaugeValue, value, lane.GPU,

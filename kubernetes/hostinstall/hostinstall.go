@@ -138,8 +138,8 @@ func copyTree(from, to string, keep bool) (changed int, err error) {
 		if _, err := os.Lstat(target); err == nil && keep {
 			return nil
 		}
-		is, err := replace(path, target)
-		if is {
+		replaced, err := replace(path, target)
+		if replaced {
 			changed++
 		}
 		return err

@@ -466,8 +466,8 @@ func TestClusterRunsTheCommandsOfThePage(t *testing.T) {
 	if want := []string{nodeName, secondNode}; !slices.Equal(nodes, want) {
 		t.Errorf("the pods ran on %v instead of %v", nodes, want)
 	}
-	if n := c.carried() - before; n < bytesEachWay {
-		t.Errorf("the network between the nodes carried %d bytes; the pods exchanged %d", n, bytesEachWay)
+	if n := c.carried() - before; n < bytesPerDirection {
+		t.Errorf("the network between the nodes carried %d bytes; the pods exchanged %d", n, bytesPerDirection)
 	}
 	c.mustDo("kubectl", "delete", "job", "two-nodes", "--wait")
 }

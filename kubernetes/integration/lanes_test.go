@@ -222,7 +222,7 @@ func (c *cluster) exchanged(round int, names ...string) []report {
 			}
 			return ""
 		})
-		if r.Error != "" || r.Exchange.BytesReceived < bytesEachWay || len(r.Exchange.Failures) > 0 {
+		if r.Error != "" || r.Exchange.BytesReceived < bytesPerDirection || len(r.Exchange.Failures) > 0 {
 			c.Errorf("pod %s, round %d: error %q, exchange %+v", name, round, r.Error, r.Exchange)
 		}
 		reports = append(reports, r)

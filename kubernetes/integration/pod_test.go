@@ -23,7 +23,7 @@ import (
 const reportsDir = "/reports"
 
 // bytesEachWay is the amount of data of a round in each direction.
-const bytesEachWay = 64 << 20
+const bytesPerDirection = 64 << 20
 
 // report is the result of a round in a pod.
 type report struct {
@@ -69,7 +69,7 @@ func exchangeOnce() error {
 	if err := wait(reportFile(of[0], 1), &r); err != nil {
 		return err
 	}
-	if r.Error != "" || r.Exchange.BytesReceived < bytesEachWay || len(r.Exchange.Failures) > 0 {
+	if r.Error != "" || r.Exchange.BytesReceived < bytesPerDirection || len(r.Exchange.Failures) > 0 {
 		return fmt.Errorf("error %q, exchange %+v", r.Error, r.Exchange)
 	}
 	return <-ended
@@ -95,7 +95,7 @@ func exchange(name, other string) error {
 				return err
 			}
 			order := across.Order{Do: across.Connect, Side: side(name, other), Seed: uint64(round),
-				Bytes: bytesEachWay, Largest: 4 << 20}
+				Bytes: bytesPerDirection, Largest: 4 << 20}
 			if err := wait(handleFile(other, round), &order.Handle); err != nil {
 				return err
 			}

@@ -100,8 +100,8 @@ func (c *cluster) untilAllocatable(name corev1.ResourceName, n int64) time.Durat
 // units is the default of --units.
 const units = 64
 
-// mustSay requires words in the log of peerlane-kubelet.
-func (c *cluster) mustSay(words string) {
+// mustLog requires words in the log of peerlane-kubelet.
+func (c *cluster) mustLog(words string) {
 	c.Helper()
 	text, err := os.ReadFile(c.daemons["peerlane-kubelet"].log)
 	if err != nil || !strings.Contains(string(text), words) {
@@ -124,7 +124,7 @@ func TestClusterWithoutDRAHasADevicePlugin(t *testing.T) {
 	c.startPlugin()
 	c.untilAllocatable("nvidia.com/gpu", int64(len(c.Plan.GPUs)))
 	c.untilAllocatable("peerlane.dev/lanes", units)
-	c.mustSay("mode=device-plugin")
+	c.mustLog("mode=device-plugin")
 	limits := map[corev1.ResourceName]string{"nvidia.com/gpu": "2", "peerlane.dev/lanes": "1"}
 	c.create(limited(c.pod("a", "b"), limits), limited(c.pod("b", "a"), limits))
 	c.untilRunning("a", "b")
@@ -149,8 +149,8 @@ func TestClusterWithoutTaintsWithdrawsUnhealthyLanes(t *testing.T) {
 	c.startPlugin()
 	c.mustDo("kubectl", "apply", "-f", classes, "-f", "../examples")
 	devices := c.untilPublished(len(c.Plan.Lanes))
-	c.mustSay("mode=mixed")
-	if _, has := devices[lanes.Shared]; has {
+	c.mustLog("mode=mixed")
+	if _, ok := devices[lanes.Shared]; ok {
 		t.Errorf("the device %s would serve one claim", lanes.Shared)
 	}
 	c.untilAllocatable("peerlane.dev/lanes", units)
@@ -165,7 +165,7 @@ func TestClusterWithoutTaintsWithdrawsUnhealthyLanes(t *testing.T) {
 	took := c.until(maxDelay, "the lanes of "+nic+" leave the slice", func() string {
 		devices := c.slice(lanes.DriverName)
 		for _, name := range down {
-			if _, has := devices[name]; has {
+			if _, ok := devices[name]; ok {
 				return name + " is in the slice"
 			}
 		}

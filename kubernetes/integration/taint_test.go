@@ -59,11 +59,11 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 	tainted := func(want bool) func() string {
 		return func() string {
 			for name, d := range c.slice(lanes.DriverName) {
-				has := false
+				hasTaint := false
 				for _, taint := range d.Taints {
-					has = has || taint.Key == "peerlane.dev/no-network" && taint.Effect == "NoSchedule"
+					hasTaint = hasTaint || taint.Key == "peerlane.dev/no-network" && taint.Effect == "NoSchedule"
 				}
-				if has != (want && slices.Contains(down, name)) {
+				if hasTaint != (want && slices.Contains(down, name)) {
 					return name + " has not the expected taints"
 				}
 			}
@@ -87,9 +87,9 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 	// No healthy lane remains.
 	c.create(claiming(c.pod("c", "d"), "gpu-with-staged-lane"))
 	c.untilPending("c", "cannot allocate all claims")
-	if said := c.mustDo(kubelet, "explain", "c"); !strings.Contains(said, " with peerlane.dev/no-network") ||
-		!strings.Contains(said, " by default/a-devices-") {
-		t.Errorf("explain says %s", said)
+	if out := c.mustDo(kubelet, "explain", "c"); !strings.Contains(out, " with peerlane.dev/no-network") ||
+		!strings.Contains(out, " by default/a-devices-") {
+		t.Errorf("explain says %s", out)
 	}
 	c.setPort(nic, portActive)
 	t.Logf("the taint is gone after %v", c.until(maxDelay, "no lane has the taint",

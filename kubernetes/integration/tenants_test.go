@@ -52,7 +52,8 @@ func TestClusterNamespacesRefuseEachOther(t *testing.T) {
 	}
 	c.create(on("red", nodeName, "a", "b"), on("red", secondNode, "b", "a"))
 	for _, name := range []string{"a", "b"} {
-		if r := c.reportOf(name); r.Error != "" || r.Exchange.BytesReceived < bytesEachWay || len(r.Exchange.Failures) > 0 {
+		if r := c.reportOf(name); r.Error != "" || r.Exchange.BytesReceived < bytesPerDirection ||
+			len(r.Exchange.Failures) > 0 {
 			t.Errorf("pods of one namespace: error %q, exchange %+v", r.Error, r.Exchange)
 		}
 	}

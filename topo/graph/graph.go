@@ -198,8 +198,8 @@ func newGraph(h *topo.Host, rules topo.Rules) *graph {
 		}
 	}
 	for _, l := range nvlinks(h.GPUs) {
-		g.connectTo(l.a, l.b, topo.NVL, l.there)
-		g.connectTo(l.b, l.a, topo.NVL, l.back)
+		g.connectTo(l.a, l.b, topo.NVL, l.forward)
+		g.connectTo(l.b, l.a, topo.NVL, l.backward)
 	}
 	if rules != topo.RulesSMI {
 		g.joinPeers(h.Switches, merged)
@@ -295,8 +295,8 @@ func broadcomGeneration(d topo.PCIIdentity, level uint64) int {
 }
 
 type nvlink struct {
-	a, b        NodeID
-	there, back float64 // bandwidths
+	a, b              NodeID
+	forward, backward float64 // bandwidths
 }
 
 // nvlinks returns each pair of nodes with NVLinks, once. Both GPUs of a pair list the links,
@@ -319,7 +319,7 @@ func nvlinks(gpus []topo.GPU) []nvlink {
 				}
 			}
 			if i, known := index[[2]NodeID{b, a}]; known {
-				links[i].back = l.Bandwidth
+				links[i].backward = l.Bandwidth
 				continue
 			}
 			index[[2]NodeID{a, b}] = len(links)

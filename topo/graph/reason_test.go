@@ -203,8 +203,8 @@ func TestRouteHasNodesOfPath(t *testing.T) {
 	h := switches().Host()
 	ends := graph.Devices(h)
 	finder := graph.NewPathFinder(h, topo.RulesNCCL)
-	way := finder.To(ends[3])
-	kept, near := finder.PathTree(), way(ends[1])
+	pathTo := finder.To(ends[3])
+	kept, near := finder.PathTree(), pathTo(ends[1])
 	route := near.Route(kept)
 	finder.To(ends[0]) // another search
 	var got []string
@@ -219,14 +219,14 @@ func TestRouteHasNodesOfPath(t *testing.T) {
 	h.GPUs[3].Host = "other"
 	ends = graph.Devices(h)
 	finder = graph.NewPathFinder(h, topo.RulesNCCL)
-	way = finder.To(ends[3])
-	if nodes := way(ends[1]).Route(finder.PathTree()).Nodes(); nodes != nil {
+	pathTo = finder.To(ends[3])
+	if nodes := pathTo(ends[1]).Route(finder.PathTree()).Nodes(); nodes != nil {
 		t.Errorf("without a path: %v", nodes)
 	}
 	h.Matrix = map[[2]string]topo.PathType{{topotest.Bus(1), topotest.Bus(3)}: topo.PHB}
 	finder = graph.NewPathFinder(h, topo.RulesNCCL)
-	way = finder.To(ends[3])
-	if route := way(ends[1]).Route(finder.PathTree()); route.Nodes() != nil || route.Type != topo.PHB {
+	pathTo = finder.To(ends[3])
+	if route := pathTo(ends[1]).Route(finder.PathTree()); route.Nodes() != nil || route.Type != topo.PHB {
 		t.Errorf("of a matrix: %v", route)
 	}
 }
@@ -338,8 +338,8 @@ func TestPathsWithoutNUMANodes(t *testing.T) {
 func TestNVLinksOfOneDirectionCountForBoth(t *testing.T) {
 	one, two := topotest.Bus(0), topotest.Bus(1)
 	for name, tt := range map[string]struct {
-		links       [2][]topo.NVLink
-		there, back topo.Path
+		links             [2][]topo.NVLink
+		forward, backward topo.Path
 	}{
 		"both": {[2][]topo.NVLink{{{Peer: two, Bandwidth: 40}}, {{Peer: one, Bandwidth: 60}}},
 			topo.Path{Type: topo.NVL, Bandwidth: 60}, topo.Path{Type: topo.NVL, Bandwidth: 40}},
@@ -359,7 +359,7 @@ func TestNVLinksOfOneDirectionCountForBoth(t *testing.T) {
 		for _, direction := range []struct {
 			from, to string
 			want     topo.Path
-		}{{one, two, tt.there}, {two, one, tt.back}} {
+		}{{one, two, tt.forward}, {two, one, tt.backward}} {
 			if got, err := graph.Between(h, direction.from, direction.to); err != nil || got != direction.want {
 				t.Errorf("%s, from %s: %v, %v; want %v", name, direction.from, got, err, direction.want)
 			}

@@ -47,13 +47,13 @@ func (l *Library) Health() (h Health, err error) {
 		if result == nvml.SUCCESS {
 			h.Driver = version
 		} else {
-			h.Failures = append(h.Failures, l.failed("nvmlSystemGetDriverVersion", result).Error())
+			h.Failures = append(h.Failures, l.newCallError("nvmlSystemGetDriverVersion", result).Error())
 		}
 		cuda, result := l.nvml.SystemGetCudaDriverVersion_v2()
 		if result == nvml.SUCCESS {
 			h.CUDA = cuda
 		} else {
-			h.Failures = append(h.Failures, l.failed("nvmlSystemGetCudaDriverVersion", result).Error())
+			h.Failures = append(h.Failures, l.newCallError("nvmlSystemGetCudaDriverVersion", result).Error())
 		}
 		queries := make([]query, count)
 		for i := range queries {

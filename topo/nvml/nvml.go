@@ -80,22 +80,22 @@ func (l *Library) while(do func(count int)) (err error) {
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
 		return errNoLibrary
 	default:
-		return l.failed("nvmlInit", result)
+		return l.newCallError("nvmlInit", result)
 	}
 	defer func() {
 		if result := l.nvml.Shutdown(); result != nvml.SUCCESS {
-			err = errors.Join(err, l.failed("nvmlShutdown", result))
+			err = errors.Join(err, l.newCallError("nvmlShutdown", result))
 		}
 	}()
 	count, result := l.nvml.DeviceGetCount()
 	if result != nvml.SUCCESS {
-		return l.failed("nvmlDeviceGetCount", result)
+		return l.newCallError("nvmlDeviceGetCount", result)
 	}
 	do(count)
 	return nil
 }
 
-func (l *Library) failed(call string, result nvml.Return) error {
+func (l *Library) newCallError(call string, result nvml.Return) error {
 	return &callError{call, result, l.nvml.ErrorString(result)}
 }
 
@@ -129,7 +129,7 @@ func (q *query) succeeded(call string, result nvml.Return) bool {
 		}
 		q.gpu.Lost = true
 	}
-	q.gpu.Failures = append(q.gpu.Failures, q.library.failed(call, result).Error())
+	q.gpu.Failures = append(q.gpu.Failures, q.library.newCallError(call, result).Error())
 	return false
 }
 

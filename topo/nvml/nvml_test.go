@@ -488,8 +488,8 @@ func TestP2PDeniedForEveryPeerSetsNoP2P(t *testing.T) {
 		"several other GPUs": {map[nvml.GpuP2PCapsIndex]bool{read: true}, nvml.SUCCESS, 3, true},
 	} {
 		d := device(nil, -1)
-		d.GetP2PStatusFunc = func(_ nvml.Device, way nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
-			if tt.denied[way] {
+		d.GetP2PStatusFunc = func(_ nvml.Device, direction nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
+			if tt.denied[direction] {
 				return nvml.P2P_STATUS_DISABLED_BY_REGKEY, tt.result
 			}
 			return nvml.P2P_STATUS_OK, tt.result

@@ -105,7 +105,7 @@ func TestFunctionsWithoutTheirPhysicalFunctionShareThePort(t *testing.T) {
 
 func TestFoldedHostListsEachPortOnce(t *testing.T) {
 	h := virtualized(126).Host()
-	folded, functions := h.Folded(map[string]bool{"mlx5_7": true})
+	folded, functions := h.FoldFunctions(map[string]bool{"mlx5_7": true})
 	var names []string
 	for _, n := range folded.NICs {
 		names = append(names, n.Name)
@@ -116,7 +116,7 @@ func TestFoldedHostListsEachPortOnce(t *testing.T) {
 	if left := functions.Of(folded.NICs[0]); len(left) != 125 || len(h.NICs) != 127 {
 		t.Errorf("%d functions are left out of %d NICs", len(left), len(h.NICs))
 	}
-	if same, none := virtualized(0).Host().Folded(nil); none != nil || len(same.NICs) != 1 {
+	if same, none := virtualized(0).Host().FoldFunctions(nil); none != nil || len(same.NICs) != 1 {
 		t.Errorf("a host without functions: %v", none)
 	}
 	// Two hosts of a file can have equal addresses.
@@ -125,13 +125,13 @@ func TestFoldedHostListsEachPortOnce(t *testing.T) {
 		n.Host = "b"
 		two.NICs = append(two.NICs, n)
 	}
-	if got, left := two.Folded(nil); len(got.NICs) != 2 || len(left.Of(got.NICs[1])) != 1 {
+	if got, left := two.FoldFunctions(nil); len(got.NICs) != 2 || len(left.Of(got.NICs[1])) != 1 {
 		t.Errorf("of two hosts %d NICs stay, and %v are left out", len(got.NICs), left)
 	}
 }
 
 func TestXMLOfAHostWithManyFunctionsIsWritten(t *testing.T) {
-	h, _ := virtualized(600).Host().Folded(nil)
+	h, _ := virtualized(600).Host().FoldFunctions(nil)
 	text, err := ncclxml.Write(h)
 	if err != nil {
 		t.Fatal(err)

@@ -127,7 +127,7 @@ func BenchmarkNodes(b *testing.B) {
 // million links.
 func TestLinksOfAThousandNUMANodesTakeLittleMemory(t *testing.T) {
 	h := hostOfNodes(1024)
-	if used := topotest.Allocated(func() { graph.NewTable(h, topo.RulesNCCL) }); used > 2<<20 {
+	if used := topotest.AllocatedBytes(func() { graph.NewTable(h, topo.RulesNCCL) }); used > 2<<20 {
 		t.Errorf("a table of paths allocates %d KiB", used>>10)
 	}
 }

@@ -225,7 +225,7 @@ func tree(files map[string]string) held {
 	p := unpacking{held: h}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		e := heldFile{data: []byte(files[name])}
-		if target, is := strings.CutPrefix(files[name], "-> "); is {
+		if target, ok := strings.CutPrefix(files[name], "-> "); ok {
 			e = heldFile{target: target}
 		}
 		if err := p.hold(name, e); err != nil {

@@ -97,7 +97,7 @@ func (s *sysfs) readNIC(name string) (topo.NIC, error) {
 	}
 	for attribute, into := range map[string]*string{"node_guid": &nic.GUID, "sys_image_guid": &nic.SystemGUID,
 		"fw_ver": &nic.Firmware} {
-		if *into, err = s.reported("class/infiniband", name, attribute); err != nil {
+		if *into, err = s.deviceAttribute("class/infiniband", name, attribute); err != nil {
 			return topo.NIC{}, err
 		}
 	}
@@ -251,7 +251,7 @@ func (s *sysfs) nicPorts(nic string) ([]topo.Port, error) {
 			"state": &p.State, "phys_state": &p.PhysicalState, "link_layer": &p.LinkLayer, "rate": &rate, "lid": &lid,
 			"sm_lid": &smLID,
 		} {
-			if *into, err = s.reported("class/infiniband", nic, "ports", name, attribute); err != nil {
+			if *into, err = s.deviceAttribute("class/infiniband", nic, "ports", name, attribute); err != nil {
 				return nil, err
 			}
 		}

@@ -250,7 +250,7 @@ func BenchmarkReadCapture(b *testing.B) {
 func TestReadCaptureLargestHostStaysBelowLimits(t *testing.T) {
 	captured := grownCapture(t, 4096, 64)
 	var h *topo.Host
-	used := topotest.Allocated(func() {
+	used := topotest.AllocatedBytes(func() {
 		var err error
 		if h, err = hostOfCapture(bytes.NewReader(captured)); err != nil {
 			t.Fatal(err)
@@ -280,11 +280,11 @@ func TestPathsOfLargeHostTakeLittleMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	var table *graph.Table
-	if used := topotest.Allocated(func() { table = graph.NewTable(h, topo.RulesNCCL) }); used > 2<<20 {
+	if used := topotest.AllocatedBytes(func() { table = graph.NewTable(h, topo.RulesNCCL) }); used > 2<<20 {
 		t.Errorf("a table allocates %d KiB", used>>10)
 	}
 	pairs := 0
-	used := topotest.Allocated(func() {
+	used := topotest.AllocatedBytes(func() {
 		for range graph.Each(h, topo.RulesNCCL) {
 			pairs++
 		}
@@ -303,7 +303,7 @@ func TestPathTableOfLargeHostIsSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	var table *graph.PathTable
-	if used := topotest.Allocated(func() { table = graph.NewPathTable(h, topo.RulesNCCL) }); used > 16<<20 {
+	if used := topotest.AllocatedBytes(func() { table = graph.NewPathTable(h, topo.RulesNCCL) }); used > 16<<20 {
 		t.Errorf("the table allocates %d KiB", used>>10)
 	}
 	if len(table.Paths) > 1500 || table.Devices() != 384 {

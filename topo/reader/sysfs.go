@@ -103,9 +103,9 @@ func (s *sysfs) attribute(elem ...string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// reported reads an attribute that the device answers when read. A device that fails to answer
+// deviceAttribute reads an attribute that the device answers when read. A device that fails to answer
 // still counts, with a note.
-func (s *sysfs) reported(elem ...string) (string, error) {
+func (s *sysfs) deviceAttribute(elem ...string) (string, error) {
 	text, err := s.attribute(elem...)
 	if refused(err) {
 		s.host.Note("an attribute cannot be read and counts as unknown: %v", err)
@@ -457,11 +457,11 @@ func (s *sysfs) place(device string) (numa int, p topo.Place, err error) {
 // linkNow returns the current bandwidth of the link above a device, from current_link_speed and
 // current_link_width; 0 if unknown.
 func (s *sysfs) linkNow(device string) (float64, error) {
-	speed, err := s.reported("bus/pci/devices", device, "current_link_speed")
+	speed, err := s.deviceAttribute("bus/pci/devices", device, "current_link_speed")
 	if err != nil {
 		return 0, err
 	}
-	width, err := s.reported("bus/pci/devices", device, "current_link_width")
+	width, err := s.deviceAttribute("bus/pci/devices", device, "current_link_width")
 	if err != nil {
 		return 0, err
 	}
@@ -530,11 +530,11 @@ func (s *sysfs) link(devices []string) (speed string, width int, err error) {
 		width = 0 // no port above: NCCL assumes 16 lanes
 	}
 	for _, end := range devices[max(0, len(devices)-2):] {
-		endSpeed, err := s.reported("bus/pci/devices", end, "max_link_speed")
+		endSpeed, err := s.deviceAttribute("bus/pci/devices", end, "max_link_speed")
 		if err != nil {
 			return "", 0, err
 		}
-		text, err := s.reported("bus/pci/devices", end, "max_link_width")
+		text, err := s.deviceAttribute("bus/pci/devices", end, "max_link_width")
 		if err != nil {
 			return "", 0, err
 		}

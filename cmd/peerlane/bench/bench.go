@@ -128,8 +128,8 @@ func Transports() []string {
 func (o Options) Check() error {
 	names, _ := Tables()
 	for _, list := range []struct {
-		flag         string
-		have, choice []string
+		flag             string
+		measured, choice []string
 	}{
 		{"table", o.Tables, names},
 		{"routes", o.Routes, []string{direct, staged}},
@@ -138,7 +138,7 @@ func (o Options) Check() error {
 		{"transport", []string{cmp.Or(o.Transport, launch.TransportAuto)}, Transports()},
 		{"gpus", []string{o.GPUs}, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne}},
 	} {
-		for _, name := range list.have {
+		for _, name := range list.measured {
 			if !slices.Contains(list.choice, name) {
 				return &flagError{list.flag, name, "unknown value; use " + strings.Join(list.choice, ", ")}
 			}
@@ -573,8 +573,8 @@ func (s *stage) client(lane planner.Lane, beside *worker) (*worker, error) {
 	return w, err
 }
 
-// attached starts a client that attaches with buffers of this size.
-func (s *stage) attached(lane planner.Lane, beside *worker, bytes uint64) (*worker, error) {
+// startAttached starts a client that attaches with buffers of this size.
+func (s *stage) startAttached(lane planner.Lane, beside *worker, bytes uint64) (*worker, error) {
 	w, err := s.client(lane, beside)
 	if err != nil {
 		return nil, err
@@ -644,10 +644,10 @@ func (s *stage) pair(bytes uint64) (a, b *worker, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if a, err = s.attached(lanes[0], nil, bytes); err != nil {
+	if a, err = s.startAttached(lanes[0], nil, bytes); err != nil {
 		return nil, nil, err
 	}
-	if b, err = s.attached(lanes[1], nil, bytes); err != nil {
+	if b, err = s.startAttached(lanes[1], nil, bytes); err != nil {
 		return nil, nil, err
 	}
 	if err := errors.Join(s.connect(a, b), s.connect(b, a)); err != nil || !s.run.host.Software() {

@@ -35,7 +35,7 @@ type leg struct{ what, from, to string }
 // a time slice of the executing GPU. For copies out of a slot, a second raw copy runs on the
 // server's GPU, which shows the effect of a relay's context there.
 func (r *run) busy() (err error) {
-	client, server, _, _, err := r.configured()
+	client, server, _, _, err := r.configurePlan()
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (r *run) busy() (err error) {
 		}
 	}
 	for _, load := range loads {
-		for _, who := range r.whoIsBusy() {
+		for _, who := range r.busyChoices() {
 			state := r.busyState(fmt.Sprintf("%s: %s GPU", load.words, who))
 			if who == BusyBoth {
 				state.name = load.words + ": both GPUs"
@@ -85,7 +85,7 @@ func (r *run) busy() (err error) {
 	return nil
 }
 
-func (r *run) whoIsBusy() []string {
+func (r *run) busyChoices() []string {
 	if len(r.Busy) > 0 {
 		return r.Busy
 	}
@@ -194,7 +194,7 @@ func (s *busyState) measure(w leg, idle *busyState, slower float64) error {
 // device and, on a host with two GPUs, the relay of the other client.
 func (r *run) bystander() (err error) {
 	size := r.largeCopy()
-	client, server, _, _, err := r.configured()
+	client, server, _, _, err := r.configurePlan()
 	if err != nil {
 		return err
 	}

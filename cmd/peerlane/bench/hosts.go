@@ -105,7 +105,7 @@ func beginBetween(ctx context.Context, o Options) (r *run, end func() error, err
 
 // startRemote starts a client, and a relay that connects to the other host over a transport.
 func (r *run) startRemote(transport string, bytes uint64) (*stage, *worker, error) {
-	s, err := r.networked(transport, r.Network, r.outward.plan)
+	s, err := r.networkStage(transport, r.Network, r.outward.plan)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -113,9 +113,9 @@ func (r *run) startRemote(transport string, bytes uint64) (*stage, *worker, erro
 	if err != nil {
 		return s, nil, err
 	}
-	w, err := s.attached(lane, nil, bytes)
+	w, err := s.startAttached(lane, nil, bytes)
 	if err == nil {
-		_, err = r.reached(w)
+		_, err = r.addressOf(w)
 	}
 	return s, w, err
 }

@@ -419,7 +419,7 @@ func TestRowsOfChangingTransportAreRefused(t *testing.T) {
 	} {
 		outbound, back, _ := strings.Cut(c.before, " ")
 		after, afterBack, _ := strings.Cut(c.after, " ")
-		err := unchanged([2]string{"A", "B"}, by(outbound, back), by(after, afterBack))
+		err := checkTransports([2]string{"A", "B"}, by(outbound, back), by(after, afterBack))
 		if !testutil.HasError(err, c.want) {
 			t.Errorf("%s, then %s: %v", c.before, c.after, err)
 		}

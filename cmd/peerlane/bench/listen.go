@@ -261,7 +261,7 @@ func (g *guest) beginPlain(p plain) (o taskResult, err error) {
 	if g.plain != nil {
 		return o, errors.New("plain sockets are already in use")
 	}
-	at, err := g.reached(g.client)
+	at, err := g.addressOf(g.client)
 	if err != nil {
 		return o, err
 	}

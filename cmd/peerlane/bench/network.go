@@ -149,7 +149,7 @@ func (r *run) between(b between) error {
 	if err != nil {
 		return err
 	}
-	return unchanged(b.names, sees, after)
+	return checkTransports(b.names, sees, after)
 }
 
 // transports returns the transports of both directions in words.
@@ -160,9 +160,9 @@ func transports(sees [2]launch.ConnectionFigures) string {
 	return sees[0].Transport + " there, " + sees[1].Transport + " back"
 }
 
-// unchanged checks that each direction kept its transport during a measurement, because a row
+// checkTransports checks that each direction kept its transport during a measurement, because a row
 // names one transport.
-func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error {
+func checkTransports(names [2]string, before, after [2]launch.ConnectionFigures) error {
 	for from, name := range names {
 		if old, current := before[from].Transport, after[from].Transport; old != current {
 			return &transportError{name, names[1-from], old, current}
@@ -229,8 +229,8 @@ func (r *run) reportOf(w *worker) (*launch.Report, error) {
 	return info.Report, err
 }
 
-// reached returns the network address of a client's relay.
-func (r *run) reached(w *worker) (netip.AddrPort, error) {
+// addressOf returns the network address of a client's relay.
+func (r *run) addressOf(w *worker) (netip.AddrPort, error) {
 	report, err := r.reportOf(w)
 	if err != nil {
 		return netip.AddrPort{}, err
@@ -245,9 +245,9 @@ func (r *run) reached(w *worker) (netip.AddrPort, error) {
 	return netip.ParseAddrPort(report.Network.Listening)
 }
 
-// networked returns a stage whose relays use these network settings, a transport and the lanes of
+// networkStage returns a stage whose relays use these network settings, a transport and the lanes of
 // a plan.
-func (r *run) networked(transport string, n config.Network, plan config.Plan) (*stage, error) {
+func (r *run) networkStage(transport string, n config.Network, plan config.Plan) (*stage, error) {
 	if err := r.configure(r.lanes, func(c *config.Config) {
 		c.Relay.Route, c.Relay.Transport = launch.RouteAuto, cmp.Or(transport, launch.TransportAuto)
 		c.Network, c.Plan = n, plan
@@ -265,7 +265,7 @@ func (r *run) network() (err error) {
 	n := config.Default().Network
 	// The search for plain sockets includes 16 sockets.
 	n.Interfaces, n.Family, n.Streams = "=lo", "ipv4", 16
-	s, err := r.networked(launch.TransportTCP, n, config.Plan{Lanes: r.lanes})
+	s, err := r.networkStage(launch.TransportTCP, n, config.Plan{Lanes: r.lanes})
 	if err != nil {
 		return err
 	}

@@ -303,7 +303,7 @@ func (r *run) wake(s *stage, lanes [2]planner.Lane) error {
 	var pair [2]*worker
 	for i, lane := range lanes {
 		var err error
-		if pair[i], err = s.attached(lane, nil, 2<<20); err != nil {
+		if pair[i], err = s.startAttached(lane, nil, 2<<20); err != nil {
 			return err
 		}
 	}
@@ -331,9 +331,9 @@ func (r *run) free() (map[string]uint64, error) {
 	return left, nil
 }
 
-// settled returns the free memory of the GPUs once the values are stable: the driver frees the
+// stableFree returns the free memory of the GPUs once the values are stable: the driver frees the
 // contexts of a process a little later than the process ends.
-func (r *run) settled() (map[string]uint64, error) {
+func (r *run) stableFree() (map[string]uint64, error) {
 	const quiet, patience = time.Second, 30 * time.Second
 	last, err := r.free()
 	for begun, since := time.Now(), time.Now(); err == nil && time.Since(since) < quiet && time.Since(begun) < patience; {
@@ -372,7 +372,7 @@ func (r *run) memory() (err error) {
 	if _, err := w.do(order{Do: doContext}); err != nil {
 		return err
 	}
-	before, err := r.settled()
+	before, err := r.stableFree()
 	if err != nil {
 		return err
 	}
@@ -385,7 +385,7 @@ func (r *run) memory() (err error) {
 	if _, err := w.do(order{Do: doFirst, Tag: 1}); err != nil {
 		return err
 	}
-	after, err := r.settled()
+	after, err := r.stableFree()
 	if err != nil {
 		return err
 	}
@@ -444,7 +444,7 @@ func (r *run) secondContext(server string, before map[string]uint64) (err error)
 	if _, err := m.Do(measure.Job{Kind: measure.Free, From: server}); err != nil {
 		return err
 	}
-	after, err := r.settled()
+	after, err := r.stableFree()
 	if err != nil {
 		return err
 	}

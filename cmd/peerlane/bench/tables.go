@@ -29,8 +29,8 @@ func (r *run) gpusOf() (clientA, serverA, serverB, clientB string, err error) {
 	return a.BusID, serverA, serverB, b.BusID, err
 }
 
-// configured configures the host's plan and starts no process. The results are as in gpusOf.
-func (r *run) configured() (clientA, serverA, serverB, clientB string, err error) {
+// configurePlan configures the host's plan and starts no process. The results are as in gpusOf.
+func (r *run) configurePlan() (clientA, serverA, serverB, clientB string, err error) {
 	s, err := r.stage(direct, r.lanes, 0)
 	if err != nil {
 		return
@@ -71,7 +71,7 @@ func askedOfCopies(size uint64) *Bound {
 }
 
 func (r *run) copies() error {
-	client, server, _, _, err := r.configured()
+	client, server, _, _, err := r.configurePlan()
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (r *run) rounds() int {
 }
 
 func (r *run) latency() error {
-	client, server, _, other, err := r.configured()
+	client, server, _, other, err := r.configurePlan()
 	if err != nil {
 		return err
 	}
@@ -474,7 +474,7 @@ func (r *run) many(what string, one bool, clients int, size uint64) (err error) 
 			if one && i > 0 {
 				beside = (*side.list)[0]
 			}
-			w, err := s.attached(side.lane, beside, size)
+			w, err := s.startAttached(side.lane, beside, size)
 			if err != nil {
 				return err
 			}

@@ -253,7 +253,7 @@ func (r *run) ring(s *stage, gpus []string, job measure.Job, oneDirection bool, 
 		if err != nil {
 			return err
 		}
-		w, err := s.attached(lane, nil, job.Size)
+		w, err := s.startAttached(lane, nil, job.Size)
 		if err != nil {
 			return err
 		}

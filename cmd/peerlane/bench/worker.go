@@ -212,7 +212,7 @@ func (s *serving) attach(ctx context.Context, o order) (r reply, err error) {
 		return r, err
 	}
 	start := time.Now()
-	s.client, err = measure.AttachCopying(ctx, s.driver, s.device, s.gpu, o.Socket, o.Bytes, o.Staging)
+	s.client, err = measure.AttachWithStaging(ctx, s.driver, s.device, s.gpu, o.Socket, o.Bytes, o.Staging)
 	r.Ours = time.Since(start)
 	return r, err
 }

@@ -198,7 +198,7 @@ func (c *demoClient) attach(device cuda.Device, gpu wire.UUID) error {
 	defer cancel()
 	start := time.Now()
 	var err error
-	if c.Client, err = measure.AttachCopying(ctx, c.driver, device, gpu, c.Socket, c.Script.largest(),
+	if c.Client, err = measure.AttachWithStaging(ctx, c.driver, device, gpu, c.Socket, c.Script.largest(),
 		c.Script.Staging); err != nil {
 		return err
 	}

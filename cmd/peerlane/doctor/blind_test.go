@@ -107,7 +107,7 @@ func TestDoctorHostWithoutDevicesIsReported(t *testing.T) {
 	h := &Host{
 		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: paths.New(empty), SpecDirs: []string{
 			filepath.Join(empty, "cdi")},
-		Relays: generation.List, Ask: control.Ask, Staged: staging.Staged, NVML: &fake{err: topo.ErrNoNVML},
+		Relays: generation.List, Ask: control.Ask, Staged: staging.StagingByGPU, NVML: &fake{err: topo.ErrNoNVML},
 	}
 	found := Examine(context.Background(), h, All())
 	want := []string{"warning driver", "warning port-state", "warning sandbox", "could not tell dev-char",

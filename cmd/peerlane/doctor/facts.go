@@ -36,7 +36,7 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 	}
 	f.Numbered = len(c.Network.Rails)+len(c.Plan.Rails) > 0
 	for _, at := range chosen {
-		i := slices.IndexFunc(f.Interfaces, func(have meeting.Interface) bool { return have.Name == at.Interface })
+		i := slices.IndexFunc(f.Interfaces, func(own meeting.Interface) bool { return own.Name == at.Interface })
 		if i < 0 {
 			i = len(f.Interfaces)
 			f.Interfaces = append(f.Interfaces, meeting.Interface{
@@ -52,7 +52,7 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 	for _, at := range chosen {
 		name := cmp.Or(at.Device, at.Interface)
 		if at.Rail == address.NoRail || slices.ContainsFunc(f.Rails,
-			func(have meeting.Rail) bool { return have.NIC == name }) {
+			func(own meeting.Rail) bool { return own.NIC == name }) {
 			continue
 		}
 		one := meeting.Rail{Rail: at.Rail, NIC: name, LinkLayer: "Ethernet",

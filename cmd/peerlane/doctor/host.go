@@ -51,7 +51,7 @@ type Host struct {
 	Relays func(paths.Layout) ([]generation.Info, error)
 	// Ask asks relays for a report, with a time limit; usually control.Ask.
 	Ask func(paths.Layout, []generation.Info, time.Duration) control.Reports
-	// Staged returns the staging memory of each GPU by PCI address; usually staging.Staged.
+	// Staged returns the staging memory of each GPU by PCI address; usually staging.StagingByGPU.
 	Staged func(paths.Layout) (map[string]uint64, error)
 	// Pairs are the results of a self-test of this command, which are not recorded.
 	Pairs []launch.Pair
@@ -102,7 +102,7 @@ func (h *Host) prepare() {
 			if err != nil {
 				return nil, err
 			}
-			p := c.Planning()
+			p := c.PlannerConfig()
 			p.Software = p.Software || h.Software
 			return planner.Make(t, p)
 		})

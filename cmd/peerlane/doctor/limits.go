@@ -59,14 +59,14 @@ func (h *Host) memlock(pid int) (uint64, error) {
 	return 0, fmt.Errorf("/proc/%d/limits does not name locked memory", pid)
 }
 
-// shared reports whether a container of this host can register memory itself.
-func (h *Host) shared() (bool, error) {
+// singleTenant reports whether a container of this host can register memory itself.
+func (h *Host) singleTenant() (bool, error) {
 	c, err := h.configuration()
 	return err == nil && c.CDI.Tenancy != config.TenancyMulti, err
 }
 
 func checkInitMemlock(_ context.Context, h *Host) []Finding {
-	shared, err := h.shared()
+	shared, err := h.singleTenant()
 	if err != nil {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
@@ -107,7 +107,7 @@ func checkInitMemlock(_ context.Context, h *Host) []Finding {
 var units = map[string]string{"dockerd": "docker", "containerd": "containerd", "crio": "crio"}
 
 func checkExecMemlock(_ context.Context, h *Host) []Finding {
-	shared, err := h.shared()
+	shared, err := h.singleTenant()
 	if err != nil {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}

@@ -36,7 +36,7 @@ type made struct {
 	t    *testing.T
 	root string
 	fake fake
-	// generations is the result of generation.List, and staged of staging.Staged.
+	// generations is the result of generation.List, and staged of staging.StagingByGPU.
 	generations []generation.Info
 	generateErr error
 	staged      map[string]uint64

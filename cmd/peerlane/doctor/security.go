@@ -66,7 +66,7 @@ func (h *Host) denials(ctx context.Context, mark string) (found []string, err er
 			found = append(found, l)
 		}
 	}
-	records, unseen := h.audited()
+	records, unseen := h.auditRecords()
 	if unseen != nil {
 		err = errors.Join(err, fmt.Errorf("auditd's log cannot be read: %s", denied(unseen)))
 	}
@@ -81,8 +81,8 @@ func (h *Host) denials(ctx context.Context, mark string) (found []string, err er
 // auditTime matches the time of a record of auditd.
 var auditTime = regexp.MustCompile(`\baudit\((\d{1,12})\.\d+:\d+\)`)
 
-// audited returns the records since boot at the end of auditd's log; empty without auditd.
-func (h *Host) audited() (list []string, err error) {
+// auditRecords returns the records since boot at the end of auditd's log; empty without auditd.
+func (h *Host) auditRecords() (list []string, err error) {
 	daemons, err := h.processes(func(comm string) bool { return comm == "auditd" })
 	if err != nil || len(daemons) == 0 {
 		return nil, err

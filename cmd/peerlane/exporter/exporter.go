@@ -131,9 +131,9 @@ func Host(l paths.Layout) Source {
 var ErrTenants = errors.New(
 	"tenancy = \"multi\", and every user of this host can read metrics; set exporter.multi_tenancy = true to allow this")
 
-// Allowed refuses to export the metrics of a host with several tenants, unless
+// CheckTenancy refuses to export the metrics of a host with several tenants, unless
 // exporter.multi_tenancy permits it: every user of the host can read them.
-func Allowed(l paths.Layout) error {
+func CheckTenancy(l paths.Layout) error {
 	c, err := config.Load(l.ConfigFile())
 	if err != nil {
 		return err

@@ -72,12 +72,12 @@ func (b *Buffer) Bytes() uint64 { return b.bytes }
 // copies reports whether this process copies to and from staging memory itself.
 func (b *Buffer) copies() bool { return b.Memory.Ptr != 0 }
 
-// AttachCopying attaches to the relay at a socket, with buffers of this size in bytes on the
+// AttachWithStaging attaches to the relay at a socket, with buffers of this size in bytes on the
 // device, whose context is current. With staging, this process copies itself, to and from staging
 // memory of that size in each direction, which must be enough for the messages in flight of
 // StreamSend. Such a process must see the lane's server GPUs (Host.ClientCopy of package testbed).
 // With 0 the relay copies.
-func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes,
+func AttachWithStaging(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes,
 	staging uint64) (*Client, error) {
 	c := &Client{driver: d, GPU: gpu}
 	var err error

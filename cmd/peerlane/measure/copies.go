@@ -308,11 +308,11 @@ func (c *copies) copier(j Job, from, to, issuer *device.Device) (copy func() err
 	if err := issuer.Use(); err != nil {
 		return nil, stream, nil, err
 	}
-	source, err := c.imported(from, issuer, j.Size)
+	source, err := c.importMemory(from, issuer, j.Size)
 	if err != nil {
 		return nil, stream, nil, err
 	}
-	target, err := c.imported(to, issuer, j.Size)
+	target, err := c.importMemory(to, issuer, j.Size)
 	if err != nil {
 		return nil, stream, nil, errors.Join(err, source.Close())
 	}
@@ -478,10 +478,10 @@ func (c *copies) imports(j Job, from, to, issuer *device.Device) (*imports, erro
 		messageOn, ringOn = to, from
 	}
 	var err error
-	if i.message, err = c.imported(messageOn, issuer, j.Size); err != nil {
+	if i.message, err = c.importMemory(messageOn, issuer, j.Size); err != nil {
 		return nil, err
 	}
-	if i.ring, err = c.imported(ringOn, issuer, uint64(j.Slots)*j.SlotBytes); err != nil {
+	if i.ring, err = c.importMemory(ringOn, issuer, uint64(j.Slots)*j.SlotBytes); err != nil {
 		return nil, errors.Join(err, i.message.Close())
 	}
 	if i.queue, err = issuer.NewQueue(); err != nil {
@@ -554,8 +554,8 @@ func (c *copies) queue(j Job, from, to, issuer *device.Device) (*Times, error) {
 	return result, errors.Join(err, i.close())
 }
 
-// imported allocates memory, exports it as another process would, and imports the memory.
-func (c *copies) imported(on, issuer *device.Device, bytes uint64) (*device.Memory, error) {
+// importMemory allocates memory, exports it as another process would, and imports the memory.
+func (c *copies) importMemory(on, issuer *device.Device, bytes uint64) (*device.Memory, error) {
 	access := cuda.Access{Device: issuer.Ordinal, Write: true}
 	exported, err := device.Create(c.driver, on.Ordinal, bytes, access)
 	if err != nil {

@@ -122,7 +122,7 @@ func New(root, binaries, gpus string) (*Host, error) {
 			return h, err
 		}
 	}
-	return h, h.simulated(gpus == GPUsOne)
+	return h, h.simulateRecorded(gpus == GPUsOne)
 }
 
 // OneGPU reports whether the host has a single GPU: its containers share that GPU, and route
@@ -160,7 +160,7 @@ func (h *Host) Configure(change func(*config.Config)) error {
 		return err
 	}
 	var err error
-	if h.Plan, err = planner.Make(h.Topology, h.Config.Planning()); err != nil {
+	if h.Plan, err = planner.Make(h.Topology, h.Config.PlannerConfig()); err != nil {
 		return err
 	}
 	if err := h.Plan.Write(h.Layout.PlanFile()); err != nil {
@@ -343,8 +343,8 @@ func driverLibrary() (string, error) {
 	return "", fmt.Errorf("the CUDA driver's library %s is loaded from no file", d.Library())
 }
 
-// simulated makes h a recorded host on the CUDA simulator, with every GPU or with the first GPU.
-func (h *Host) simulated(one bool) error {
+// simulateRecorded makes h a recorded host on the CUDA simulator, with every GPU or with the first GPU.
+func (h *Host) simulateRecorded(one bool) error {
 	sysfs, proc, err := recorded.Unpack(filepath.Join(h.Root, "host"))
 	if err != nil {
 		return err

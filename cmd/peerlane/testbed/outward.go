@@ -24,7 +24,7 @@ func (h *Host) Outward(own config.Plan) (gpu string, plan config.Plan, nic strin
 		}
 		return h.outwardNIC(kernel, own.Exclude.NICs)
 	}
-	made, err := planner.Make(h.Topology, config.Config{Plan: own}.Planning())
+	made, err := planner.Make(h.Topology, config.Config{Plan: own}.PlannerConfig())
 	if err != nil {
 		return "", plan, "", err
 	}

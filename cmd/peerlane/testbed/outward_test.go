@@ -128,7 +128,7 @@ func TestOutwardSimulatedGPUsUseHostNIC(t *testing.T) {
 // mustHave checks the lane of a plan.
 func (h *Host) mustHave(t *testing.T, gpu string, plan config.Plan, index int, nics string, relayed bool) {
 	t.Helper()
-	p, err := planner.Make(h.Topology, config.Config{Plan: plan}.Planning())
+	p, err := planner.Make(h.Topology, config.Config{Plan: plan}.PlannerConfig())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func (w *Writer) AppendRow(row Row) { w.table.AppendRow(sanitised(row)) }
 func (w *Writer) Length() int { return w.table.Length() }
 
 // Render formats the table, without a line feed at the end.
-func (w *Writer) Render() terminal.Styled { return terminal.Trusted(w.table.Render()) }
+func (w *Writer) Render() terminal.Styled { return terminal.NewStyled(w.table.Render()) }
 
 // Wrap limits the last column, which has this heading, to the rest of width, at least 24
 // characters, and wraps its text.

@@ -131,7 +131,7 @@ func answerOnce(t *testing.T, listener *os.File, text string) {
 func TestAskInvalidAnswerFails(t *testing.T) {
 	for _, c := range []struct {
 		name, answer string
-		is           func(error) bool
+		matches      func(error) bool
 	}{
 		{"an end", "", func(err error) bool { return err != nil }},
 		{"no JSON", "{", isSyntax},
@@ -144,7 +144,7 @@ func TestAskInvalidAnswerFails(t *testing.T) {
 	} {
 		l, f := supervised(t)
 		go answerOnce(t, f, c.answer)
-		if _, err := Ask(l, id, Inspect); !c.is(err) {
+		if _, err := Ask(l, id, Inspect); !c.matches(err) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		f.Close()

@@ -155,8 +155,8 @@ func ParseMessage(text []byte, message any) error {
 	return nil
 }
 
-// Named returns the descriptors of a handover by their purpose.
-func Named(files []*os.File) Descriptors {
+// NewDescriptors returns the descriptors of a handover by their purpose.
+func NewDescriptors(files []*os.File) Descriptors {
 	at := func(fd int) *os.File { return files[fd-FDClients] }
 	return Descriptors{
 		Clients: at(FDClients),

@@ -235,7 +235,7 @@ func TestDescriptorsOfOtherControlDataIsNone(t *testing.T) {
 func TestNamedFollowsNumbersOfDescriptors(t *testing.T) {
 	_, files := opened(t, Count)
 	want := Descriptors{files[0], files[1], files[2], files[3], files[4], files[5]}
-	if got := Named(files); got != want {
+	if got := NewDescriptors(files); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }

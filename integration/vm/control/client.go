@@ -199,7 +199,7 @@ func (c *Client) Run(ctx context.Context, cmd Command, stdin io.Reader, stdout, 
 	}
 	select {
 	case e := <-p.exit:
-		return c.ended(cmd, p, e)
+		return c.endError(cmd, p, e)
 	case <-c.done:
 		return c.err
 	case <-ctx.Done():
@@ -248,7 +248,7 @@ func (c *Client) feed(id int64, p *process, stdin io.Reader) {
 	}
 }
 
-func (c *Client) ended(cmd Command, p *process, e exit) error {
+func (c *Client) endError(cmd Command, p *process, e exit) error {
 	switch {
 	case e.Failed != "":
 		return &startError{cmd.Argv, e.Failed, e.Errno}

@@ -21,7 +21,7 @@ func tree(arguments []string) error {
 	if name == "none" {
 		return pcitree.Unload()
 	}
-	text, err := pcitree.Named(name)
+	text, err := pcitree.ReadTable(name)
 	if err != nil {
 		file, readErr := os.ReadFile(name)
 		if readErr != nil {

@@ -105,7 +105,7 @@ func modprobe(modules ...string) error {
 // NamedTree loads a tree of package pcitree until the test ends.
 func NamedTree(t testing.TB, name string) *pcitree.Tree {
 	t.Helper()
-	text, err := pcitree.Named(name)
+	text, err := pcitree.ReadTable(name)
 	if err != nil {
 		t.Fatal(err)
 	}

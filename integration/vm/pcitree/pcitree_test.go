@@ -27,7 +27,7 @@ func mustParse(t *testing.T, text string) *Tree {
 
 func mustNamed(t *testing.T, name string) *Tree {
 	t.Helper()
-	text, err := Named(name)
+	text, err := ReadTable(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestNamedTablesHaveTheirMachines(t *testing.T) {
 }
 
 func TestUnknownNameListsKnownNames(t *testing.T) {
-	_, err := Named("three-nics")
+	_, err := ReadTable("three-nics")
 	if !testutil.HasError(err, &unknownTableError{"three-nics", []string{"dgx", "no-switch", "one-switch", "two-nics"}}) {
 		t.Errorf("got %v", err)
 	}
@@ -420,7 +420,7 @@ func manyGPUs() string {
 
 func FuzzParse(f *testing.F) {
 	for _, name := range Names() {
-		text, err := Named(name)
+		text, err := ReadTable(name)
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -32,8 +32,8 @@ func (e *unknownTableError) Error() string {
 	return fmt.Sprintf("unknown PCIe table %q; use one of %s", e.name, strings.Join(e.known, ", "))
 }
 
-// Named returns the text of a table of the package.
-func Named(name string) (string, error) {
+// ReadTable returns the text of a table of the package.
+func ReadTable(name string) (string, error) {
 	text, err := trees.ReadFile("trees/" + name + ".txt")
 	if err != nil {
 		return "", &unknownTableError{name, Names()}

@@ -45,7 +45,7 @@ with tenancy = "multi" needs exporter.multi_tenancy = true in config.toml.`,
 
 // export serves metrics until the context ends.
 func export(ctx context.Context, l paths.Layout, listen string) error {
-	if err := exporter.Allowed(l); err != nil {
+	if err := exporter.CheckTenancy(l); err != nil {
 		return err
 	}
 	registry := prometheus.NewRegistry()

@@ -217,7 +217,7 @@ func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Inte
 	if err != nil {
 		return "", nil, fmt.Errorf("ask the API server %s for its release: %w", config.Host, err)
 	}
-	release, err := emulated(info)
+	release, err := emulatedRelease(info)
 	if err != nil {
 		return "", nil, fmt.Errorf("release of the API server: %w", err)
 	}
@@ -225,11 +225,11 @@ func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Inte
 		log.WithField("release", release).Infof("The API server is older than %s", minMixed)
 		return modeDevicePlugin, nil, nil
 	}
-	has, err := hasDRA(set.Discovery())
+	served, err := hasDRA(set.Discovery())
 	if err != nil {
 		return "", nil, fmt.Errorf("ask the API server %s for resource.k8s.io/v1: %w", config.Host, err)
 	}
-	if !has {
+	if !served {
 		log.WithField("release", release).Info("The API server has no resource.k8s.io/v1")
 		return modeDevicePlugin, nil, nil
 	}
@@ -240,9 +240,9 @@ func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Inte
 	return modeDRA, set, nil
 }
 
-// emulated returns the release whose API a server serves: an API server started with --emulated-version
+// emulatedRelease returns the release whose API a server serves: an API server started with --emulated-version
 // has the API of an older release.
-func emulated(info *apiversion.Info) (*utilversion.Version, error) {
+func emulatedRelease(info *apiversion.Info) (*utilversion.Version, error) {
 	if info.EmulationMajor != "" && info.EmulationMinor != "" {
 		return utilversion.ParseGeneric(info.EmulationMajor + "." + info.EmulationMinor)
 	}

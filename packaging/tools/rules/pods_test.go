@@ -68,7 +68,7 @@ func unknownNames(known map[string]map[string]bool, query string) (wrong []strin
 	}
 	all := map[string]bool{}
 	parser.Inspect(expression, func(node parser.Node, _ []parser.Node) error {
-		if s, is := node.(*parser.VectorSelector); is {
+		if s, ok := node.(*parser.VectorSelector); ok {
 			of := known[s.Name]
 			if of == nil {
 				wrong = append(wrong, s.Name)

@@ -72,7 +72,7 @@ func queries(document any) (list []string) {
 	switch d := document.(type) {
 	case map[string]any:
 		for name, value := range d {
-			if text, is := value.(string); is && name == "expr" {
+			if text, ok := value.(string); ok && name == "expr" {
 				list = append(list, text)
 			}
 			list = append(list, queries(value)...)

@@ -78,8 +78,8 @@ func CPUXML(numa int, inner ...string) string {
 		strings.Join(inner, "\n"))
 }
 
-// Allocated returns the bytes that a function allocates, freed bytes included.
-func Allocated(what func()) uint64 {
+// AllocatedBytes returns the bytes that a function allocates, freed bytes included.
+func AllocatedBytes(what func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	what()

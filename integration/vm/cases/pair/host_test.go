@@ -95,7 +95,7 @@ func beHost(runtimeName, key, transport string) (err error) {
 // hardware loads GPUs, switches and NICs into this kernel's PCIe tree.
 func hardware() (undo func() error, err error) {
 	undo = func() error { return nil }
-	text, err := pcitree.Named("two-nics")
+	text, err := pcitree.ReadTable("two-nics")
 	if err != nil {
 		return undo, err
 	}

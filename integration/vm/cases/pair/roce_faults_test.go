@@ -226,17 +226,19 @@ func readdress(t *testing.T, card, own string) (other string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	have, err := netlink.AddrList(link, netlink.FAMILY_V4)
+	addresses, err := netlink.AddrList(link, netlink.FAMILY_V4)
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := slices.IndexFunc(have, func(a netlink.Addr) bool { return a.IP.String() == own })
+	i := slices.IndexFunc(addresses, func(a netlink.Addr) bool { return a.IP.String() == own })
 	if i < 0 {
-		t.Fatalf("%s has %v, and not %s", card, have, own)
+		t.Fatalf("%s has %v, and not %s", card, addresses, own)
 	}
-	address := func(ip net.IP) *netlink.Addr { return &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: have[i].Mask}} }
-	oldAddress := address(have[i].IP)
-	newAddress := address(slices.Clone(have[i].IP.To4()))
+	address := func(ip net.IP) *netlink.Addr {
+		return &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: addresses[i].Mask}}
+	}
+	oldAddress := address(addresses[i].IP)
+	newAddress := address(slices.Clone(addresses[i].IP.To4()))
 	newAddress.IP[3] += 100
 	// If the first address of a network is deleted, the kernel deletes the second too. Meanwhile
 	// the port has only a link-local GID, which is unreachable.

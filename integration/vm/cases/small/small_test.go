@@ -99,7 +99,7 @@ func TestKernelShowsLinks(t *testing.T) {
 }
 
 func TestTableReplacesFormerTree(t *testing.T) {
-	text, err := pcitree.Named("no-switch")
+	text, err := pcitree.ReadTable("no-switch")
 	if err != nil {
 		t.Fatal(err)
 	}
