@@ -115,7 +115,8 @@ func TestUnknownTestsAreFound(t *testing.T) {
 		"go test -run TestOne ./x\ngo test -run '^TestOne(Big)?Thing$$'\n--run '^TestOne(Big)?ThingThing$$'\n" +
 		"go test -run TestTwo\nTestOne without a command\n"
 	unknown, count := unknownTests(text, declared)
-	if got, want := strings.Join(unknown, " "), "TestOther ^TestOne(Big)?ThingThing$$ TestTwo TestOne"; got != want || count != 8 {
+	const want = "TestOther ^TestOne(Big)?ThingThing$$ TestTwo TestOne"
+	if got := strings.Join(unknown, " "); got != want || count != 8 {
 		t.Errorf("unknown %q of %d, want %q of 8", got, count, want)
 	}
 }
