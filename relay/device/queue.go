@@ -177,40 +177,17 @@ const hostPiece = 1 << 20
 const shortMove = 4 << 10
 
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
-	row := from.Host != nil && to.Host == nil && n < minLinear
 	within := sameDevice(to, from)
 	if within && n < minBounce && q.throughHost(to, from, n, done) {
 		return
 	}
-	alone := q.ended == q.issued && q.gathered.n == 0
-	bounce := within && q.bouncesWithin(n, alone)
-	small := n < largeCopy && !row && !within && !q.unbatched
-	held := !within && to.Host == nil && from.Host == nil && q.holds(n)
-	if held != q.gathered.held || !small && !held {
-		q.flush() // the earlier copies
-	}
-	if small || held {
-		q.gathered.held = held
-		q.gathered.add(to.Ptr, from.Ptr, n, done)
-		if q.gathered.n == manyCopies || held && q.gathered.n == maxHeld {
-			q.flush()
-		}
+	if q.gather(to, from, n, done) {
 		return
 	}
-	d := q.device.Driver
-	err := q.device.Use()
-	marked := false
-	switch {
-	case err != nil:
-	case bounce:
-		err = q.settled(q.copyWithin(to.Ptr, from.Ptr, n))
-	case row:
-		marked, err = q.write(to.Ptr, from.Host, n)
-		err = q.settled(err)
-	default:
-		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
-		q.copyEngine = !within
-	}
+	alone := q.ended == q.issued && q.gathered.n == 0
+	bounce := within && q.bouncesWithin(n, alone)
+	q.flush() // the earlier copies
+	marked, err := q.call(to, from, n, bounce)
 	if err != nil {
 		done(q.named(err))
 		return
@@ -229,6 +206,54 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	case n >= largeCopy || q.issued-q.marked >= manyCopies:
 		q.mark()
 	}
+}
+
+// isRow reports whether a copy is a write of rows or words (write.go).
+func isRow(to, from Place, n uint64) bool {
+	return from.Host != nil && to.Host == nil && n < minLinear
+}
+
+// gather keeps a copy for a call with others, which flush makes, and reports whether it did: a small
+// copy, or a copy that the queue holds. The call has either small copies or held ones.
+func (q *Queue) gather(to, from Place, n uint64, done func(error)) bool {
+	if sameDevice(to, from) || q.unbatched {
+		return false
+	}
+	held := to.Host == nil && from.Host == nil && q.holds(n)
+	if !held && (n >= largeCopy || isRow(to, from, n)) {
+		return false
+	}
+	limit := manyCopies
+	if held {
+		limit = maxHeld
+	}
+	if held != q.gathered.held {
+		q.flush()
+	}
+	q.gathered.held = held
+	q.gathered.add(to.Ptr, from.Ptr, n, done)
+	if q.gathered.n == limit {
+		q.flush()
+	}
+	return true
+}
+
+// call issues a copy with calls of its own. marked reports that the stream's marker shows the end.
+func (q *Queue) call(to, from Place, n uint64, bounce bool) (marked bool, err error) {
+	d := q.device.Driver
+	err = q.device.Use()
+	switch {
+	case err != nil:
+	case bounce:
+		err = q.settled(q.copyWithin(to.Ptr, from.Ptr, n))
+	case isRow(to, from, n):
+		marked, err = q.write(to.Ptr, from.Host, n)
+		err = q.settled(err)
+	default:
+		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
+		q.copyEngine = !sameDevice(to, from)
+	}
+	return marked, err
 }
 
 // holds reports whether the queue holds a copy of n bytes between two GPUs.
