@@ -11,11 +11,11 @@ import (
 // the event's latest record has completed. The relay asks the driver; the relay never makes a
 // stream wait for a foreign event.
 type event struct {
-	relay   *Relay
-	lane    *lane
-	handle  cuda.Event
-	users   int  // operations that wait
-	retired bool // it goes with the last of them
+	relay  *Relay
+	lane   *lane
+	handle cuda.Event
+	users  int // operations that wait
+	state  lifeState
 }
 
 // ofEvent is the quota of an event: the driver has an open file of the event.
@@ -87,13 +87,19 @@ func (s *session) closeEvent(number uint32) error {
 }
 
 // retire closes the event when no operation waits for it any more.
-func (e *event) retire() {
-	e.retired = true
-	e.settle()
-}
+func (e *event) retire() { e.apply(lifeRevoke) }
 
 func (e *event) settle() {
-	if e.retired && e.users == 0 {
+	if e.users == 0 {
+		e.apply(lifeIdle)
+	}
+}
+
+func (e *event) apply(event lifeEvent) {
+	switch lifeTable.Must(&e.state, event) {
+	case lifeSettle:
+		e.settle()
+	case lifeFree:
 		e.close()
 	}
 }

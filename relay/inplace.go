@@ -33,7 +33,7 @@ func (m *memory) wanted() bool {
 // for its absence. Unrequested and repeated descriptors are closed.
 func (s *session) registerInPlace(m *wire.DMABuf, fds []int) {
 	memory := s.memories[m.Memory]
-	if memory == nil || memory.retired || !memory.wanted() || memory.inPlace != nil || memory.notInPlace != "" {
+	if memory == nil || memory.state.ended() || !memory.wanted() || memory.inPlace != nil || memory.notInPlace != "" {
 		s.port.CloseAll(fds)
 		return
 	}

@@ -300,7 +300,7 @@ func (p *pieces) take(entries []wire.ListEntryLayout, kind uint32,
 	for i := range entries {
 		e := &entries[i]
 		if m == nil || m.number != e.Memory {
-			if m = c.session.memories[e.Memory]; m == nil || m.retired || m.empty {
+			if m = c.session.memories[e.Memory]; m == nil || m.state != memoryExported {
 				return ranges, length, wire.StatusUnknownMemory
 			}
 			switch {

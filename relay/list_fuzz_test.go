@@ -572,7 +572,7 @@ func (o *listOwner) wrote() {
 func (o *listOwner) other() {
 	switch which := o.do.next(); which {
 	case 0, 1:
-		if of := o.regions[which]; !of.revoked {
+		if of := o.regions[which]; of.state == lifeLive {
 			of.revoke()
 		}
 	case 2:
@@ -621,7 +621,7 @@ func (o *listOwner) end() {
 			o.t.Fatalf("%d use a region, %d the memory, %d parts are served, with %d bytes", of.users, m.users, o.r.parts,
 				o.relay.own.used)
 		}
-		if !of.revoked {
+		if of.state == lifeLive {
 			of.revoke()
 		}
 	}

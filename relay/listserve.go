@@ -223,14 +223,14 @@ func (g *listGrant) targets(f func(*target)) {
 // ready reports whether the regions are mapped.
 func (g *listGrant) ready() bool {
 	ready := true
-	g.targets(func(t *target) { ready = ready && t.ready })
+	g.targets(func(t *target) { ready = ready && t.state.ready() })
 	return ready
 }
 
 // addGrantRanges keeps ranges for the grant that will come.
 func (s *sender) addGrantRanges(m *wire.PeerGrantRanges) error {
 	have, t := s.listing.ranges, s.targets[m.Region]
-	if s.route != wire.RouteDirect || t == nil || t.retired || m.Count == 0 || m.Count > wire.MessageRanges ||
+	if s.route != wire.RouteDirect || t == nil || t.state.revoked() || m.Count == 0 || m.Count > wire.MessageRanges ||
 		len(have)+int(m.Count) > wire.PartEntries {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted %d ranges of region %d after %d ranges", s.peer,
 			m.Count, m.Region, len(have))
@@ -258,7 +258,7 @@ func (s *sender) grantedList(m *wire.PeerGrant) error {
 	op := s.active[m.Send]
 	n := len(g.ranges)
 	retired := false
-	g.targets(func(t *target) { retired = retired || t.retired })
+	g.targets(func(t *target) { retired = retired || t.state.revoked() })
 	switch {
 	case op == nil || op.pieces == nil:
 		return wire.Errorf(wire.StatusMalformed,

@@ -31,10 +31,7 @@ type memory struct {
 	users   int
 	served  int   // of these, operations of remote programs on regions
 	takes   quota // of the relay's limits
-	retired bool
-	// empty is host memory before the client has allocated the pages: the relay has not pinned the
-	// memory, and no operation uses it.
-	empty bool
+	state   memoryState
 	// gone is called when the memory has been freed, or is used only by operations of its client;
 	// nil without a waiter.
 	gone func()
@@ -178,7 +175,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 		return
 	}
 	memory := &memory{
-		session: s, number: s.number(), offset: m.Offset, length: m.Length, access: m.Access,
+		session: s, number: s.number(), state: memoryExported, offset: m.Offset, length: m.Length, access: m.Access,
 		takes: quota{memories: 1, descriptors: len(parts)}, registrars: map[*receiver]bool{},
 		regions: map[*exposedRegion]bool{},
 	}
@@ -318,8 +315,9 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 		return
 	}
 	memory := &memory{
-		session: s, number: s.number(), kind: wire.MemoryIPC, offset: m.Offset, length: m.Length, access: m.Access,
-		takes: takes, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
+		session: s, number: s.number(), kind: wire.MemoryIPC, state: memoryExported, offset: m.Offset, length: m.Length,
+		access: m.Access,
+		takes:  takes, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	s.bring(sequence, func() error {
 		lane, err := s.relay.laneOf(m.GPU)
@@ -400,8 +398,11 @@ func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 		return
 	}
 	memory := &memory{
-		session: s, number: s.number(), kind: wire.MemoryHost, empty: m.Populates == 1,
-		length: m.Bytes, access: m.Access, takes: takes, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
+		session: s, number: s.number(), kind: wire.MemoryHost, state: memoryExported, length: m.Bytes, access: m.Access,
+		takes: takes, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},
+	}
+	if m.Populates == 1 { // the client allocates the pages
+		memory.state = memoryEmpty
 	}
 	s.provide(memory, sequence, func() error { return memory.make(m.GPU) }, func() wire.Message {
 		return &wire.HostMemoryMade{Memory: memory.number, Bytes: memory.mapped.Bytes}
@@ -447,7 +448,7 @@ func (m *memory) make(gpu wire.UUID) error {
 		return err
 	}
 	m.lane = lane
-	if !m.empty {
+	if m.state == memoryExported {
 		err = m.pin()
 	}
 	var fd int
@@ -479,18 +480,24 @@ func (m *memory) pin() error {
 func (s *session) populated(number, sequence uint32) {
 	m := s.memories[number]
 	switch {
-	case m == nil || m.retired:
+	case m == nil || m.state.ended():
 		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", number))
 		return
-	case !m.empty || m.users > 0: // users: the pinning of an earlier message
+	case m.state != memoryEmpty:
 		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "memory %d does not wait for the pages of its client", number))
 		return
 	}
-	m.users++
-	s.block(sequence, m.pin, func(err error) {
-		m.empty = err != nil
-		m.release()
-		s.answer(sequence, err)
+	m.apply(memoryPopulate, func() {
+		m.users++
+		s.block(sequence, m.pin, func(err error) {
+			event := memoryPinned
+			if err != nil {
+				event = memoryPinFailed
+			}
+			m.apply(event, nil)
+			m.release()
+			s.answer(sequence, err)
+		})
 	})
 }
 
@@ -498,7 +505,7 @@ func (s *session) populated(number, sequence uint32) {
 // operation of a remote program remains.
 func (s *session) unexport(number, sequence uint32) {
 	m := s.memories[number]
-	if m == nil || m.retired {
+	if m == nil || m.state.ended() {
 		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", number))
 		return
 	}
@@ -507,35 +514,43 @@ func (s *session) unexport(number, sequence uint32) {
 }
 
 // retire prevents new operations on the memory.
-func (m *memory) retire() {
-	m.retired = true
-	for o := range m.regions {
-		o.revoke()
-	}
-	m.settle()
-}
+func (m *memory) retire() { m.apply(memoryRetire, nil) }
 
 func (m *memory) release() {
 	m.users--
 	m.settle()
 }
 
+// settle reports the users of the memory.
 func (m *memory) settle() {
-	if !m.retired || m.session.memories[m.number] != m {
-		return
+	switch {
+	case m.users == 0:
+		m.apply(memoryIdle, nil)
+	case m.served == 0:
+		m.apply(memoryLocal, nil)
 	}
-	if m.users > 0 {
-		if m.served == 0 {
-			m.answer()
+}
+
+// apply applies an event and runs the action. pin begins the pinning of the pages.
+func (m *memory) apply(e memoryEvent, pin func()) {
+	switch memoryTable.Must(&m.state, e) {
+	case memoryPin:
+		pin()
+	case memoryRevoke:
+		for o := range m.regions {
+			o.revoke()
 		}
-		return
+		m.settle()
+	case memoryAnswer:
+		m.answer()
+	case memoryFree:
+		delete(m.session.memories, m.number)
+		for k := range m.registrars {
+			k.forget(m)
+		}
+		m.free()
+		m.session.settle()
 	}
-	delete(m.session.memories, m.number)
-	for k := range m.registrars {
-		k.forget(m)
-	}
-	m.free()
-	m.session.settle()
 }
 
 // answer replies to the request that waits for the memory's end.

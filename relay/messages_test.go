@@ -152,7 +152,7 @@ func newSending(t *testing.T, route uint32) *sending {
 	c.port = p
 	l := &keptLink{ready: map[uint32]func(error){}}
 	s := newSender(c, l)
-	s.targets[1] = &target{region: 1, bytes: targetBytes, ready: true}
+	s.targets[1] = &target{region: 1, bytes: targetBytes, state: targetReady}
 	return &sending{w, s, p, l}
 }
 
@@ -216,7 +216,7 @@ func TestSenderGrantInvalidFieldIsRefused(t *testing.T) {
 		{"a region that was taken back", change(func(g *wire.PeerGrant) { g.Region = 3 }), 0, wire.StatusMalformed},
 	} {
 		w := newSending(t, wire.RouteDirect)
-		w.s.targets[3] = &target{region: 3, bytes: targetBytes, ready: true, granted: 1, retired: true}
+		w.s.targets[3] = &target{region: 3, bytes: targetBytes, state: targetRetired, granted: 1}
 		w.post(w.s.connection, wire.OpSend, 5, 64, length)
 		w.port.want(t, c.name, "send 1 tag 5: 10000")
 		w.s.open = c.open
@@ -436,8 +436,9 @@ func TestSenderGrantWaitsUntilRegionIsReady(t *testing.T) {
 	if err := w.s.message(&wire.PeerGrant{Send: 1, Grant: 1, Length: 10_000, Region: 2}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.s.message(&wire.PeerForget{Region: 2}, nil); err != nil || w.s.targets[2] == nil {
-		t.Errorf("a region that is not ready is taken back: %v", err)
+	if err := w.s.message(&wire.PeerForget{Region: 2}, nil); wire.StatusOf(err) != wire.StatusMalformed ||
+		w.s.targets[2] == nil {
+		t.Errorf("a region under a grant is taken back before it is ready: %v", err)
 	}
 	if len(w.link.writes) != 0 || w.s.underWay != 1 || w.relay.used.foreign != memory.Bytes {
 		t.Errorf("%d writes, %d under way, %d bytes", len(w.link.writes), w.s.underWay, w.relay.used.foreign)
@@ -456,6 +457,30 @@ func TestSenderGrantWaitsUntilRegionIsReady(t *testing.T) {
 	}
 	if err := w.s.message(&wire.PeerForget{Region: 9}, nil); err != nil {
 		t.Errorf("an unknown region: %v", err)
+	}
+}
+
+// The mapping of a region that the receiver takes back meanwhile goes at its end, and takes no grant.
+func TestSenderRegionForgottenWhileMappedIsRemoved(t *testing.T) {
+	w := newSending(t, wire.RouteDirect)
+	memory := newShareable(t, targetBytes)
+	if err := w.s.message(&wire.PeerRegion{Region: 2, Kind: wire.MemoryHost, Bytes: memory.Bytes},
+		[]int{memory.fd}); err != nil {
+		t.Fatal(err)
+	}
+	w.post(w.s.connection, wire.OpSend, 0, 0, 100)
+	for range 2 { // also a peer that sends the message twice
+		if err := w.s.message(&wire.PeerForget{Region: 2}, nil); err != nil || len(w.link.removed) > 0 {
+			t.Errorf("%v, removed %v", err, w.link.removed)
+		}
+	}
+	if err := w.s.message(&wire.PeerGrant{Send: 1, Grant: 1, Length: 100, Region: 2}, nil); wire.StatusOf(err) !=
+		wire.StatusMalformed {
+		t.Errorf("a grant in a forgotten region: %v", err)
+	}
+	w.link.ready[2](nil)
+	if !slices.Equal(w.link.removed, []uint32{2}) || w.relay.used.foreign != 0 || w.s.targets[2] != nil {
+		t.Errorf("removed %v, %d bytes", w.link.removed, w.relay.used.foreign)
 	}
 }
 
@@ -569,7 +594,7 @@ func TestSenderRefusesInvalidRegion(t *testing.T) {
 			if n := memory.descriptors(t); n != 1 {
 				t.Errorf("%s: %d descriptors are open", c.name, n)
 			}
-			if !w.s.targets[c.region.Region].ready || len(w.s.parts) != 0 || w.relay.used.descriptors != 0 {
+			if w.s.targets[c.region.Region].state != targetReady || len(w.s.parts) != 0 || w.relay.used.descriptors != 0 {
 				t.Errorf("%s: %d parts, %d descriptors", c.name, len(w.s.parts), w.relay.used.descriptors)
 			}
 		}

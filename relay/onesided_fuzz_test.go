@@ -339,7 +339,7 @@ func FuzzPeerOfARegionOwner(f *testing.F) {
 					r.opened(r.back, back.s)
 				}
 			case 6:
-				if o := offers[do.next()%2]; !o.revoked {
+				if o := offers[do.next()%2]; o.state == lifeLive {
 					o.revoke()
 				}
 			case 7:
@@ -391,7 +391,7 @@ func FuzzPeerOfARegionOwner(f *testing.F) {
 			if o.users != 0 || o.memory.users != 0 || r.serving != 0 {
 				t.Fatalf("%d use what was offered, %d the memory, %d are served", o.users, o.memory.users, r.serving)
 			}
-			if !o.revoked {
+			if o.state == lifeLive {
 				o.revoke()
 			}
 		}

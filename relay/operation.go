@@ -72,7 +72,7 @@ func (op *operation) bind(number uint32, c *connection) wire.Status {
 	}
 	m := op.session.memories[number]
 	switch {
-	case m == nil || m.retired || m.empty:
+	case m == nil || m.state != memoryExported:
 		return wire.StatusUnknownMemory
 	case m.lane != c.lane:
 		return wire.StatusWrongGPU

@@ -135,6 +135,7 @@ func newWorld(t *testing.T) *world {
 // memory makes a further memory of the client.
 func (w *world) memory(bytes uint64) *memory {
 	m := &memory{
+		state:   memoryExported,
 		session: w.session, number: uint32(len(w.session.memories)) + 1, kind: wire.MemoryHost, lane: w.lane,
 		mapped: w.host(bytes), length: bytes,
 		access: wire.AccessSend | wire.AccessReceive, registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{},

@@ -18,8 +18,8 @@ type exposedRegion struct {
 	// The permitted connections: those of a listener, or a single one. The other is 0.
 	listener, connection uint32
 
-	users   int // operations that can touch it
-	revoked bool
+	users int // operations that can touch it
+	state lifeState
 	// gone is called after the last operation; nil without a waiter.
 	gone func()
 }
@@ -57,7 +57,7 @@ func (s *session) expose(m *wire.Expose, sequence uint32) {
 // newRegion checks a request to expose memory.
 func (s *session) newRegion(m *wire.Expose) (*exposedRegion, error) {
 	memory := s.memories[m.Memory]
-	if memory == nil || memory.retired || memory.empty {
+	if memory == nil || memory.state != memoryExported {
 		return nil, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", m.Memory)
 	}
 	const all = wire.RemoteRead | wire.RemoteWrite
@@ -126,7 +126,7 @@ func (s *session) visible(number uint32) *connection {
 
 func (s *session) revoke(number, sequence uint32) {
 	o := s.regions[number]
-	if o == nil || o.revoked {
+	if o == nil || o.state != lifeLive {
 		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory,
 			"offer %d was withdrawn, or its memory unexported, or it never was", number))
 		return
@@ -136,21 +136,26 @@ func (s *session) revoke(number, sequence uint32) {
 }
 
 // revoke lets no new operation begin.
-func (o *exposedRegion) revoke() {
-	o.revoked = true
-	delete(o.memory.session.relay.regions, o.key)
-	delete(o.memory.regions, o)
-	o.settle()
-}
+func (o *exposedRegion) revoke() { o.apply(lifeRevoke) }
 
 func (o *exposedRegion) settle() {
-	s := o.memory.session
-	if !o.revoked || o.users > 0 || s.regions[o.number] != o {
-		return
+	if o.users == 0 {
+		o.apply(lifeIdle)
 	}
-	delete(s.regions, o.number)
-	if o.gone != nil {
-		o.gone()
+}
+
+func (o *exposedRegion) apply(e lifeEvent) {
+	s := o.memory.session
+	switch lifeTable.Must(&o.state, e) {
+	case lifeSettle:
+		delete(s.relay.regions, o.key)
+		delete(o.memory.regions, o)
+		o.settle()
+	case lifeFree:
+		delete(s.regions, o.number)
+		if o.gone != nil {
+			o.gone()
+		}
 	}
 }
 

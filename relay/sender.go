@@ -45,10 +45,9 @@ type target struct {
 	region  uint32
 	bytes   uint64
 	foreign uint64 // of the host's memory, as counted
-	ready   bool
+	state   targetState
 	grants  []*wire.PeerGrant // that came before it was ready
 	granted int               // grants that are not used up yet
-	retired bool              // there will be no more
 }
 
 func newSender(c *connection, link transport.Link) *sender {
@@ -107,15 +106,14 @@ func (s *sender) message(m wire.Message, fds []int) error {
 	case *wire.PeerRegion:
 		return s.addTarget(m, fds)
 	case *wire.PeerForget:
-		if t := s.targets[m.Region]; t != nil && t.ready {
+		if t := s.targets[m.Region]; t != nil {
 			// On route staged the receiver can know of a write's end before our NIC tells
 			// us.
 			if t.granted > 0 && s.route == wire.RouteDirect {
 				return wire.Errorf(wire.StatusMalformed, "the relay of %s took region %d back under a write that it had granted",
 					s.peer, m.Region)
 			}
-			t.retired = true
-			s.settleTarget(t)
+			s.applyTarget(t, targetForget)
 		}
 		return nil
 	case *wire.PeerQuota:
@@ -145,12 +143,20 @@ func (s *sender) used(t *target) {
 
 // settleTarget lets go of memory that was taken back, once no grant is left.
 func (s *sender) settleTarget(t *target) {
-	if !t.retired || t.granted > 0 || s.targets[t.region] != t {
-		return
+	if t.granted == 0 {
+		s.applyTarget(t, targetIdle)
 	}
-	delete(s.targets, t.region)
-	s.link.RemoveTarget(t.region)
-	s.session.relay.release(quota{foreign: t.foreign})
+}
+
+func (s *sender) applyTarget(t *target, e targetEvent) {
+	switch targetTable.Must(&t.state, e) {
+	case targetSettle:
+		s.settleTarget(t)
+	case targetRemove:
+		delete(s.targets, t.region)
+		s.link.RemoveTarget(t.region)
+		s.session.relay.release(quota{foreign: t.foreign})
+	}
 }
 
 // addPart keeps an allocation for the region that will come.
@@ -250,25 +256,31 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 	s.link.AddTarget(m.Region, m.Kind, parts, func(err error) {
 		closeParts()
 		s.underWay--
-		if err != nil {
-			// No matter for failed: the descriptor is foreign, and its errors do not concern this
-			// relay's context.
-			go s.session.relay.examine(wire.Errorf(wire.StatusBadDescriptor, "the memory of %s cannot be mapped: %v", s.peer,
-				err))
-			s.shutdown(wire.Errorf(ofCopies(err), "the memory of %s cannot be mapped: %v", s.peer, err))
-		}
-		t.ready = err == nil
-		grants := t.grants
-		t.grants = nil
-		for _, g := range grants {
-			if !s.isDown() {
-				s.fill(g, s.active[g.Send])
-			}
-		}
-		s.fillLists()
-		s.settle()
+		s.mapped(t, err)
 	})
 	return nil
+}
+
+// mapped fills the grants that preceded the end of a mapping. err is the failure of the mapping.
+func (s *sender) mapped(t *target, err error) {
+	if err == nil {
+		s.applyTarget(t, targetMapped)
+	} else {
+		s.applyTarget(t, targetMapFailed)
+		// No matter for failed: the descriptor is foreign, and its errors do not concern this relay's context.
+		go s.session.relay.examine(wire.Errorf(wire.StatusBadDescriptor, "the memory of %s cannot be mapped: %v", s.peer,
+			err))
+		s.shutdown(wire.Errorf(ofCopies(err), "the memory of %s cannot be mapped: %v", s.peer, err))
+	}
+	grants := t.grants
+	t.grants = nil
+	for _, g := range grants {
+		if !s.isDown() {
+			s.fill(g, s.active[g.Send])
+		}
+	}
+	s.fillLists()
+	s.settle()
 }
 
 // granted checks the remote relay's message as untrusted input: a wrong number must not let it read
@@ -294,7 +306,7 @@ func (s *sender) granted(m *wire.PeerGrant) error {
 	case m.Length == 0 || m.Part > op.length || m.Length > op.length-m.Part:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted bytes %d+%d of a message of %d", s.peer, m.Part,
 			m.Length, op.length)
-	case t == nil || t.retired || m.Offset > t.bytes || m.Length > t.bytes-m.Offset:
+	case t == nil || t.state.revoked() || m.Offset > t.bytes || m.Length > t.bytes-m.Offset:
 		return wire.Errorf(wire.StatusMalformed,
 			"the relay of %s granted %d bytes at %d of region %d, which has not as many", s.peer, m.Length, m.Offset, m.Region)
 	}
@@ -304,7 +316,7 @@ func (s *sender) granted(m *wire.PeerGrant) error {
 	op.granted += m.Length
 	t.granted++
 	s.open++
-	if !t.ready {
+	if !t.state.ready() {
 		t.grants = append(t.grants, m)
 		return nil
 	}

@@ -62,8 +62,8 @@ func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 		s.answer(sequence, err)
 		return
 	}
-	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, registrars: map[*receiver]bool{},
-		regions: map[*exposedRegion]bool{}}
+	memory := &memory{session: s, number: s.number(), state: memoryExported, access: m.Access, takes: takes,
+		registrars: map[*receiver]bool{}, regions: map[*exposedRegion]bool{}}
 	s.provide(memory, sequence, func() error { return memory.stage(m.GPU) }, func() wire.Message {
 		on := memory.staged.on
 		on.bytes += memory.mapped.Bytes

@@ -7,7 +7,8 @@ import (
 )
 
 func TestStatesFollowReviewedCells(t *testing.T) {
-	for _, m := range []statetest.Machine{statetest.Of(operationTable), statetest.Of(connectionTable)} {
+	for _, m := range []statetest.Machine{statetest.Of(operationTable), statetest.Of(connectionTable),
+		statetest.Of(lifeTable), statetest.Of(memoryTable), statetest.Of(targetTable)} {
 		t.Run(m.Title(), func(t *testing.T) {
 			statetest.Check(t, m, "testdata/states/"+m.Title()+".txt", "../docs/states")
 		})

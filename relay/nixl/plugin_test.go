@@ -294,10 +294,10 @@ func TestPluginWithoutHostMemoryEndsTransfers(t *testing.T) {
 		first, second uint64 // limits; 0 is the default
 		statuses      string
 	}{
-		"buffers of the reader":       {0, 256 << 10, "VRAM -3, DRAM -3"},
-		"buffers of the owner":        {256 << 10, 0, "VRAM 0, DRAM -10"},
-		"receives from the owner":     {0, 512 << 10, "VRAM 0, DRAM -10"},
-		"buffers and receives of all": {640 << 10, 640 << 10, "VRAM 0, DRAM 0"},
+		"buffers of the reader":       {0, 64 << 10, "VRAM -3, DRAM -3"},
+		"buffers of the owner":        {128 << 10, 0, "VRAM 0, DRAM -10"},
+		"receives from the owner":     {0, 128 << 10, "VRAM 0, DRAM -10"},
+		"buffers and receives of all": {256 << 10, 256 << 10, "VRAM 0, DRAM 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, launch.RouteDirect)
@@ -323,7 +323,7 @@ func TestSessionsNameNIXL(t *testing.T) {
 	}
 }
 
-func TestPluginWithStoppedPeerReachesOthers(t *testing.T) {
+func TestPluginWithStoppedPeersReachesOthers(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	newRun(t, "stop").must(t, h.lane(0), h.lane(1))
 }

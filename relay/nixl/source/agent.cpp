@@ -267,7 +267,10 @@ agent::~agent()
 void agent::end_session()
 {
 	broken = true;
-	each_channel([this](channel *c) { down(c, PEERLANE_STATUS_RELAY_DIED, peerlane_status_text(PEERLANE_STATUS_RELAY_DIED)); });
+	each_channel([this](channel *c) {
+		down(c, PEERLANE_STATUS_RELAY_DIED, peerlane_status_text(PEERLANE_STATUS_RELAY_DIED));
+		free_buffers(c); // the memory ends with the session
+	});
 	inbounds.clear();
 	others.clear();
 	attempts.clear();
@@ -456,6 +459,7 @@ bool agent::progress()
 			watch(c);
 		if (!c->waiting.empty())
 			advance(c);
+		free_buffers(c);
 	}
 	for (size_t k = inbounds.size(); k-- > 0;)
 		settle(*inbounds[k]);

@@ -37,14 +37,11 @@ PEERLANE_BIND(pthread_setname_np, NIXL_SETNAME);
 
 namespace nixl {
 
-// Bytes of a message with its header, and the buffers for messages of a lane and of a connection.
+// Bytes of a message with its header, and the buffers for messages of a connection in each
+// direction: peers that do not receive hold no buffer of another peer.
 constexpr uint32_t MESSAGE_BYTES = 32 << 10;
-constexpr unsigned SEND_BUFFERS = 16;
 constexpr unsigned RECEIVE_BUFFERS = 4;
-
-// Sends in flight of a connection: a peer that does not receive leaves the lane's other buffers to
-// other peers.
-constexpr unsigned CHANNEL_SENDS = RECEIVE_BUFFERS;
+constexpr unsigned SEND_BUFFERS = RECEIVE_BUFFERS;
 
 // Entries of one list operation: a session's lists have PEERLANE_MAX_LIST_ENTRIES together.
 constexpr size_t LIST_ENTRIES = PEERLANE_MAX_LIST_ENTRIES / 2;
@@ -77,6 +74,7 @@ struct header {
 struct agent;
 struct channel;
 struct peer;
+struct send;
 struct transfer;
 
 // An operation of the session. Results carry its address.
@@ -158,6 +156,16 @@ struct item {
 	transfer *ends = nullptr;       // the transfer that ends with this message
 };
 
+// A message in a buffer of a connection.
+struct send : operation {
+	std::shared_ptr<peer> to; // of a message under way
+	channel *over;
+	transfer *ends = nullptr;
+	unsigned buffer;
+
+	send(channel *c, unsigned b) : operation(SEND), over(c), buffer(b) {}
+};
+
 // A connection to a lane of a peer.
 struct channel {
 	enum { IDLE, CONNECTING, UP } state = IDLE;
@@ -169,6 +177,10 @@ struct channel {
 	std::set<transfer *> answers; // that wait for DONE
 	unsigned sending = 0;         // messages
 	bool logged = false;
+	peerlane_memory memory = 0; // of buffers, from the first message on
+	uint8_t *data = nullptr;
+	std::vector<std::unique_ptr<send>> sends;
+	std::vector<send *> idle;
 
 	channel(peer *p, unsigned l, unsigned f) : to(p), lane(l), far(f) {}
 };
@@ -185,25 +197,11 @@ struct peer : std::enable_shared_from_this<peer> {
 	bool closed = false;
 };
 
-// A message in a buffer.
-struct send : operation {
-	std::shared_ptr<peer> to;
-	channel *over = nullptr;
-	transfer *ends = nullptr;
-	unsigned lane, buffer;
-
-	send(unsigned l, unsigned b) : operation(SEND), lane(l), buffer(b) {}
-};
-
 struct lane {
 	peerlane_gpu gpu{};
 	peerlane_listener listener = 0;
 	peerlane_handle handle{};
 	bool used = false; // a region is there
-	peerlane_memory memory = 0;
-	uint8_t *data = nullptr;
-	std::vector<std::unique_ptr<send>> sends;
-	std::vector<send *> idle;
 };
 
 struct inbound;
@@ -296,7 +294,8 @@ struct agent {
 	void discard(transfer *t);
 	void list_ended(part *p, const peerlane_result &r);
 	void send_ended(send *s, const peerlane_result &r);
-	int buffer_of(unsigned lane, send *&out);
+	int buffer_of(channel *c, send *&out);
+	void free_buffers(channel *c);
 	template <class F> void each_channel(F f);
 
 	// --- message.cpp

@@ -197,29 +197,37 @@ void agent::push(channel *c, item &&i)
 
 // buffer_of takes a buffer for a message: nullptr if none is idle. The status is that of the
 // buffers' memory.
-int agent::buffer_of(unsigned number, send *&out)
+int agent::buffer_of(channel *c, send *&out)
 {
-	lane &l = lanes[number];
-
 	out = nullptr;
-	if (!l.memory) {
+	if (!c->memory) {
 		void *data;
 
-		if (int status = peerlane_host_memory(session, SEND_BUFFERS * MESSAGE_BYTES, &l.gpu, PEERLANE_ACCESS_SEND, &data, &l.memory))
+		if (int status = peerlane_host_memory(session, SEND_BUFFERS * MESSAGE_BYTES, &lanes[c->lane].gpu, PEERLANE_ACCESS_SEND, &data, &c->memory))
 			return status;
-		l.data = static_cast<uint8_t *>(data);
+		c->data = static_cast<uint8_t *>(data);
 		for (unsigned i = 0; i < SEND_BUFFERS; i++) {
-			l.sends.emplace_back(new send(number, i));
-			l.idle.push_back(l.sends.back().get());
+			c->sends.emplace_back(new send(c, i));
+			c->idle.push_back(c->sends.back().get());
 		}
 	}
-	if (l.idle.empty()) {
-		starved = true;
+	if (c->idle.empty()) // send_ended goes on
 		return PEERLANE_STATUS_OK;
-	}
-	out = l.idle.back();
-	l.idle.pop_back();
+	out = c->idle.back();
+	c->idle.pop_back();
 	return PEERLANE_STATUS_OK;
+}
+
+// free_buffers frees the buffers of a connection that is down, when no message uses them.
+void agent::free_buffers(channel *c)
+{
+	if (!c->memory || c->sending || c->state != channel::IDLE)
+		return;
+	if (!broken)
+		peerlane_unexport(session, c->memory);
+	c->memory = 0;
+	c->idle.clear();
+	c->sends.clear();
 }
 
 void agent::advance(channel *c)
@@ -256,10 +264,8 @@ bool agent::advance_front(channel *c)
 		p->posted = true;
 		return true;
 	}
-	if (c->sending == CHANNEL_SENDS) // send_ended goes on
-		return false;
 	send *s;
-	if (int status = buffer_of(c->lane, s)) {
+	if (int status = buffer_of(c, s)) {
 		std::string reason = std::string("host memory for messages: ") + peerlane_error();
 
 		down(c, status, reason.c_str());
@@ -267,7 +273,7 @@ bool agent::advance_front(channel *c)
 	}
 	if (!s)
 		return false;
-	uint8_t *to = lanes[c->lane].data + s->buffer * MESSAGE_BYTES;
+	uint8_t *to = c->data + s->buffer * MESSAGE_BYTES;
 	header h = i.head;
 	h.magic = MESSAGE_MAGIC;
 	h.bytes = static_cast<uint32_t>(std::min<uint64_t>(i.left, MESSAGE_BYTES - sizeof h));
@@ -280,12 +286,11 @@ bool agent::advance_front(channel *c)
 		memcpy(to + sizeof h, from, h.bytes);
 	options.context = reinterpret_cast<uintptr_t>(static_cast<operation *>(s));
 	s->to = c->to->shared_from_this();
-	s->over = c;
 	s->ends = i.left == h.bytes ? i.ends : nullptr;
 	peerlane_operation number; // else no result comes
-	int status = peerlane_send(session, c->connection, lanes[c->lane].memory, s->buffer * MESSAGE_BYTES, sizeof h + h.bytes, &options, &number);
+	int status = peerlane_send(session, c->connection, c->memory, s->buffer * MESSAGE_BYTES, sizeof h + h.bytes, &options, &number);
 	if (status) {
-		lanes[c->lane].idle.push_back(s);
+		c->idle.push_back(s);
 		s->to.reset();
 		if (status != PEERLANE_STATUS_FULL)
 			down(c, status, peerlane_error());
@@ -312,7 +317,7 @@ void agent::send_ended(send *s, const peerlane_result &r)
 
 	s->to.reset();
 	s->ends = nullptr;
-	lanes[s->lane].idle.push_back(s);
+	c->idle.push_back(s);
 	c->sending--;
 	if (t)
 		end(t, status_of(r.status));

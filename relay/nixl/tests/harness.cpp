@@ -1,4 +1,6 @@
-// harness PLUGIN NIXL MODE SEED SOCKET GPU SOCKET GPU [REGIONS BLOCKS BYTES ROUNDS]
+// harness PLUGIN NIXL MODE SEED SOCKET GPU SOCKET GPU [REGIONS BLOCKS BYTES ROUNDS [RANK PATH]]
+//
+// With RANK the process is one of the agents, and meets the other at the socket PATH.
 //
 // Two agents, each a process with a relay of its own, load the plugin as NIXL does, with the
 // library NIXL in its place, exchange their metadata over a socket, and move memory. MODE:
@@ -10,7 +12,8 @@
 //	kill    reads until there is an error: prints "moving", then the status; compares what ended well
 //	anew    as kill; then reads until it works again, over the relay that takes the place of the dead one
 //	limit   moves VRAM and DRAM beside limits of host memory: prints the statuses
-//	stop    notifies a stopped process and then a further agent, which must have the notification
+//	stop    notifies six agents of a stopped process and then a further agent, which must have the
+//	        notification
 //	load    loads and unloads the plugin: prints whether it gave a table
 //
 // What breaks NIXL's contract is a line "violation: ...", and exit status 3.
@@ -28,6 +31,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -757,45 +761,70 @@ static void limited(side &s)
 	s.leave();
 }
 
+// Agents of the process that is stopped: together they take more messages than 16 buffers hold.
+static const size_t stopped_agents = 6;
+
 static void stopped(side &s, const std::string &third)
 {
-	const std::string first = "first", big(4 << 20, 'b'), last = "last";
+	const std::string first = "first", big(512 << 10, 'b'), last = "last";
 
-	s.create(true);
 	if (rank_ == 0) {
-		s.say_metadata();
+		std::vector<side> all(stopped_agents);
+
+		for (size_t i = 0; i < all.size(); i++) {
+			all[i].table = s.table;
+			all[i].name = "stopped " + std::to_string(i);
+			all[i].socket = s.socket;
+			all[i].create(true);
+			all[i].say_metadata();
+		}
 		say(std::to_string(getpid()));
-		s.await(1);
+		for (auto &a : all)
+			a.await(1);
 		say("up");
-		s.await(3);
-		if (s.heard[1].second != big || s.heard[2].second != last)
-			violation("notifications of %zu and %zu bytes", s.heard[1].second.size(), s.heard[2].second.size());
+		for (auto &a : all) {
+			a.await(3);
+			if (a.heard[1].second != big || a.heard[2].second != last)
+				violation("notifications of %zu and %zu bytes", a.heard[1].second.size(), a.heard[2].second.size());
+		}
+		say("taken");
 		hear();
-		s.leave();
+		for (auto &a : all)
+			a.leave();
 		return;
 	}
+	s.create(true);
 	side near;
-	std::string who = s.hear_metadata(), info;
+	std::vector<std::string> names;
+	std::string info;
+	for (size_t i = 0; i < stopped_agents; i++)
+		names.push_back(s.hear_metadata());
 	pid_t pid = std::stoi(hear());
 	near.table = s.table;
 	near.name = "near";
 	near.socket = third;
 	near.create(true);
 	must(near.e->connection_info(info) == SUCCESS && s.e->load_connection_info(near.name, info) == SUCCESS);
-	must(s.e->notify(who, first) == SUCCESS);
+	for (auto &who : names)
+		must(s.e->notify(who, first) == SUCCESS);
 	hear();
 	must(!kill(pid, SIGSTOP));
-	must(s.e->notify(who, big) == SUCCESS); // more messages than the lane has buffers
+	for (auto &who : names)
+		must(s.e->notify(who, big) == SUCCESS); // more messages than a connection has buffers
 	pause_for(0.1);
 	must(s.e->notify(near.name, last) == SUCCESS);
 	for (double begun = now(); near.heard.empty() && now() - begun < 20; pause_for(0.0002))
 		near.listen();
 	must(!kill(pid, SIGCONT));
 	if (near.heard.empty())
-		violation("a stopped agent holds the messages to another");
-	must(s.e->notify(who, last) == SUCCESS);
+		violation("stopped agents hold the messages to another");
+	for (auto &who : names)
+		must(s.e->notify(who, last) == SUCCESS);
+	hear(); // a disconnect takes messages back
 	say("left");
 	near.leave();
+	for (auto &who : names)
+		must(s.e->disconnect(who) == SUCCESS);
 	s.forget(near.name);
 	s.leave();
 }
@@ -831,6 +860,27 @@ static void stopped(side &s, const std::string &third)
 	_exit(0);
 }
 
+// meet connects the two processes by a socket at path, which the first one makes.
+static int meet(int r, const char *path)
+{
+	struct sockaddr_un name = {};
+	int s = socket(AF_UNIX, SOCK_STREAM, 0);
+	auto address = reinterpret_cast<const struct sockaddr *>(&name);
+
+	name.sun_family = AF_UNIX;
+	must(s >= 0 && strlen(path) < sizeof name.sun_path);
+	memcpy(name.sun_path, path, strlen(path));
+	if (r == 0) {
+		must(!bind(s, address, sizeof name) && !listen(s, 1));
+		int accepted = accept(s, nullptr, nullptr);
+		must(accepted >= 0);
+		return accepted;
+	}
+	for (double begun = now(); connect(s, address, sizeof name); pause_for(0.01))
+		must(now() - begun < patience);
+	return s;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 9)
@@ -840,6 +890,8 @@ int main(int argc, char **argv)
 	size_t *sizes[] = {&regions, &blocks, &block, &rounds};
 	for (int i = 9; i < argc && i < 13; i++)
 		*sizes[i - 9] = strtoull(argv[i], nullptr, 0);
+	if (argc == 15)
+		be_rank(argv, mode, atoi(argv[13]), meet(atoi(argv[13]), argv[14]));
 	for (int r = 0; r < 2; r++)
 		// A rank without a GPU is in another container, behind descriptor 3.
 		if (!*argv[6 + 2 * (1 - r)])

@@ -10,8 +10,12 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-func TestChannelStatesFollowReviewedCells(t *testing.T) {
-	statetest.Check(t, statetest.Of(channelTable), "testdata/channel.txt", "../../../docs/states")
+func TestStatesFollowReviewedCells(t *testing.T) {
+	for _, m := range []statetest.Machine{statetest.Of(channelTable), statetest.Of(writeTable)} {
+		t.Run(m.Title(), func(t *testing.T) {
+			statetest.Check(t, m, "testdata/"+m.Title()+".txt", "../../../docs/states")
+		})
+	}
 }
 
 // TestChannelActionsActOnPeerAndOwner applies each possible event to a channel with and without an
@@ -81,7 +85,7 @@ func TestChannelClosedInReportOfItsLastWriteSendsOneFin(t *testing.T) {
 	p := &Peer{channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, config: Config{Waiting: 1 << 20}, loop: loop}
 	c := &Channel{peer: p, number: 2, writes: 1}
 	p.channels[2] = c
-	w := &write{piece: piece{number: 1, channel: 2}, streamed: true, settled: true, done: func(error) { c.Leave() }}
+	w := &write{piece: piece{number: 1, channel: 2}, streamed: true, done: func(error) { c.Leave() }}
 	p.writes[1] = w
 	p.finish(w)
 	if c.state != channelFinSent || p.frames != 1 {

@@ -791,29 +791,22 @@ func (p *Peer) acked(number uint64) error {
 	if w == nil {
 		return refused("acknowledgement of write %d: no such write is outstanding", number)
 	}
-	// The acknowledgement may precede the end of the writer's send; until then the writer may read
-	// the source.
-	if p.queue.acknowledged(w) {
-		p.finish(w)
-		return nil
-	}
-	p.settle(w)
-	return nil
-}
-
-// settle no longer counts a write among the unacknowledged writes of the peer: look must not end a
-// Peer because the kernel still has pages of a zero-copy send.
-func (p *Peer) settle(w *write) {
-	if !w.settled {
-		w.settled = true
+	action := p.queue.acknowledged(w)
+	switch action {
+	case writeCount, writeCountFinish:
+		// look must not end a Peer because the kernel still has pages of a zero-copy send.
 		p.underWay.Add(-1)
 		p.moved()
 	}
+	if action == writeCountFinish {
+		p.finish(w)
+	}
+	return nil
 }
 
+// finish ends a complete write.
 func (p *Peer) finish(w *write) {
 	if p.writes[w.number] == w {
-		p.settle(w)
 		delete(p.writes, w.number)
 		if !w.streamed {
 			w.done(nil)

@@ -566,7 +566,7 @@ func TestWriteSourceIsReleasedAfterLastRead(t *testing.T) {
 					e.peer.queue.mu.Lock()
 					defer e.peer.queue.mu.Unlock()
 					for _, w := range e.peer.writes {
-						said = w.acknowledged
+						said = w.state >= writeAcked
 					}
 				})
 				return said || len(done) > 0

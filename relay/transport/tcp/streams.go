@@ -23,14 +23,13 @@ type write struct {
 	from     []byte
 	done     func(error)
 	streamed bool // over data streams
-	settled  bool // acknowledged, on the loop
 	// pinned counts the zero-copy sends without a notification: the kernel may read from. pinned
 	// decreases under sendQueue's lock.
 	pinned atomic.Int32
 
 	// Under sendQueue's lock.
-	left         uint64 // bytes that no stream has sent yet
-	acknowledged bool
+	left  uint64 // bytes that no stream has sent yet
+	state writeState
 }
 
 // sendQueue has the pieces for the writers of the data streams. A writer takes a piece after
@@ -154,11 +153,14 @@ func (s *sendQueue) sent(w *write, n uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.left -= uint64(n)
-	return w.complete()
+	return w.freed()
 }
 
-// complete reports whether the source may be reused. The caller holds sendQueue's lock.
-func (w *write) complete() bool { return w.left == 0 && w.acknowledged && w.pinned.Load() == 0 }
+// freed reports whether the write is complete, after a writer or the kernel has read bytes of the source. The
+// caller holds sendQueue's lock.
+func (w *write) freed() bool {
+	return w.left == 0 && w.pinned.Load() == 0 && writeTable.Must(&w.state, writeFreed) == writeFinish
+}
 
 // released counts notifications of zero-copy sends, one for each write in the list, and returns the
 // complete writes.
@@ -166,21 +168,18 @@ func (s *sendQueue) released(list []*write) (complete []*write) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range list {
-		if w.pinned.Add(-1); w.complete() {
+		if w.pinned.Add(-1); w.freed() {
 			complete = append(complete, w)
 		}
 	}
 	return complete
 }
 
-// acknowledged records the peer's acknowledgement, on the loop, and reports whether the write is
-// complete.
-func (s *sendQueue) acknowledged(w *write) bool {
+// acknowledged records the peer's acknowledgement, on the loop.
+func (s *sendQueue) acknowledged(w *write) writeAction {
 	poll.Lock(&s.mu)
 	defer s.mu.Unlock()
-	again := w.acknowledged
-	w.acknowledged = true
-	return !again && w.complete()
+	return writeTable.Must(&w.state, writeAck)
 }
 
 // Link writes the data of a channel. It implements transport.Link for sources in host memory.
@@ -233,7 +232,7 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 	p.counters.writes.Add(1)
 	if len(from) <= p.config.Eager {
 		p.counters.eager.Add(1)
-		w.bytes, w.left = uint32(n), 0
+		w.bytes, w.left, w.state = uint32(n), 0, writeSent // the frame has a copy
 		p.sendFrame(c.number, frameEager, w.header(), from)
 		return
 	}

@@ -69,7 +69,7 @@ func (p *zerocopyPair) acknowledged() {
 			p.sender.peer.queue.mu.Lock()
 			defer p.sender.peer.queue.mu.Unlock()
 			for _, w := range p.sender.peer.writes {
-				all = all && w.acknowledged && w.left == 0
+				all = all && w.state >= writeAcked && w.left == 0
 			}
 		})
 		return all
