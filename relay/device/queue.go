@@ -130,10 +130,10 @@ func (g *Device) NewQueue() (*Queue, error) {
 	return q, nil
 }
 
-// Copy makes a copy of n bytes. The queue issues the copy by the next Poll at the latest, and a copy
-// that it holds when fewer than minEvents earlier calls are incomplete. done is called from Poll
-// when the bytes have arrived, or with the error; if the driver refuses the copy at once, before
-// Copy returns. Copies that are asked for between two Polls, and held copies, have no order.
+// Copy makes a copy of n bytes. The queue issues the copy by the next Poll at the latest, and a held
+// copy when fewer than minEvents earlier calls are incomplete. Poll calls done when the bytes have
+// arrived, or with the error; if the driver refuses the copy at once, Copy calls done. Copies that
+// are requested between two Polls, and held copies, have no order.
 func (q *Queue) Copy(to, from cuda.Ptr, n uint64, done func(error)) {
 	q.issue(Place{Ptr: to}, Place{Ptr: from}, n, done)
 }
