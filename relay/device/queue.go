@@ -25,10 +25,10 @@ type Queue struct {
 
 	// Host memory of copyWithin, and of writes (write.go), nil before the first use.
 	bounce, own  unsafe.Pointer
-	noHostMemory bool      // the driver gave none
+	noHostMemory bool      // the driver refused host memory
 	slots        []Place   // of own, that are free
-	asked        uint64    // how often a marker was looked for in vain
-	bounces      int       // large copies within the device that go by way of it, and one that tries again
+	asked        uint64    // polls of a marker without the value
+	bounces      int       // large copies within the device left to bounce, and the copy that tries again
 	looked       time.Time // when the copy that judge is to judge was last seen under way
 	copyEngine   bool      // the stream's last work is a copy engine's: see write
 
@@ -358,8 +358,7 @@ func (q *Queue) flush() {
 		default:
 			// Some copies may be in flight, so the memory must not be reused. If the stream still
 			// works, one of the copies was invalid, for instance because a client's memory is gone.
-			// The call does not tell which: the queue repeats the copies one by one, so that no
-			// valid copy fails.
+			// The queue repeats the copies one by one, so that no valid copy fails.
 			if waited := d.StreamSynchronize(q.stream); waited != nil {
 				err = fmt.Errorf("%w; %w", err, waited)
 			} else {
@@ -367,7 +366,7 @@ func (q *Queue) flush() {
 			}
 		}
 	}
-	// A callback with an error may issue more copies.
+	// A callback of an error may issue more copies.
 	for i, b := 0, q.issuing; i < n; i++ {
 		one := err
 		if one == nil && !issued {
@@ -379,7 +378,7 @@ func (q *Queue) flush() {
 		}
 		q.count(b.done[i])
 	}
-	q.issuing = batch{} // it holds what belongs to operations
+	q.issuing = batch{} // drops references to operations
 	if q.marked < q.issued {
 		q.mark()
 	}
