@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,6 +41,7 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 			t.Errorf("%s: %v, %v", path, info, err)
 		}
 	}
+	checkInstalledDocuments(t, filepath.Join(dest, "opt/peerlane/share/doc/peerlane"))
 	if text, err := os.ReadFile(mine); err != nil || string(text) != "# mine\n" {
 		t.Errorf("the configuration is %q, %v", text, err)
 	}
@@ -67,6 +69,26 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 	if out, err := exec.Command("../../packaging/install", t.TempDir(), dest).CombinedOutput(); err == nil ||
 		!strings.Contains(string(out), "run make build") {
 		t.Errorf("without a build: %v: %s", err, out)
+	}
+}
+
+// checkInstalledDocuments checks that each page below docs is installed at the same path, where links
+// of other pages lead.
+func checkInstalledDocuments(t *testing.T, installed string) {
+	t.Helper()
+	const docs = "../../docs"
+	err := filepath.WalkDir(docs, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".md" {
+			return err
+		}
+		page := strings.TrimPrefix(path, docs+"/")
+		if _, err := os.Stat(filepath.Join(installed, page)); err != nil {
+			t.Errorf("docs/%s is not installed: %v", page, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

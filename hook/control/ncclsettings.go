@@ -21,6 +21,9 @@ import (
 // Limits of NCCLSettings: a container can have any number of processes and variables.
 const (
 	maxNCCLProcesses = 4096
+	maxNCCLSettings  = 64      // different sets of variables
+	maxNCCLVariables = 512     // of a process
+	maxNCCLValue     = 4 << 10 // bytes of a name and its value
 	maxNCCLText      = 1 << 20 // bytes of an environment or of a file
 )
 
@@ -36,7 +39,8 @@ type NCCLSetting struct {
 
 // NCCLSettings reads the variables of NCCL in the processes of a running container. proc is the
 // directory of procfs. The processes are those in the control group of the container's init. A
-// process that has changed its environment itself shows the environment of its start.
+// process that has changed its environment itself shows the environment of its start. NCCLSettings
+// returns at most maxNCCLSettings sets.
 func NCCLSettings(proc string, info generation.Info) ([]NCCLSetting, error) {
 	pids, err := processesBeside(proc, info.Init.PID)
 	if err != nil {
@@ -54,7 +58,7 @@ func NCCLSettings(proc string, info generation.Info) ([]NCCLSetting, error) {
 		same := func(s NCCLSetting) bool { return maps.Equal(s.Variables, variables) }
 		if i := slices.IndexFunc(settings, same); i >= 0 {
 			settings[i].PIDs = append(settings[i].PIDs, pid)
-		} else {
+		} else if len(settings) < maxNCCLSettings {
 			settings = append(settings, NCCLSetting{PIDs: []int{pid}, Variables: variables})
 		}
 	}
@@ -128,10 +132,13 @@ func ncclVariables(dir string) (map[string]string, error) {
 	return variables, nil
 }
 
-// addNCCLVariable adds a variable of NCCL that is not set yet.
+// addNCCLVariable adds a variable of NCCL that is not set yet. The copy releases the text.
 func addNCCLVariable(variables map[string]string, name, value string) {
-	if _, set := variables[name]; !set && strings.HasPrefix(name, "NCCL_") {
-		variables[name] = value
+	if !strings.HasPrefix(name, "NCCL_") || len(name)+len(value) > maxNCCLValue || len(variables) >= maxNCCLVariables {
+		return
+	}
+	if _, set := variables[name]; !set {
+		variables[strings.Clone(name)] = strings.Clone(value)
 	}
 }
 
@@ -142,16 +149,26 @@ func readBelow(root, path string) (string, error) {
 		return "", fmt.Errorf("open the container's root directory: %w", &os.PathError{Op: "open", Path: root, Err: err})
 	}
 	defer unix.Close(dir)
-	// A pipe or a device of the container must not block this process.
-	fd, err := openat2.InRoot(dir, path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	// The container can make device nodes that only the host may open, and opening such a device can have
+	// an effect. O_PATH opens no device.
+	fd, err := openat2.InRoot(dir, path, unix.O_PATH, 0)
 	if err != nil {
 		return "", nil // NCCL ignores a file that it cannot open
 	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	if i, err := f.Stat(); err != nil || !i.Mode().IsRegular() {
+	defer unix.Close(fd)
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return "", &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	// Files of procfs and tracefs have size 0, and a read of /proc/kmsg removes messages of the kernel.
+	if stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Size == 0 {
+		return "", nil
+	}
+	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
 		return "", err
 	}
+	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxNCCLText))
 	return string(text), err
 }

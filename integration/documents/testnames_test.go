@@ -12,6 +12,8 @@ import (
 var (
 	declaration = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
 	testName    = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w*`)
+	// A pattern between quotes; $$ is $ in a Makefile.
+	runPattern = regexp.MustCompile(`-run[= ]'([^']*Test[^']*)'`)
 )
 
 // declaredTests returns the names of the functions of all tests, fuzz targets and benchmarks.
@@ -38,7 +40,7 @@ func declaredTests(t *testing.T) map[string]bool {
 }
 
 // unknownTests returns the names of tests in a text that no package declares, and the count of all
-// names. In a command with -run a name can be the beginning of names.
+// names. In a command with -run a name can be the beginning of names, and a pattern must match a test.
 func unknownTests(text string, declared map[string]bool) (unknown []string, count int) {
 	for line := range strings.Lines(text) {
 		for _, name := range testName.FindAllString(line, -1) {
@@ -53,8 +55,23 @@ func unknownTests(text string, declared map[string]bool) (unknown []string, coun
 				unknown = append(unknown, name)
 			}
 		}
+		for _, m := range runPattern.FindAllStringSubmatch(line, -1) {
+			pattern, err := regexp.Compile(strings.ReplaceAll(m[1], "$$", "$"))
+			if err != nil || !matchesAny(pattern, declared) {
+				unknown = append(unknown, m[1])
+			}
+		}
 	}
 	return unknown, count
+}
+
+func matchesAny(pattern *regexp.Regexp, declared map[string]bool) bool {
+	for name := range declared {
+		if pattern.MatchString(name) {
+			return true
+		}
+	}
+	return false
 }
 
 // Pages of history keep former names of tests.
@@ -95,9 +112,11 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 func TestUnknownTestsAreFound(t *testing.T) {
 	declared := map[string]bool{"TestOneThing": true, "FuzzOne": true}
 	text := "`TestOneThing`, `TestOther`/x, FuzzOne\n" +
-		"go test -run TestOne ./x\ngo test -run '^TestTwo'\nTestOne without a command\n"
+		"go test -run TestOne ./x\ngo test -run '^TestOne(Big)?Thing$$'\n--run '^TestOne(Big)?ThingThing$$'\n" +
+		"go test -run TestTwo\nTestOne without a command\n"
 	unknown, count := unknownTests(text, declared)
-	if got, want := strings.Join(unknown, " "), "TestOther TestTwo TestOne"; got != want || count != 6 {
-		t.Errorf("unknown %q of %d, want %q of 6", got, count, want)
+	const want = "TestOther ^TestOne(Big)?ThingThing$$ TestTwo TestOne"
+	if got := strings.Join(unknown, " "); got != want || count != 8 {
+		t.Errorf("unknown %q of %d, want %q of 8", got, count, want)
 	}
 }

@@ -165,9 +165,9 @@ func (r *result) judgeLists() {
 			r.Goals = append(r.Goals, g)
 			for _, beside := range []struct {
 				phase string
-				minMS float64
+				ratio float64
 			}{{"ucx-isolated", c.isolated}, {"ucx-shared", c.shared}} {
-				g := goal{What: fmt.Sprintf("%s, %s, against %s", c.name, operation, beside.phase), Min: beside.minMS}
+				g := goal{What: fmt.Sprintf("%s, %s, against %s", c.name, operation, beside.phase), Min: beside.ratio}
 				if theirs, named := find(beside.phase, c.name, operation); ok && named {
 					g.Value = theirs.MedianMS / ours.MedianMS
 					g.Of = fmt.Sprintf("%.3f ms to %.3f ms", ours.MedianMS, theirs.MedianMS)

@@ -98,7 +98,46 @@ func unpacked(t testing.TB, name, arch string) string {
 var manPage = regexp.MustCompile(`(?m)^.*/usr/share/man/man[158]/(\S+)\.gz.*\n`)
 
 // docPage is a document of the repository in a list of files.
-var docPage = regexp.MustCompile(`(?m)^.*/usr/share/doc/peerlane/[A-Za-z]+\.md.*\n`)
+var docPage = regexp.MustCompile(`(?m)^.*/usr/share/doc/peerlane/((?:[a-z]+/)?[A-Za-z-]+\.md).*\n`)
+
+// repositoryDocuments returns the paths of all documents of the repository below docs: packages have these.
+func repositoryDocuments(t *testing.T) (documents []string) {
+	t.Helper()
+	const docs = "../../docs"
+	check(t, filepath.WalkDir(docs, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && filepath.Ext(path) == ".md" {
+			documents = append(documents, strings.TrimPrefix(path, docs+"/"))
+		}
+		return err
+	}))
+	slices.Sort(documents)
+	return documents
+}
+
+var documentLink = regexp.MustCompile(`\]\(([^)\s#:]+)[^)]*\)`)
+
+// Links to recorded results and to sources lead only into the repository.
+func TestLinksOfInstalledDocumentsLeadToInstalledDocuments(t *testing.T) {
+	docs := filepath.Join(unpacked(t, "peerlane", "amd64"), "usr/share/doc/peerlane")
+	count := 0
+	for _, document := range repositoryDocuments(t) {
+		text, err := os.ReadFile(filepath.Join(docs, document))
+		check(t, err)
+		for _, m := range documentLink.FindAllStringSubmatch(string(text), -1) {
+			target := filepath.Join(filepath.Dir(document), m[1])
+			if filepath.Ext(target) != ".md" && filepath.Ext(target) != ".svg" || strings.HasPrefix(target, "../") {
+				continue
+			}
+			count++
+			if _, err := os.Stat(filepath.Join(docs, target)); err != nil {
+				t.Errorf("%s links to %s: %v", document, m[1], err)
+			}
+		}
+	}
+	if count < 100 {
+		t.Errorf("%d links were found", count)
+	}
+}
 
 func TestFileListsAreCurrent(t *testing.T) {
 	for _, name := range names {
@@ -124,11 +163,13 @@ func TestFileListsAreCurrent(t *testing.T) {
 						}
 					}
 					got = manPage.ReplaceAllString(got, "")
-					// Packages have every document of the repository, and no other file.
-					pages, err := filepath.Glob("../../docs/*.md")
-					check(t, err)
-					if n := len(docPage.FindAllString(got, -1)); n != len(pages) {
-						t.Errorf("the package has %d documents of %d", n, len(pages))
+					var documents []string
+					for _, m := range docPage.FindAllStringSubmatch(got, -1) {
+						documents = append(documents, m[1])
+					}
+					slices.Sort(documents)
+					if diff := cmp.Diff(repositoryDocuments(t), documents); diff != "" {
+						t.Errorf("documents of the repository and of the package (-want +got):\n%s", diff)
 					}
 					got = docPage.ReplaceAllString(got, "")
 				}

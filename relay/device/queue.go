@@ -25,10 +25,10 @@ type Queue struct {
 
 	// Host memory of copyWithin, and of writes (write.go), nil before the first use.
 	bounce, own  unsafe.Pointer
-	noHostMemory bool      // the driver gave none
+	noHostMemory bool      // the driver refused host memory
 	slots        []Place   // of own, that are free
-	asked        uint64    // how often a marker was looked for in vain
-	bounces      int       // large copies within the device that go by way of it, and one that tries again
+	asked        uint64    // polls of a marker without the value
+	bounces      int       // large copies within the device left to bounce, and the copy that tries again
 	looked       time.Time // when the copy that judge is to judge was last seen under way
 	copyEngine   bool      // the stream's last work is a copy engine's: see write
 
@@ -130,10 +130,10 @@ func (g *Device) NewQueue() (*Queue, error) {
 	return q, nil
 }
 
-// Copy makes a copy of n bytes. The queue issues the copy by the next Poll at the latest, and a copy
-// that it holds when fewer than minEvents earlier calls are incomplete. done is called from Poll
-// when the bytes have arrived, or with the error; if the driver refuses the copy at once, before
-// Copy returns. Copies that are asked for between two Polls, and held copies, have no order.
+// Copy makes a copy of n bytes. The queue issues the copy by the next Poll at the latest, and a held
+// copy when fewer than minEvents earlier calls are incomplete. Poll calls done when the bytes have
+// arrived, or with the error; if the driver refuses the copy at once, Copy calls done. Copies that
+// are requested between two Polls, and held copies, have no order.
 func (q *Queue) Copy(to, from cuda.Ptr, n uint64, done func(error)) {
 	q.issue(Place{Ptr: to}, Place{Ptr: from}, n, done)
 }
@@ -177,40 +177,17 @@ const hostPiece = 1 << 20
 const shortMove = 4 << 10
 
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
-	row := from.Host != nil && to.Host == nil && n < minLinear
 	within := sameDevice(to, from)
 	if within && n < minBounce && q.throughHost(to, from, n, done) {
 		return
 	}
-	alone := q.ended == q.issued && q.gathered.n == 0
-	bounce := within && q.bouncesWithin(n, alone)
-	small := n < largeCopy && !row && !within && !q.unbatched
-	held := !within && to.Host == nil && from.Host == nil && q.holds(n)
-	if held != q.gathered.held || !small && !held {
-		q.flush() // the earlier copies
-	}
-	if small || held {
-		q.gathered.held = held
-		q.gathered.add(to.Ptr, from.Ptr, n, done)
-		if q.gathered.n == manyCopies || held && q.gathered.n == maxHeld {
-			q.flush()
-		}
+	if q.gather(to, from, n, done) {
 		return
 	}
-	d := q.device.Driver
-	err := q.device.Use()
-	marked := false
-	switch {
-	case err != nil:
-	case bounce:
-		err = q.settled(q.copyWithin(to.Ptr, from.Ptr, n))
-	case row:
-		marked, err = q.write(to.Ptr, from.Host, n)
-		err = q.settled(err)
-	default:
-		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
-		q.copyEngine = !within
-	}
+	alone := q.ended == q.issued && q.gathered.n == 0
+	bounce := within && q.bouncesWithin(n, alone)
+	q.flush() // the earlier copies
+	marked, err := q.call(to, from, n, bounce)
 	if err != nil {
 		done(q.named(err))
 		return
@@ -229,6 +206,54 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	case n >= largeCopy || q.issued-q.marked >= manyCopies:
 		q.mark()
 	}
+}
+
+// isRow reports whether a copy is a write of rows or words (write.go).
+func isRow(to, from Place, n uint64) bool {
+	return from.Host != nil && to.Host == nil && n < minLinear
+}
+
+// gather keeps a copy for a call with others, which flush makes, and reports whether it did: a small
+// copy, or a copy that the queue holds. The call has either small copies or held ones.
+func (q *Queue) gather(to, from Place, n uint64, done func(error)) bool {
+	if sameDevice(to, from) || q.unbatched {
+		return false
+	}
+	held := to.Host == nil && from.Host == nil && q.holds(n)
+	if !held && (n >= largeCopy || isRow(to, from, n)) {
+		return false
+	}
+	limit := manyCopies
+	if held {
+		limit = maxHeld
+	}
+	if held != q.gathered.held {
+		q.flush()
+	}
+	q.gathered.held = held
+	q.gathered.add(to.Ptr, from.Ptr, n, done)
+	if q.gathered.n == limit {
+		q.flush()
+	}
+	return true
+}
+
+// call issues a copy with calls of its own. marked reports that the stream's marker shows the end.
+func (q *Queue) call(to, from Place, n uint64, bounce bool) (marked bool, err error) {
+	d := q.device.Driver
+	err = q.device.Use()
+	switch {
+	case err != nil:
+	case bounce:
+		err = q.settled(q.copyWithin(to.Ptr, from.Ptr, n))
+	case isRow(to, from, n):
+		marked, err = q.write(to.Ptr, from.Host, n)
+		err = q.settled(err)
+	default:
+		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
+		q.copyEngine = !sameDevice(to, from)
+	}
+	return marked, err
 }
 
 // holds reports whether the queue holds a copy of n bytes between two GPUs.
@@ -333,8 +358,7 @@ func (q *Queue) flush() {
 		default:
 			// Some copies may be in flight, so the memory must not be reused. If the stream still
 			// works, one of the copies was invalid, for instance because a client's memory is gone.
-			// The call does not tell which: the queue repeats the copies one by one, so that no
-			// valid copy fails.
+			// The queue repeats the copies one by one, so that no valid copy fails.
 			if waited := d.StreamSynchronize(q.stream); waited != nil {
 				err = fmt.Errorf("%w; %w", err, waited)
 			} else {
@@ -342,7 +366,7 @@ func (q *Queue) flush() {
 			}
 		}
 	}
-	// A callback with an error may issue more copies.
+	// A callback of an error may issue more copies.
 	for i, b := 0, q.issuing; i < n; i++ {
 		one := err
 		if one == nil && !issued {
@@ -354,7 +378,7 @@ func (q *Queue) flush() {
 		}
 		q.count(b.done[i])
 	}
-	q.issuing = batch{} // it holds what belongs to operations
+	q.issuing = batch{} // drops references to operations
 	if q.marked < q.issued {
 		q.mark()
 	}

@@ -312,6 +312,13 @@ func TestPluginWithoutHostMemoryEndsTransfers(t *testing.T) {
 	}
 }
 
+// The owner's limit is enough for the receives and answers of three connections.
+func TestPluginFreesMemoryOfEarlierConnections(t *testing.T) {
+	h := newHost(t, launch.RouteDirect)
+	h.limits.ClientHostMemory = 768 << 10
+	newRun(t, "rejoin").must(t, h.lane(0), h.lane(1))
+}
+
 func TestSessionsNameNIXL(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	other := h.lane(1)

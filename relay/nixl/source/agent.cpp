@@ -473,8 +473,15 @@ bool agent::progress()
 			peerlane_disconnect(session, connection);
 		attempts.erase(attempts.begin() + static_cast<std::ptrdiff_t>(k));
 	}
-	for (auto p = others.begin(); p != others.end();)
-		p = (*p)->closed && p->use_count() == 1 ? others.erase(p) : std::next(p);
+	for (auto p = others.begin(); p != others.end();) {
+		if (!(*p)->closed || p->use_count() > 1) {
+			++p;
+			continue;
+		}
+		for (auto &c : (*p)->channels)
+			free_buffers(c.get()); // settle has closed the peer since the loop above
+		p = others.erase(p);
+	}
 	return some;
 }
 

@@ -12,6 +12,7 @@
 //	kill    reads until there is an error: prints "moving", then the status; compares what ended well
 //	anew    as kill; then reads until it works again, over the relay that takes the place of the dead one
 //	limit   moves VRAM and DRAM beside limits of host memory: prints the statuses
+//	rejoin  reads DRAM over twelve connections in turn
 //	stop    notifies six agents of a stopped process and then a further agent, which must have the
 //	        notification
 //	load    loads and unloads the plugin: prints whether it gave a table
@@ -761,6 +762,35 @@ static void limited(side &s)
 	s.leave();
 }
 
+// rejoined connects, reads DRAM and disconnects several times. The other side frees the memory of an
+// earlier connection some time after the disconnect, so a read may fail before that.
+static void rejoined(side &s)
+{
+	static uint8_t small[10000];
+	const int times = 12;
+
+	patience = 30;
+	s.create(true);
+	s.add(DRAM, reinterpret_cast<uintptr_t>(small), sizeof small);
+	for (int i = 0; i < times; i++) {
+		if (rank_ == 0) {
+			memset(small, i + 1, sizeof small);
+			s.say_metadata();
+			hear();
+			continue;
+		}
+		std::string who = s.hear_metadata();
+		for (double begun = now(); move(s, READ, {{0, 0, 0, 0, sizeof small}}, who, nullptr, 0.001).end != SUCCESS; pause_for(0.01))
+			if (now() - begun > patience)
+				violation("no read works after %d earlier connections", i);
+		if (std::count(small, small + sizeof small, i + 1) != sizeof small)
+			violation("wrong bytes after %d earlier connections", i);
+		s.forget(who);
+		say("left");
+	}
+	s.leave();
+}
+
 // Agents of the process that is stopped: together they take more messages than 16 buffers hold.
 static const size_t stopped_agents = 6;
 
@@ -855,7 +885,7 @@ static void stopped(side &s, const std::string &third)
 	s.socket = argv[5 + 2 * r];
 	open_gpu(argv[6 + 2 * r]);
 	mode == "vllm" ? vllm(s) : mode == "sglang" ? sglang(s) : mode == "random" ? random_lists(s) : mode == "shape" ? shape(s) :
-		mode == "limit" ? limited(s) : mode == "stop" ? stopped(s, argv[5]) : killed(s, mode == "anew");
+		mode == "limit" ? limited(s) : mode == "rejoin" ? rejoined(s) : mode == "stop" ? stopped(s, argv[5]) : killed(s, mode == "anew");
 	line("done");
 	_exit(0);
 }

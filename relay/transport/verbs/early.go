@@ -2,12 +2,14 @@ package verbs
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/peerlane/peerlane/relay/device"
 	gdr "github.com/peerlane/peerlane/relay/registration"
+	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// Opened has the open NICs of a Fabric. It registers memory with them before a group exists. Any
+// Opened has the open NICs of a Fabric with an active port. It registers memory with them before a group exists. Any
 // goroutine may call its methods.
 type Opened struct {
 	fabric *Fabric
@@ -29,6 +31,14 @@ func (f *Fabric) OpenEarly() (*Opened, error) {
 		if _, err := f.reserve(n, 0); err != nil {
 			return nil, err
 		}
+	}
+	// A group has active NICs only, and a lane decides again about its slots for other NICs.
+	nics = slices.DeleteFunc(nics, func(n *nic) bool {
+		port, err := n.context.Port(n.port)
+		return err != nil || port.State != verbs.PortActive
+	})
+	if len(nics) == 0 {
+		return nil, unreachable("no NIC has an active port")
 	}
 	return &Opened{f, nics}, nil
 }

@@ -77,6 +77,12 @@ func TestOpenEarlyLeavesInactiveNICToFirstPeer(t *testing.T) {
 	if n := count(t, rdma, "a0", "ibv_open_device"); n != 1 {
 		t.Errorf("a0 was opened %d times", n)
 	}
+	if err := rdma.Set(deviceA, inactive); err != nil {
+		t.Fatal(err)
+	}
+	if opened, err := f.OpenEarly(); err != nil || !slices.Equal(opened.NICNames(), []string{"a0"}) {
+		t.Errorf("after the port of c0: %+v, %v", opened, err)
+	}
 }
 
 func TestDialingSideBuildsBeforeAnswer(t *testing.T) {
