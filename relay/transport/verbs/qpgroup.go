@@ -203,6 +203,7 @@ func Of(p *tcp.Peer) *QPGroup {
 // begin opens the NICs and then calls next.
 func (s *QPGroup) begin(next func()) {
 	s.begun, s.joined, s.tried, s.held = true, false, false, nil
+	s.presuming, s.presumed = false, nil
 	s.bringing, s.brought = context.WithCancel(context.Background())
 	again, before, unflushed, suspects := s.used, s.nics, s.unflushed(), maps.Clone(s.suspectNICs)
 	if !again {
