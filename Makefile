@@ -408,6 +408,7 @@ OPERATIONS ?= 1000000
 
 .PHONY: soak-model
 soak-model: ## compare random programs of clients with a model, race detector on (PROGRAMS=10000 of each route)
+	@PEERLANE_RECONNECT_MUTANTS=all $(GO) test -count=1 -v -run '^TestReconnectMutantsAreDetected$$' ./relay/transport/verbs
 	@PEERLANE_MODEL_PROGRAMS=$(PROGRAMS) $(GO) test -race -count=1 -v -timeout 12h -run '^TestModelMessagesMatchReceives$$' ./relay
 
 .PHONY: soak-reuse

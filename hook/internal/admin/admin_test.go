@@ -109,9 +109,9 @@ func TestAskWithoutSupervisorFails(t *testing.T) {
 	}
 }
 
-// answerOnce accepts a connection, reads the request and answers with a text.
-func answerOnce(t *testing.T, listener *os.File, text string) {
-	fd, _, err := unix.Accept(int(listener.Fd()))
+// answerOnce accepts a connection of the listening socket, reads the request and answers with a text.
+func answerOnce(t *testing.T, listener int, text string) {
+	fd, _, err := unix.Accept(listener)
 	if err != nil {
 		t.Error(err)
 		return
@@ -143,7 +143,7 @@ func TestAskInvalidAnswerFails(t *testing.T) {
 		}},
 	} {
 		l, f := supervised(t)
-		go answerOnce(t, f, c.answer)
+		go answerOnce(t, int(f.Fd()), c.answer)
 		if _, err := Ask(l, id, Inspect); !c.matches(err) {
 			t.Errorf("%s: %v", c.name, err)
 		}

@@ -9,7 +9,7 @@ import (
 func TestAskOfAnotherReleaseNamesBothVersions(t *testing.T) {
 	l, f := supervised(t)
 	defer f.Close()
-	go answerOnce(t, f, `{"version": 2, "error": "unknown"}`)
+	go answerOnce(t, int(f.Fd()), `{"version": 2, "error": "unknown"}`)
 	_, err := Ask(l, id, Inspect)
 	var refused *versionError
 	if !errors.As(err, &refused) || *refused != (versionError{supervisor: Version + 1, request: Inspect}) {

@@ -29,7 +29,7 @@ import (
 type Config struct {
 	// Name describes the peer in messages: host, interface and address.
 	Name string
-	// Heartbeat is the interval of heartbeats (1.5 s). Dead is the time in which the channels learn
+	// Heartbeat is the interval of heartbeats (1.4 s). Dead is the time in which the channels learn
 	// that the peer is dead (5 s): a peer that sends nothing or accepts nothing.
 	Heartbeat, Dead time.Duration
 	// Leaving is the time for the peer to close a channel after this side (12 Dead): a begun write
@@ -75,7 +75,7 @@ func (c Config) filled() Config {
 	set(&c.Channels, 1<<16)
 	c.Eager = min(c.Eager, maxEager)
 	if c.Heartbeat == 0 {
-		c.Heartbeat = 1500 * time.Millisecond
+		c.Heartbeat = 1400 * time.Millisecond
 	}
 	if c.Dead == 0 {
 		c.Dead = 5 * time.Second
