@@ -463,7 +463,8 @@ func TestReconnectMutantsAreDetected(t *testing.T) {
 		})
 	}
 	if mutants == 0 || len(survivors) > limit {
-		t.Errorf("of %d mutants %d survive, want at most %d:\n%s", mutants, len(survivors), limit, strings.Join(survivors, "\n"))
+		t.Errorf("of %d mutants %d survive, want at most %d:\n%s", mutants, len(survivors), limit,
+			strings.Join(survivors, "\n"))
 	}
 	t.Logf("%d mutants, survivors: %d", mutants, len(survivors))
 }
