@@ -90,9 +90,10 @@ func TestARM64ProgramsRun(t *testing.T) {
 
 // single are the tests of package conformance in one process.
 var single = []string{
-	"CopiesBothWaysOfEverySize", "BatchOfCopiesIsComplete", "PeerCopyNeedsOneContextPerEnd", "GraphsDoWhatWasCaptured",
+	"CopyEverySizeBothDirectionsKeepsBytes", "BatchOfCopiesIsComplete", "PeerCopyNeedsOneContextPerEnd",
+	"GraphsRepeatCapturedWork",
 	"ReplaysTakeTurnsWithTheCPU",
-	"KernelsWriteAndCompareThePattern", "RangeOverSeveralAllocations", "CopyReturnsBeforeItsBytesArrive",
+	"KernelsWriteAndCompareThePattern", "RangeOverAllocationsKeepsItsBytes", "CopyReturnsBeforeItsBytesArrive",
 	"StreamsWaitForEachOther", "StreamRunsInOrder", "WaitedValuesAreCyclic", "EventsAreNotEarly", "StreamsWaitForEvents",
 }
 
