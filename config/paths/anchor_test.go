@@ -266,7 +266,7 @@ func TestMountAnchorWithRefusedLabelMounts(t *testing.T) {
 	}
 	const label = "system_u:object_r:peerlane_t:s0"
 	if err := unix.Setxattr(l.Anchor(), "security.selinux", []byte(label+"\x00"), 0); err != nil {
-		t.Skipf("this file system has no labels: %v", err)
+		t.Fatalf("set a label: %v", err)
 	}
 	if got := selinuxLabel(open()); got != label {
 		t.Errorf("%q, want %q", got, label)

@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/testprocess"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
@@ -30,38 +30,6 @@ func layout(t *testing.T) paths.Layout {
 		}
 	}
 	return l
-}
-
-// ended returns the identity of a process that has ended.
-func ended(t *testing.T) process.Process {
-	t.Helper()
-	c := exec.Command("cat")
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	p, pidfd, err := process.Identify(c.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(pidfd.Close(), in.Close(), c.Wait()); err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
-// own returns the identity of this process.
-func own(t *testing.T) process.Process {
-	t.Helper()
-	p, pidfd, err := process.Identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	pidfd.Close()
-	return p
 }
 
 // makeGeneration writes a generation with sockets that no process listens on.
@@ -108,8 +76,8 @@ func collectOnly(t *testing.T, l paths.Layout, want ...string) {
 
 func TestCollectEndedContainerRemovesItsFilesOnly(t *testing.T) {
 	l := layout(t)
-	makeGeneration(t, l, id(1), ended(t))
-	makeGeneration(t, l, id(2), own(t))
+	makeGeneration(t, l, id(1), testprocess.Ended(t))
+	makeGeneration(t, l, id(2), testprocess.Own(t))
 	collectOnly(t, l, id(1))
 	if existingPaths(l, id(1)) != none || existingPaths(l, id(2)) != all {
 		t.Errorf("ended %v, running %v", existingPaths(l, id(1)), existingPaths(l, id(2)))
@@ -120,7 +88,7 @@ func TestCollectEndedContainerRemovesItsFilesOnly(t *testing.T) {
 func TestCollectSupervisedOrLockedGenerationStays(t *testing.T) {
 	l := layout(t)
 	for n := range byte(2) {
-		makeGeneration(t, l, id(n), ended(t))
+		makeGeneration(t, l, id(n), testprocess.Ended(t))
 	}
 	if err := generation.MakeSupervisorLock(l, id(0)); err != nil {
 		t.Fatal(err)
@@ -149,11 +117,11 @@ func TestCollectSupervisedOrLockedGenerationStays(t *testing.T) {
 
 func TestCollectDamagedOrEmptyGenerationIsRemoved(t *testing.T) {
 	l := layout(t)
-	makeGeneration(t, l, id(1), own(t))
+	makeGeneration(t, l, id(1), testprocess.Own(t))
 	if err := os.WriteFile(generation.File(l, id(1)), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	makeGeneration(t, l, id(2), own(t))
+	makeGeneration(t, l, id(2), testprocess.Own(t))
 	if err := os.Remove(generation.File(l, id(2))); err != nil {
 		t.Fatal(err)
 	}
@@ -166,8 +134,8 @@ func TestCollectDamagedOrEmptyGenerationIsRemoved(t *testing.T) {
 // The directory of a generation stays after a failure, so that the next collection finds the rest.
 func TestCollectFailedRemovalIsRepeated(t *testing.T) {
 	l := layout(t)
-	makeGeneration(t, l, id(1), ended(t))
-	makeGeneration(t, l, id(2), ended(t))
+	makeGeneration(t, l, id(1), testprocess.Ended(t))
+	makeGeneration(t, l, id(2), testprocess.Ended(t))
 	blocked := l.PeerSocket(id(1))
 	if err := errors.Join(os.Remove(blocked), os.MkdirAll(filepath.Join(blocked, "file"), 0o700)); err != nil {
 		t.Fatal(err)
@@ -193,7 +161,7 @@ func TestCollectFailedRemovalIsRepeated(t *testing.T) {
 
 func TestCollectForeignMachineGenerationStays(t *testing.T) {
 	l := layout(t)
-	makeGeneration(t, l, id(1), ended(t))
+	makeGeneration(t, l, id(1), testprocess.Ended(t))
 	g, err := generation.Read(l, id(1))
 	if err != nil {
 		t.Fatal(err)
@@ -213,7 +181,7 @@ func TestCollectForeignMachineGenerationStays(t *testing.T) {
 func TestCollectSocketsWithoutGenerationRemovesDeadSocketsOnly(t *testing.T) {
 	l := layout(t)
 	for n := range byte(3) {
-		makeGeneration(t, l, id(n), own(t))
+		makeGeneration(t, l, id(n), testprocess.Own(t))
 		if n > 0 { // an administrator has deleted the directory
 			if err := os.RemoveAll(l.GenerationDir(id(n))); err != nil {
 				t.Fatal(err)
@@ -255,8 +223,8 @@ func TestCollectRelayWithoutSupervisorWritesItsCause(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := testutil.ListenDatagrams(t, socket)
-	makeGeneration(t, l, id(1), ended(t))
-	relay := ended(t)
+	makeGeneration(t, l, id(1), testprocess.Ended(t))
+	relay := testprocess.Ended(t)
 	if err := generation.WriteJSON(generation.StatusFile(l, id(1)), generation.Status{Relay: &relay}); err != nil {
 		t.Fatal(err)
 	}

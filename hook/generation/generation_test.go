@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/internal/testprocess"
 	"github.com/peerlane/peerlane/hook/process"
 )
 
@@ -46,27 +46,9 @@ const (
 	secondID = "00000000000000000000000000000002"
 )
 
-// ended returns the identity of a process that has ended.
-func ended(t *testing.T) *process.Process {
-	t.Helper()
-	c := exec.Command("sleep", "1000")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	p, pidfd, err := process.Identify(c.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pidfd.Close()
-	if err := c.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = c.Wait() // the signal
-	return &p
-}
-
 func TestStatusOfEndedRelayIsCorrected(t *testing.T) {
-	dead := ended(t)
+	ended := testprocess.Ended(t)
+	dead := &ended
 	own, pidfd, err := process.Identify(os.Getpid())
 	if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/testprocess"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -60,40 +60,12 @@ func add(t *testing.T, l paths.Layout, id string) *generation.Generation {
 	return g
 }
 
-func own(t *testing.T) process.Process {
-	t.Helper()
-	p, pidfd, err := process.Identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	pidfd.Close()
-	return p
-}
-
-func ended(t *testing.T) process.Process {
-	t.Helper()
-	c := exec.Command("sleep", "1000")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	p, pidfd, err := process.Identify(c.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pidfd.Close()
-	if err := c.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = c.Wait() // the signal
-	return p
-}
-
 // The relays of a host share the limit of a GPU; a claim is admitted within the rest.
 func TestAdmitSharesLimitBetweenLiveRelays(t *testing.T) {
 	l := host(t, "[staging]\nlimit = \"100MiB\"\nhost_limit = \"50MiB\"\n")
 	add(t, l, ownID)
 	add(t, l, otherID)
-	relay := own(t)
+	relay := testprocess.Own(t)
 	for i, c := range []struct {
 		name  string
 		id    string
@@ -117,7 +89,7 @@ func TestAdmitSharesLimitBetweenLiveRelays(t *testing.T) {
 		{"the other's rest", otherID, relay, gpu0, 100 * mib, 0, true},
 		{"nothing", ownID, relay, gpu0, 1, 0, false},
 		{"nothing on another GPU", ownID, relay, spare, 0, 100 * mib, true},
-		{"a relay that ends", otherID, ended(t), gpu0, 90 * mib, 10 * mib, true},
+		{"a relay that ends", otherID, testprocess.Ended(t), gpu0, 90 * mib, 10 * mib, true},
 		{"the memory of an ended relay", ownID, relay, gpu0, 100 * mib, 0, true},
 	} {
 		number := uint64(i) + 1
@@ -135,7 +107,7 @@ func TestAdmitSharesLimitBetweenLiveRelays(t *testing.T) {
 		t.Errorf("share %+v, %v", s, err)
 	}
 	// A new relay of a container begins without a share.
-	if a, err := Admit(l, ownID, ended(t), launch.Claim{GPU: gpu0, Bytes: mib}); err != nil || !a.OK {
+	if a, err := Admit(l, ownID, testprocess.Ended(t), launch.Claim{GPU: gpu0, Bytes: mib}); err != nil || !a.OK {
 		t.Errorf("%+v, %v", a, err)
 	}
 	if s, err := readShare(l, ownID); err != nil || s.Host != 0 || !maps.Equal(s.GPUs, map[string]uint64{gpu0: mib}) {
@@ -147,7 +119,7 @@ func TestAdmitSharesLimitBetweenLiveRelays(t *testing.T) {
 func TestAdmitBelowHeldMemoryKeepsPresent(t *testing.T) {
 	l := host(t, "[staging]\nlimit = \"100MiB\"\n")
 	add(t, l, ownID)
-	relay := own(t)
+	relay := testprocess.Own(t)
 	for _, c := range []struct {
 		limit string
 		bytes uint64
@@ -181,7 +153,7 @@ func TestAdmitInvalidClaimFails(t *testing.T) {
 		{"a byte of host memory more", ownID, launch.Claim{GPU: launch.HostMemory, Bytes: 64*mib + maxGranule + 1}, false},
 		{"another generation", otherID, launch.Claim{GPU: gpu0, Bytes: 1}, false},
 	} {
-		a, err := Admit(l, c.id, own(t), c.claim)
+		a, err := Admit(l, c.id, testprocess.Own(t), c.claim)
 		if (err == nil) != c.ok || a.OK != c.ok {
 			t.Errorf("%s: %+v, %v", c.name, a, err)
 		}
@@ -193,7 +165,7 @@ func TestAdmitInvalidClaimFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, gpu := range []string{gpu0, launch.HostMemory} {
-		if a, err := Admit(l, g.ID, own(t), launch.Claim{GPU: gpu, Bytes: 1}); err == nil {
+		if a, err := Admit(l, g.ID, testprocess.Own(t), launch.Claim{GPU: gpu, Bytes: 1}); err == nil {
 			t.Errorf("%s with a damaged configuration: %+v", gpu, a)
 		}
 	}
@@ -208,15 +180,15 @@ func TestAdmitDamagedShareOfOtherGeneration(t *testing.T) {
 		t.Fatal(err)
 	}
 	claim := launch.Claim{GPU: gpu0, Bytes: mib}
-	if a, err := Admit(l, ownID, own(t), claim); err != nil || !a.OK {
+	if a, err := Admit(l, ownID, testprocess.Own(t), claim); err != nil || !a.OK {
 		t.Errorf("a damaged share: %+v, %v", a, err)
 	}
 	if err := errors.Join(os.Remove(share), os.Mkdir(share, 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	for name, call := range map[string]func() error{
-		"Admit":       func() error { _, err := Admit(l, ownID, own(t), claim); return err },
-		"the own one": func() error { _, err := Admit(l, otherID, own(t), claim); return err },
+		"Admit":       func() error { _, err := Admit(l, ownID, testprocess.Own(t), claim); return err },
+		"the own one": func() error { _, err := Admit(l, otherID, testprocess.Own(t), claim); return err },
 		"Staged":      func() error { _, err := StagingByGPU(l); return err },
 	} {
 		if err := call(); !errors.Is(err, unix.EISDIR) {
@@ -239,10 +211,10 @@ func TestAdmitOfSeveralTenantsNamesNoHolder(t *testing.T) {
 		add(t, l, otherID)
 		for _, gpu := range []string{gpu0, launch.HostMemory} {
 			claim := launch.Claim{GPU: gpu, Bytes: mib}
-			if a, err := Admit(l, otherID, own(t), claim); err != nil || !a.OK {
+			if a, err := Admit(l, otherID, testprocess.Own(t), claim); err != nil || !a.OK {
 				t.Fatalf("%s: %+v, %v", tenancy, a, err)
 			}
-			a, err := Admit(l, ownID, own(t), claim)
+			a, err := Admit(l, ownID, testprocess.Own(t), claim)
 			if err != nil || a.OK || strings.Contains(a.Error, "container-2") != named {
 				t.Errorf("%s, %s: %+v, %v", tenancy, gpu, a, err)
 			}
@@ -368,13 +340,13 @@ func TestFullNamesHoldersOfOneTenant(t *testing.T) {
 
 func TestHoldersAreSortedByBytesAndName(t *testing.T) {
 	l := host(t, "")
-	relay := own(t)
+	relay := testprocess.Own(t)
 	for i, bytes := range []uint64{5, 7, 0, 7, 6} {
 		id := fmt.Sprintf("%032x", i+1)
 		add(t, l, id)
 		s := share{Relay: relay, Container: string(rune('z' - i)), Host: bytes}
 		if i == 4 {
-			s.Relay = ended(t)
+			s.Relay = testprocess.Ended(t)
 		}
 		if err := generation.WriteJSON(shareFile(l, id), s); err != nil {
 			t.Fatal(err)

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 )
 
@@ -25,16 +23,7 @@ func f() {
 
 func TestGerundsAboveLimitAreReported(t *testing.T) {
 	root := t.TempDir()
-	write := func(name, text string) {
-		t.Helper()
-		name = filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	write := func(name, text string) { writeFile(t, root, name, text) }
 	write("a/a.go", "package a\n\nvar _ = errors.New(\"reading it\")\n")
 	write(gerundsFile, "a 1\n")
 	if err := checkGerunds(root, false); err != nil {

@@ -25,16 +25,7 @@ func f() {
 
 func TestErrorTextsAboveLimitAreReported(t *testing.T) {
 	root := t.TempDir()
-	write := func(name, text string) {
-		t.Helper()
-		name = filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	write := func(name, text string) { writeFile(t, root, name, text) }
 	const source = "package a\n\nvar _ = err.Error() == \"a\"\n"
 	write("a/a_test.go", source)
 	write("b/b_test.go", source)

@@ -527,3 +527,15 @@ func TestLimitsOfMergeThatRestoresPackageAreRefused(t *testing.T) {
 		t.Error("check after the merge: no error")
 	}
 }
+
+// writeFile writes a file below root, and makes its directory.
+func writeFile(t *testing.T, root, name, text string) {
+	t.Helper()
+	name = filepath.Join(root, name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

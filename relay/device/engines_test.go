@@ -164,17 +164,7 @@ func copyWithin() error {
 		}
 		memory = append(memory, m)
 	}
-	host, err := device.CreateHost("peerlane-test", 8<<20)
-	if err == nil {
-		err = host.Pin(g)
-	}
-	if err == nil {
-		err = g.Use()
-	}
-	if err != nil {
-		return err
-	}
-	q, err := g.NewQueue()
+	host, q, err := pinned(g, 8<<20)
 	if err != nil {
 		return err
 	}

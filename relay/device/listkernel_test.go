@@ -39,17 +39,7 @@ func moveLists() error {
 	if err != nil {
 		return err
 	}
-	host, err := device.CreateHost("peerlane-test", bytesOf)
-	if err == nil {
-		err = host.Pin(g)
-	}
-	if err == nil {
-		err = g.Use()
-	}
-	if err != nil {
-		return err
-	}
-	q, err := g.NewQueue()
+	host, q, err := pinned(g, bytesOf)
 	if err != nil {
 		return err
 	}

@@ -141,6 +141,20 @@ func copySix() error {
 	return q.Close()
 }
 
+// pinned makes host memory that the GPU accesses, and a queue.
+func pinned(g *device.Device, n uint64) (host *device.Memory, q *device.Queue, err error) {
+	if host, err = device.CreateHost("peerlane-test", n); err != nil {
+		return nil, nil, err
+	}
+	if err = host.Pin(g); err == nil {
+		err = g.Use()
+	}
+	if err == nil {
+		q, err = g.NewQueue()
+	}
+	return host, q, err
+}
+
 // copyLarge makes twelve large copies and a small one at once, and prints the copies whose bytes
 // arrived, in the order of the callbacks.
 func copyLarge() error {
